@@ -1,0 +1,3 @@
+//! What lockrun does beside running a command.
+
+pub mod generate;

@@ -1,0 +1,63 @@
+//! Durations as they are typed and said: plain seconds, or with units.
+
+use std::time::Duration;
+
+/// The longest duration that is taken: ten years. More is a slip of the hand, and would overflow the clock.
+const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
+
+/// Reads plain seconds (`5`, `0.5`) or a duration with units (`500ms`, `2h 30m`). On failure says what is wrong.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.bytes().any(|b| b.is_ascii_digit());
+    let span = if plain {
+        text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+    } else {
+        humantime::parse_duration(text).ok()
+    };
+    match span {
+        Some(span) if span > LONGEST => Err(format!("{text:?} is longer than ten years")),
+        Some(span) => Ok(span),
+        None => Err(format!("{text:?} is not a duration; durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'")),
+    }
+}
+
+/// Says a duration in whole seconds, the way people do: `3m 12s`.
+pub fn say(span: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_and_units_are_read() {
+        for (text, millis) in [
+            ("5", 5_000),
+            ("0.5", 500),
+            (".5", 500),
+            ("5.", 5_000),
+            ("0", 0),
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("5m", 300_000),
+            ("2h 30m", 9_000_000),
+            (" 1s ", 1_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for text in ["", ".", "-1", "1e3", "soon", "5 parsecs", "1.2.3", "nan", "inf", "99999999999", "9999y", "0x10"] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn spans_are_said_in_whole_seconds() {
+        assert_eq!(say(Duration::from_millis(192_900)), "3m 12s");
+        assert_eq!(say(Duration::from_millis(900)), "0s");
+    }
+}

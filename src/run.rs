@@ -1,0 +1,206 @@
+//! The story of a run: take the lock, run COMMAND, let go of the lock, end as COMMAND ended.
+
+use anyhow::{Context, Result};
+use uuid::Uuid;
+
+use crate::clock::Moment;
+use crate::holder::Holder;
+use crate::keeper::Keeper;
+use crate::lease::Lease;
+use crate::outcome::{Ending, Outcome};
+use crate::plan::{OnHeld, Plan};
+use crate::report::{self, Verbosity};
+use crate::store::{self, Acquired, Claim, Custody, Grant, Held, LastRun, Store, Wait};
+use crate::supervise::signals::Signals;
+use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
+
+/// Runs `plan`, with the signals that were taken over. An error is one of lockrun's own.
+pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
+    let run = Run::new(plan);
+    let mut store = store::open(plan.store.clone(), plan.terms.store_timeout);
+    let grant = match run.acquire(&mut *store, signals) {
+        Ok(grant) => grant,
+        Err(outcome) => return Ok(outcome),
+    };
+    let running = match run.start(&grant, signals) {
+        Ok(running) => running,
+        Err(outcome) => {
+            run.release(&mut *store, None);
+            return Ok(outcome);
+        }
+    };
+    let (finished, mut store) = run.keep(store, &grant, running, signals)?;
+    run.tell_how_it_ended(finished);
+    if finished.stuck {
+        report::say("some of the command's processes cannot be killed; the lock is left to run out by itself");
+    } else {
+        run.release(&mut *store, finished.command);
+    }
+    Ok(run.outcome(finished))
+}
+
+/// A plan that is being carried out.
+struct Run<'a> {
+    plan: &'a Plan,
+    claim: Claim,
+}
+
+impl<'a> Run<'a> {
+    fn new(plan: &'a Plan) -> Self {
+        let claim = Claim {
+            key: plan.key.clone(),
+            token: Uuid::new_v4(),
+            ttl: plan.expires.then_some(plan.terms.ttl),
+            holder: Holder::this_run(&plan.argv),
+        };
+        Run { plan, claim }
+    }
+
+    /// Takes the lock, as patiently as the plan says.
+    fn acquire(&self, store: &mut dyn Store, signals: &Signals) -> Result<Grant, Outcome> {
+        let mut notice = |held: &Held| self.tell(&format!("waiting: {}", report::held(&self.plan.key, held)));
+        let wait = match self.plan.on_held {
+            OnHeld::Fail | OnHeld::Skip => None,
+            OnHeld::Wait(span) => {
+                Some(Wait { until: span.map(|span| Moment::now() + span), signals, notice: &mut notice })
+            }
+        };
+        match store.acquire(&self.claim, wait) {
+            Ok(Acquired::Mine(grant)) => {
+                self.tell(&format!("lock \"{}\" acquired, fence {}", self.key(), grant.fence));
+                Ok(grant)
+            }
+            Ok(Acquired::Interrupted(signal)) => Err(Outcome::Ended(Ending::Signaled(signal))),
+            Ok(Acquired::Held(held)) => {
+                if self.plan.on_held == OnHeld::Skip {
+                    return Err(Outcome::Skipped);
+                }
+                if self.plan.verbosity > Verbosity::Quiet {
+                    report::say(&report::held(&self.plan.key, &held));
+                }
+                Err(Outcome::Held(self.plan.held_status))
+            }
+            Err(error) => {
+                report::error(&error.context(format!("cannot take the lock \"{}\"", self.key())));
+                Err(Outcome::StoreFailed)
+            }
+        }
+    }
+
+    /// Starts COMMAND under the lock.
+    fn start(&self, grant: &Grant, signals: &Signals) -> Result<Running, Outcome> {
+        let launch = Launch {
+            argv: self.plan.argv.clone(),
+            env: vec![
+                ("LOCKRUN_KEY", self.plan.key.as_str().to_owned()),
+                ("LOCKRUN_TOKEN", self.claim.token.to_string()),
+                ("LOCKRUN_FENCE", grant.fence.to_string()),
+            ],
+            kill_after: self.plan.terms.kill_after,
+            max_runtime: self.plan.max_runtime,
+            descendants: self.plan.descendants,
+        };
+        let started = match grant.custody {
+            Custody::Kernel => Running::direct(&launch, signals),
+            Custody::Lease(sent_at) => {
+                let deadline = self.plan.terms.deadline(sent_at);
+                if self.plan.expires && Moment::now() >= deadline.term_at {
+                    report::say(&format!("the store gave the lock \"{}\" too late to be of use", self.key()));
+                    return Err(Outcome::StoreFailed);
+                }
+                let ends_command = self.plan.expires && self.plan.kill_on_lost;
+                Running::guarded(&launch, signals, ends_command.then_some(deadline))
+            }
+        };
+        let program = report::escaped(&self.plan.argv[0].to_string_lossy());
+        started.inspect(|_| self.tell(&format!("{program} started"))).map_err(|failure| match failure {
+            StartFailure::NotFound => {
+                report::say(&format!("cannot run {program}: there is no such program"));
+                Outcome::NotFound
+            }
+            StartFailure::CannotExecute(errno) => {
+                report::say(&format!("cannot run {program}: {}", errno.desc()));
+                Outcome::CannotExecute
+            }
+            StartFailure::Preparing(errno) => {
+                report::say(&format!("cannot start a process for {program}: {}", errno.desc()));
+                Outcome::Failed
+            }
+        })
+    }
+
+    /// Keeps the lock for as long as COMMAND runs, and gives the store back.
+    fn keep(
+        &self,
+        store: Box<dyn Store>,
+        grant: &Grant,
+        running: Running,
+        signals: &Signals,
+    ) -> Result<(Finished, Box<dyn Store>)> {
+        const WAITING: &str = "cannot wait for the command";
+        let Custody::Lease(sent_at) = grant.custody else {
+            return Ok((running.until_the_end(signals).context(WAITING)?, store));
+        };
+        if !self.plan.expires {
+            return Ok((running.until_the_end(signals).context(WAITING)?, store));
+        }
+        let control = running.control().filter(|_| self.plan.kill_on_lost);
+        let lease = Lease::granted(self.plan.terms, sent_at);
+        let keeper = Keeper::start(store, self.claim.clone(), lease, control)?;
+        let finished = running.until_the_end(signals).context(WAITING)?;
+        Ok((finished, keeper.finish()?))
+    }
+
+    /// Lets go of the lock. If that fails, COMMAND's own status still counts.
+    fn release(&self, store: &mut dyn Store, ending: Option<Ending>) {
+        match store.release(&self.claim, LastRun { ending }) {
+            Ok(()) => self.tell(&format!("lock \"{}\" released", self.key())),
+            Err(error) => {
+                let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
+                let failed = format!("cannot release the lock \"{}\", which stays {lasts}", self.key());
+                report::error(&error.context(failed));
+            }
+        }
+    }
+
+    /// Says how COMMAND ended, if it was asked for.
+    fn tell_how_it_ended(&self, finished: Finished) {
+        match finished.command {
+            Some(Ending::Exited(status)) => self.tell(&format!("the command finished with status {status}")),
+            Some(Ending::Signaled(signal)) => self.tell(&format!("the command was ended by signal {signal}")),
+            None => {}
+        }
+    }
+
+    /// What has come of it.
+    fn outcome(&self, finished: Finished) -> Outcome {
+        match (finished.why, finished.command) {
+            (Some(Why::Lost), _) => Outcome::Lost,
+            (Some(Why::TimedOut), _) => {
+                let span = self.plan.max_runtime.unwrap_or_default();
+                report::say(&format!(
+                    "the command ran for {}, as long as it may, and was stopped",
+                    humantime::format_duration(span)
+                ));
+                Outcome::TimedOut
+            }
+            (Some(Why::Unguarded | Why::Orphaned), _) => {
+                report::say("the guardian process was killed, and the command with it");
+                Outcome::Failed
+            }
+            (Some(Why::LeftBehind) | None, Some(ending)) => Outcome::Ended(ending),
+            (Some(Why::LeftBehind) | None, None) => Outcome::Failed,
+        }
+    }
+
+    /// Says what happens, if it was asked for.
+    fn tell(&self, text: &str) {
+        if self.plan.verbosity == Verbosity::Verbose {
+            report::say(text);
+        }
+    }
+
+    fn key(&self) -> String {
+        report::escaped(self.plan.key.as_str())
+    }
+}

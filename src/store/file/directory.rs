@@ -1,0 +1,165 @@
+//! The directory that lock files lie in, and their names there.
+//!
+//! Nothing that another user could have planted is trusted: the directory must be ours and writable by us alone, and it
+//! is never reached through a symbolic link in its last place.
+
+use std::fmt::Write as _;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{anyhow, bail};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::geteuid;
+use uuid::Uuid;
+
+use crate::key::Key;
+use crate::store::StoreError;
+
+/// Where the default directory is made, the first that takes it. The environment has no say in this: the directory must
+/// be the same from cron and from a shell.
+const PARENTS: [&str; 2] = ["/run/lock", "/tmp"];
+
+/// The longest file name that is a key written out. Longer ones, which a file system may not take, end in a hash.
+const NAME_MAX: usize = 200;
+
+/// Who may do what with a directory: the bits that must not be set in one that the user named, and in our own.
+const OTHERS_WRITE: u32 = 0o022;
+const OTHERS_AT_ALL: u32 = 0o077;
+
+/// An open directory of lock files.
+#[derive(Debug)]
+pub(super) struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Directory {
+    /// Opens `named`, or else the default directory, and creates it if it is missing. Refuses one that others could
+    /// have planted or can write to.
+    pub(super) fn open(named: Option<&Path>) -> Result<Self, StoreError> {
+        if let Some(path) = named {
+            return Self::open_or_create(path, OTHERS_WRITE)?
+                .map_err(|error| anyhow!("cannot create the lock directory {}: {error}", path.display()));
+        }
+        let name = format!("lockrun-{}", geteuid());
+        let mut failures = String::new();
+        for parent in PARENTS {
+            let path = Path::new(parent).join(&name);
+            match Self::open_or_create(&path, OTHERS_AT_ALL)? {
+                Ok(directory) => return Ok(directory),
+                Err(error) => {
+                    let _ =
+                        write!(failures, "{}{}: {error}", if failures.is_empty() { "" } else { ", " }, path.display());
+                }
+            }
+        }
+        bail!("cannot create a lock directory ({failures}); name one with --store file:/DIR")
+    }
+
+    /// Opens the directory at `path`, or creates it. The inner error is that it cannot be created, the outer one that
+    /// it is there and must not be used.
+    fn open_or_create(path: &Path, forbidden: u32) -> Result<io::Result<Self>, StoreError> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut created = false;
+        let fd = loop {
+            match open(path, flags, Mode::empty()) {
+                Ok(fd) => break fd,
+                Err(Errno::ENOENT) if !created => {
+                    created = true;
+                    match DirBuilder::new().mode(0o700).create(path) {
+                        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Ok(Err(error)),
+                        _ => {}
+                    }
+                }
+                Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                    bail!("refuses the lock directory {}: it is a symbolic link or not a directory", path.display())
+                }
+                Err(errno) => return Ok(Err(errno.into())),
+            }
+        };
+        let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", path.display(), errno.desc()))?;
+        if stat.st_uid != geteuid().as_raw() {
+            bail!(
+                "refuses the lock directory {}: it belongs to uid {}, who could take our locks away; \
+                 remove it, or name another with --store file:/DIR",
+                path.display(),
+                stat.st_uid
+            );
+        }
+        if stat.st_mode & forbidden != 0 {
+            bail!(
+                "refuses the lock directory {}: others can write to it or read it (mode {:03o}); chmod 700 it",
+                path.display(),
+                stat.st_mode & 0o777
+            );
+        }
+        Ok(Ok(Directory { fd, path: path.to_owned() }))
+    }
+
+    /// The path of the lock file of `key`, for messages.
+    pub(super) fn show(&self, key: &Key) -> String {
+        self.path.join(file_name(key)).display().to_string()
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The name of the file of `key`: letters, digits, `-`, `_` and dots that do not come first stand for themselves,
+/// every other byte is written as `%XX`. No two keys share a name, and no name leaves the directory.
+pub(super) fn file_name(key: &Key) -> String {
+    let mut name = String::with_capacity(key.as_str().len());
+    for (at, byte) in key.as_str().bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => name.push(byte.into()),
+            b'.' if at > 0 => name.push('.'),
+            _ => {
+                let _ = write!(name, "%{byte:02X}");
+            }
+        }
+    }
+    if name.len() > NAME_MAX {
+        // `~` is never written for a key, so this cannot be the name of another.
+        let hash = Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_str().as_bytes());
+        name.truncate(NAME_MAX / 2);
+        let _ = write!(name, "~{}", hash.simple());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn name(key: &str) -> String {
+        file_name(&Key::new(key.as_ref()).expect("is a key"))
+    }
+
+    #[test]
+    fn names_stay_in_the_directory() {
+        assert_eq!(name("nightly-report"), "nightly-report");
+        assert_eq!(name("../../etc/x"), "%2E.%2F..%2Fetc%2Fx");
+        assert_eq!(name("."), "%2E");
+        assert_eq!(name("a.b"), "a.b");
+        assert_eq!(name("a b"), "a%20b");
+    }
+
+    #[test]
+    fn no_two_keys_share_a_name() {
+        let long = "ж".repeat(256);
+        let longer = format!("{}x", "ж".repeat(255));
+        let keys = ["a%2Fb", "a/b", "A", "a", "a~", "ключ", &long, &longer, &"x".repeat(200), &"x".repeat(201)];
+        let names: HashSet<String> = keys.iter().map(|key| name(key)).collect();
+        assert_eq!(names.len(), keys.len());
+        assert!(names.iter().all(|name| name.len() <= 255 && !name.contains('/')));
+    }
+}

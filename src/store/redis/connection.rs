@@ -1,0 +1,140 @@
+//! A connection to a Redis: requests with a deadline each, and errors that tell what may have happened.
+//!
+//! The protocol is the redis crate's. The socket is ours, because the crate's own connection introduces itself in round
+//! trips of its own, and bounds single reads instead of whole requests.
+
+use std::io::{self, Write};
+
+use anyhow::anyhow;
+use redis::{Cmd, Parser, ServerError, Value};
+
+use super::dial::dial;
+use super::stream::Stream;
+use crate::clock::Moment;
+use crate::report::escaped;
+use crate::store::StoreError;
+use crate::store::address::Server;
+
+/// An open connection. After a failure it is out of step, and must be dropped.
+pub(super) struct Connection {
+    stream: Stream,
+    parser: Parser,
+    /// What introduces us, until it has been sent: it travels with the first request.
+    greeting: Vec<Cmd>,
+}
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The server could not be reached: it has seen nothing of the request.
+    Unreachable(io::Error),
+    /// The connection was closed before an answer came.
+    Closed,
+    /// No answer came in time, or none that could be read: what it was.
+    NoAnswer(&'static str),
+    /// The server has refused the request, or our introduction.
+    Refused {
+        /// The command.
+        command: String,
+        /// The server's words.
+        error: String,
+    },
+}
+
+impl Connection {
+    /// Connects to `server`, TLS included. Nothing is asked of it yet.
+    pub(super) fn open(server: &Server, deadline: Moment) -> Result<Self, Failure> {
+        let stream = dial(&server.endpoint, deadline).map_err(Failure::Unreachable)?;
+        let mut greeting = Vec::new();
+        if let Some(password) = &server.password {
+            let mut auth = redis::cmd("AUTH");
+            if let Some(user) = &server.user {
+                auth.arg(user);
+            }
+            greeting.push(auth.arg(password).take());
+        }
+        if server.database != 0 {
+            greeting.push(redis::cmd("SELECT").arg(server.database).take());
+        }
+        Ok(Connection { stream, parser: Parser::new(), greeting })
+    }
+
+    /// Sends `command` in one flight, with our introduction if it is the first, and waits for the answer.
+    pub(super) fn request(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        let greeting = std::mem::take(&mut self.greeting);
+        let mut flight = Vec::new();
+        for part in greeting.iter().chain([command]) {
+            part.write_packed_command(&mut flight);
+        }
+        self.stream.set_deadline(deadline);
+        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
+        let mut refused = None;
+        for step in greeting {
+            if let Value::ServerError(error) = self.reply()? {
+                refused.get_or_insert(Failure::refused(&step, &error));
+            }
+        }
+        match (self.reply()?, refused) {
+            (_, Some(refused)) => Err(refused),
+            (Value::ServerError(error), None) => Err(Failure::refused(command, &error)),
+            (reply, None) => Ok(reply),
+        }
+    }
+
+    fn reply(&mut self) -> Result<Value, Failure> {
+        self.parser.parse_value(&mut self.stream).map_err(|error| {
+            if error.is_timeout() {
+                Failure::NoAnswer("no answer in time")
+            } else if error.is_io_error() || error.is_connection_dropped() {
+                Failure::Closed
+            } else {
+                Failure::NoAnswer("what it answers is not Redis's protocol")
+            }
+        })
+    }
+}
+
+impl Failure {
+    fn refused(command: &Cmd, error: &ServerError) -> Self {
+        let name = command.args_iter().next();
+        let name = match &name {
+            Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
+            _ => String::new(),
+        };
+        let error = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        Failure::Refused { command: name, error: error.trim_end().to_owned() }
+    }
+
+    fn of_write(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Failure::NoAnswer("it does not take our request in time"),
+            _ => Failure::Closed,
+        }
+    }
+
+    /// Whether the server may have done what was asked.
+    pub(super) fn may_have_run(&self) -> bool {
+        !matches!(self, Failure::Unreachable(_))
+    }
+
+    /// The failure in words: what failed, on what, and what to do about it where that is known.
+    pub(super) fn explain(&self, server: &Server) -> StoreError {
+        match self {
+            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Closed => anyhow!("{server} closed the connection before it answered"),
+            Failure::NoAnswer(what) => anyhow!("{server} is of no use: {what}"),
+            Failure::Refused { command, error } => {
+                let advice = match error.split(' ').next().unwrap_or_default() {
+                    "NOAUTH" => "; give a password in the store's URL",
+                    "WRONGPASS" => "; check the user and the password in the store's URL",
+                    "NOPERM" => "; this user lacks rights that a lock needs",
+                    "READONLY" => "; this is a replica: name the primary in the store's URL",
+                    "OOM" => "; it is out of memory",
+                    "LOADING" => "; it is still starting",
+                    _ => "",
+                };
+                anyhow!("{server} refuses {command}: {}{advice}", escaped(error))
+            }
+        }
+    }
+}

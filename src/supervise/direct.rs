@@ -1,0 +1,107 @@
+//! COMMAND as lockrun's own child: no thread, no further process.
+
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::signals::{self, Signals};
+use super::spawn::{Failure, Setup};
+use super::supervisor::{Finished, Supervisor};
+use super::tree::Tree;
+use super::{Launch, terminal};
+use crate::clock::{Alarm, Moment};
+
+/// COMMAND, with lockrun as its parent.
+#[derive(Debug)]
+pub struct Direct {
+    supervisor: Supervisor,
+    has_terminal: bool,
+}
+
+impl Direct {
+    /// Starts COMMAND.
+    pub(super) fn start(launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
+        let has_terminal = terminal::is_controlling();
+        let setup = Setup { own_group: !has_terminal, dies_with_parent: false };
+        let tree = Tree::start(launch, setup, signals)?;
+        Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
+    }
+
+    /// Waits for COMMAND and for signals, until all is over.
+    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<Finished> {
+        watch(&mut self.supervisor, self.has_terminal, signals)
+    }
+}
+
+/// The loop of a process that is COMMAND's parent and lockrun itself at once.
+pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &Signals) -> nix::Result<Finished> {
+    let mut stops = JobControl::new(has_terminal);
+    // Most runs have no time limit and need no timer.
+    let mut alarm: Option<Alarm> = None;
+    loop {
+        while let Some(caught) = signals.next() {
+            if stops.passes_on(caught) {
+                supervisor.forward(caught.signal);
+            }
+        }
+        let stopped = supervisor.reap().is_some();
+        let now = Moment::now();
+        supervisor.tick(now);
+        if let Some(finished) = supervisor.finished(now) {
+            return Ok(finished);
+        }
+        if stopped && stops.follows() {
+            signals::stop_self();
+            continue;
+        }
+        let wakes_at = supervisor.wakes_at();
+        if alarm.is_none() && wakes_at.is_some() {
+            alarm = Some(Alarm::new()?);
+        }
+        let waited = match &mut alarm {
+            Some(alarm) => {
+                alarm.set(wakes_at)?;
+                let mut fds = [readable(signals), readable(alarm)];
+                poll(&mut fds, PollTimeout::NONE)
+            }
+            None => poll(&mut [readable(signals)], PollTimeout::NONE),
+        };
+        match waited {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Polls `source` for something to read.
+pub fn readable(source: &impl AsFd) -> PollFd<'_> {
+    PollFd::new(source.as_fd(), PollFlags::POLLIN)
+}
+
+/// Which signals go on to COMMAND, and when lockrun stops because COMMAND stopped.
+#[derive(Debug)]
+pub(super) struct JobControl {
+    has_terminal: bool,
+    stop_wanted: bool,
+}
+
+impl JobControl {
+    pub(super) fn new(has_terminal: bool) -> Self {
+        JobControl { has_terminal, stop_wanted: false }
+    }
+
+    /// Whether `caught` is passed on to COMMAND. What the kernel sent has reached COMMAND without us (a terminal
+    /// signals the whole group), or is none of its business.
+    pub(super) fn passes_on(&mut self, caught: signals::Caught) -> bool {
+        self.stop_wanted |= signals::is_stop(caught.signal);
+        self.stop_wanted &= caught.signal != libc::SIGCONT;
+        caught.sent
+    }
+
+    /// Whether lockrun stops too, now that COMMAND has. On a terminal always: the shell that started us waits for us
+    /// alone, and only our stop returns its prompt. Without one, if we were told to.
+    pub(super) fn follows(&mut self) -> bool {
+        std::mem::take(&mut self.stop_wanted) || self.has_terminal
+    }
+}

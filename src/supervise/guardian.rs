@@ -1,0 +1,243 @@
+//! The guardian: a small process between lockrun and COMMAND, for locks that are leases.
+//!
+//! It is COMMAND's parent and a child subreaper, so everything that COMMAND starts stays below it. It knows until when
+//! the lease holds, and ends COMMAND in time if no news of a renewal comes: because the store does not answer, because
+//! lockrun is stopped or starved. When lockrun dies, it kills COMMAND at once.
+//!
+//! ```text
+//! lockrun (signals, keeper's thread) ── link ── guardian ── COMMAND ── …
+//! ```
+//!
+//! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and what COMMAND started comes to
+//! lockrun, which is a subreaper too and kills it.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libc::pid_t;
+use nix::errno::Errno;
+use nix::poll::{PollTimeout, poll};
+use nix::sys::prctl;
+
+use super::direct::{JobControl, readable, watch};
+use super::link::{Link, News, Order};
+use super::signals::{self, Signals};
+use super::spawn::{Failure, Setup};
+use super::supervisor::{Finished, Supervisor, Why};
+use super::tree::{Tree, reap_child};
+use super::{Launch, terminal};
+use crate::clock::{Alarm, Moment};
+use crate::lease::Deadline;
+use crate::report;
+
+/// COMMAND, with the guardian as its parent, as lockrun sees it.
+pub struct Guardian {
+    link: Link,
+    pid: pid_t,
+    command: pid_t,
+    launch: Launch,
+    has_terminal: bool,
+    deadline: Arc<Mutex<Option<Deadline>>>,
+}
+
+/// What the keeper of a lease tells the guardian through.
+#[derive(Clone)]
+pub struct Control {
+    link: Link,
+    deadline: Arc<Mutex<Option<Deadline>>>,
+}
+
+impl Control {
+    /// The lease was renewed: what it allows now.
+    pub fn renewed(&self, deadline: Deadline) {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = Some(deadline);
+        self.link.order(Order::Renewed(deadline));
+    }
+
+    /// The lease is lost: COMMAND must be ended.
+    pub fn lost(&self) {
+        self.link.order(Order::Lost);
+    }
+}
+
+impl Guardian {
+    /// Forks the guardian, which starts COMMAND.
+    pub(super) fn start(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, Failure> {
+        let has_terminal = terminal::is_controlling();
+        let (ours, theirs) = Link::pair().map_err(Failure::Preparing)?;
+        prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
+        // SAFETY: the process has one thread, so the child may do whatever its parent could.
+        let forked = Errno::result(unsafe { libc::fork() }).map_err(Failure::Preparing)?;
+        if forked == 0 {
+            drop(ours);
+            guard(&theirs, launch, signals, has_terminal, deadline);
+            // SAFETY: ends the guardian without running what lockrun registered for its own end.
+            unsafe { libc::_exit(0) }
+        }
+        drop(theirs);
+        let failure = match ours.await_news() {
+            Ok(Some(News::Started(command))) => {
+                let deadline = Arc::new(Mutex::new(deadline));
+                let launch = launch.clone();
+                return Ok(Guardian { link: ours, pid: forked, command, launch, has_terminal, deadline });
+            }
+            Ok(Some(News::NotStarted(failure))) => failure,
+            Ok(_) | Err(_) => Failure::Preparing(Errno::EPIPE),
+        };
+        reap_child(forked);
+        Err(failure)
+    }
+
+    /// Where renewals are told.
+    pub(super) fn control(&self) -> Control {
+        Control { link: self.link.clone(), deadline: Arc::clone(&self.deadline) }
+    }
+
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
+    pub(super) fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
+        let mut stops = JobControl::new(self.has_terminal);
+        let mut alarm = Alarm::new()?;
+        loop {
+            while let Some(caught) = signals.next() {
+                if stops.passes_on(caught) {
+                    self.link.order(Order::Forward(caught.signal));
+                }
+            }
+            let mut stopped = false;
+            loop {
+                match self.link.next_news() {
+                    Ok(None) => break,
+                    Ok(Some(News::Stopped)) => stopped = true,
+                    Ok(Some(News::Finished(finished))) => {
+                        reap_child(self.pid);
+                        return Ok(finished);
+                    }
+                    Ok(Some(_)) => {}
+                    Err(_) => return self.take_over(Why::Unguarded, signals),
+                }
+            }
+            if stopped && stops.follows() {
+                signals::stop_self();
+                continue;
+            }
+            // Half-way between KILL and H: by then the guardian has done its work, or will not do it.
+            let backstop = self
+                .deadline
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .map(|deadline| deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2);
+            if backstop.is_some_and(|at| Moment::now() >= at) {
+                return self.take_over(Why::Lost, signals);
+            }
+            alarm.set(backstop)?;
+            match poll(&mut [readable(signals), readable(&self.link), readable(&alarm)], PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them.
+    fn take_over(self, why: Why, signals: &Signals) -> nix::Result<Finished> {
+        // SAFETY: plain system call; the guardian is our child and not reaped.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        reap_child(self.pid);
+        let now = Moment::now();
+        let tree = Tree::adopt(self.command, !self.has_terminal);
+        let mut supervisor = Supervisor::new(tree, &self.launch, None, now);
+        supervisor.end(Why::Unguarded, now);
+        let finished = watch(&mut supervisor, false, signals)?;
+        Ok(Finished { why: Some(why), ..finished })
+    }
+}
+
+/// The guardian's life.
+fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, deadline: Option<Deadline>) {
+    // A name of its own: `killall -9 lockrun` must not take both.
+    let _ = prctl::set_name(c"guardian");
+    let setup = Setup { own_group: !has_terminal, dies_with_parent: true };
+    let tree = match Tree::start(launch, setup, signals) {
+        Ok(tree) => tree,
+        Err(failure) => return link.tell(News::NotStarted(failure)),
+    };
+    // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
+    // SAFETY: plain system call on ourselves.
+    unsafe { libc::setpgid(0, 0) };
+    link.tell(News::Started(tree.command()));
+    close_all_but(&[libc::STDERR_FILENO, link.as_fd().as_raw_fd(), signals.as_fd().as_raw_fd()]);
+    let mut supervisor = Supervisor::new(tree, launch, deadline, Moment::now());
+    let Ok(mut alarm) = Alarm::new() else { return };
+    let mut orphaned = false;
+    let finished = loop {
+        // Of its own signals only a child's end is of interest, and any of them ends the wait below.
+        while signals.next().is_some() {}
+        while !orphaned {
+            match link.next_order() {
+                Ok(None) => break,
+                Ok(Some(Order::Renewed(deadline))) => supervisor.renewed(deadline),
+                Ok(Some(Order::Lost)) => supervisor.end(Why::Lost, Moment::now()),
+                Ok(Some(Order::Forward(signal))) => supervisor.forward(signal),
+                Err(_) => {
+                    orphaned = true;
+                    supervisor.end(Why::Orphaned, Moment::now());
+                }
+            }
+        }
+        if supervisor.reap().is_some() {
+            link.tell(News::Stopped);
+        }
+        let now = Moment::now();
+        supervisor.tick(now);
+        if let Some(finished) = supervisor.finished(now) {
+            break finished;
+        }
+        let _ = alarm.set(supervisor.wakes_at());
+        // A link that has closed would be readable for ever.
+        let _ = if orphaned {
+            poll(&mut [readable(signals), readable(&alarm)], PollTimeout::NONE)
+        } else {
+            poll(&mut [readable(signals), readable(&alarm), readable(link)], PollTimeout::NONE)
+        };
+    };
+    if orphaned {
+        report::orphaned(&finished);
+    }
+    link.tell(News::Finished(finished));
+}
+
+/// Closes every descriptor but `keep`: what lockrun inherited is for COMMAND, and a reader of its output must see the end
+/// of it when COMMAND has ended.
+fn close_all_but(keep: &[RawFd]) {
+    let mut keep = keep.to_vec();
+    keep.sort_unstable();
+    let mut first: libc::c_uint = 0;
+    let ends = keep.iter().map(|fd| fd.cast_unsigned()).chain([libc::c_uint::MAX]);
+    for end in ends {
+        if first < end {
+            let last = if end == libc::c_uint::MAX { end } else { end - 1 };
+            // SAFETY: nothing in this process uses the descriptors that are closed; values that own some of them (the
+            // store's connection) are lockrun's, and are never dropped here, because the guardian ends by _exit.
+            if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
+                close_one_by_one(first, last);
+            }
+        }
+        first = end.saturating_add(1);
+    }
+}
+
+/// For kernels before 5.9, which have no close_range(2).
+fn close_one_by_one(first: libc::c_uint, last: libc::c_uint) {
+    let open: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|fd: &RawFd| (first..=last).contains(&fd.cast_unsigned()))
+        .collect();
+    for fd in open {
+        // SAFETY: as in `close_all_but`.
+        unsafe { libc::close(fd) };
+    }
+}

@@ -1,0 +1,108 @@
+//! COMMAND as processes: started, signalled, watched, ended, reaped. The only unsafe code is below here.
+//!
+//! One process is COMMAND's parent, and it alone signals and reaps what COMMAND started, so that a process id is never
+//! used after it was given back. On a store whose lock the kernel holds (files) that is lockrun itself; on a store with
+//! leases it is the [`guardian`], a small process that outlives lockrun and ends COMMAND in time.
+
+pub mod entry;
+pub mod guardian;
+pub mod interrupt;
+pub mod signals;
+
+mod direct;
+mod exit;
+mod link;
+mod process;
+mod spawn;
+mod supervisor;
+mod terminal;
+mod tree;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+pub use direct::readable;
+pub use exit::end_as;
+pub use spawn::{Failure as StartFailure, pass_on};
+pub use supervisor::{Finished, Why};
+
+use crate::lease::Deadline;
+use crate::outcome::Ending;
+use guardian::Guardian;
+use signals::Signals;
+
+/// What is done about processes that COMMAND left behind when it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descendants {
+    /// Leave them alone, and let go of the lock.
+    Leave,
+    /// Hold the lock until the last of them has gone.
+    Wait,
+    /// End them, then let go of the lock.
+    Kill,
+}
+
+/// How COMMAND is run.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The program and its arguments; the program is searched for in `PATH` as execvp(3) does.
+    pub argv: Vec<OsString>,
+    /// Variables that are set for it beside lockrun's own environment.
+    pub env: Vec<(&'static str, String)>,
+    /// The time that it has from TERM to KILL when it has to be ended.
+    pub kill_after: Duration,
+    /// How long it may run.
+    pub max_runtime: Option<Duration>,
+    /// What is done about what it leaves behind.
+    pub descendants: Descendants,
+}
+
+/// COMMAND, running. Ends only by [`Running::until_the_end`].
+pub enum Running {
+    /// lockrun is its parent.
+    Direct(direct::Direct),
+    /// The guardian is its parent.
+    Guarded(Guardian),
+}
+
+impl Running {
+    /// Starts COMMAND as lockrun's own child: for a lock that the kernel holds, and passes on to COMMAND.
+    pub fn direct(launch: &Launch, signals: &Signals) -> Result<Self, StartFailure> {
+        direct::Direct::start(launch, signals).map(Running::Direct)
+    }
+
+    /// Starts a guardian, and COMMAND as its child: for a lock that is a lease. With no `deadline` the guardian ends
+    /// COMMAND only when lockrun dies.
+    ///
+    /// Must be called while the process has one thread.
+    pub fn guarded(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, StartFailure> {
+        Guardian::start(launch, signals, deadline).map(Running::Guarded)
+    }
+
+    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended.
+    pub fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
+        match self {
+            Running::Direct(direct) => direct.until_the_end(signals),
+            Running::Guarded(guardian) => guardian.until_the_end(signals),
+        }
+    }
+
+    /// Where the keeper of a lease reports to, if COMMAND has a guardian.
+    pub fn control(&self) -> Option<guardian::Control> {
+        match self {
+            Running::Direct(_) => None,
+            Running::Guarded(guardian) => Some(guardian.control()),
+        }
+    }
+}
+
+/// The ending that a wait status stands for, if it stands for one.
+fn ending(status: i32) -> Option<Ending> {
+    if libc::WIFEXITED(status) {
+        Some(Ending::Exited(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX)))
+    } else if libc::WIFSIGNALED(status) {
+        Some(Ending::Signaled(libc::WTERMSIG(status)))
+    } else {
+        None
+    }
+}

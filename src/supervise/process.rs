@@ -1,0 +1,119 @@
+//! What /proc tells of processes, and signals to processes that are not our children.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use libc::pid_t;
+use nix::errno::Errno;
+
+/// A process as /proc shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: pid_t,
+    pub(super) parent: pid_t,
+    pub(super) group: pid_t,
+    /// `R`, `S`, `T`, `Z` and so on: see proc(5).
+    pub(super) state: u8,
+    /// When it started, in clock ticks after boot: with the pid it names a process for good.
+    started: u64,
+}
+
+impl Process {
+    /// Whether it is stopped, and would not see a signal before it is continued.
+    pub(super) fn is_stopped(self) -> bool {
+        self.state == b'T'
+    }
+
+    /// Whether it has ended, and only waits to be reaped.
+    pub(super) fn is_dead(self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
+
+    /// Sends it `signal`, unless its id has gone to another process in the meantime.
+    pub(super) fn signal(self, signal: libc::c_int) {
+        // SAFETY: plain system calls; the new descriptor, if any, is ours alone.
+        let pidfd = unsafe {
+            let fd = libc::syscall(libc::SYS_pidfd_open, self.pid, 0);
+            i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
+        };
+        let Some(pidfd) = pidfd else {
+            // Before Linux 5.3 there is no safer way than to look closely and be quick.
+            if Errno::last() == Errno::ENOSYS && self.is_still_there() {
+                // SAFETY: plain system call.
+                unsafe { libc::kill(self.pid, signal) };
+            }
+            return;
+        };
+        // The descriptor names whatever process had the id when it was opened; if that is still the one that we
+        // looked at, it is the right one.
+        if self.is_still_there() {
+            let none = std::ptr::null::<libc::siginfo_t>();
+            // SAFETY: a valid descriptor and no siginfo.
+            unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
+        }
+    }
+
+    fn is_still_there(self) -> bool {
+        read(self.pid).is_some_and(|now| now.started == self.started)
+    }
+}
+
+/// All living descendants of `root`, parents before children. Empty where /proc cannot be read.
+pub(super) fn descendants(root: pid_t) -> Vec<Process> {
+    let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(process) = pid.and_then(read) {
+            children.entry(process.parent).or_default().push(process);
+        }
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut next = 0;
+    while let Some(process) = found.get(next) {
+        let more = children.remove(&process.pid).unwrap_or_default();
+        found.extend(more);
+        next += 1;
+    }
+    found.retain(|process| !process.is_dead());
+    found
+}
+
+/// What /proc tells of `pid`.
+fn read(pid: pid_t) -> Option<Process> {
+    parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Reads a line of /proc/PID/stat: `pid (name) state parent group …`, with the start as field 22. The name may hold
+/// anything, parentheses and newlines included, so the fields count from the last parenthesis.
+fn parse(pid: pid_t, stat: &[u8]) -> Option<Process> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(&stat[name_end + 1..]).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    let started = fields.nth(16)?.parse().ok()?;
+    Some(Process { pid, parent, group, state, started })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_does_not_shift_the_fields() {
+        let stat = b"7 (a) Z 1 (b\n) S 3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2";
+        let process = parse(7, stat).expect("is read");
+        assert_eq!((process.parent, process.group, process.state, process.started), (3, 5, b'S', 9876));
+    }
+
+    #[test]
+    fn we_are_our_parents_descendant() {
+        let me = pid_t::try_from(std::process::id()).expect("fits");
+        let parent = read(me).expect("is there").parent;
+        assert!(descendants(parent).iter().any(|process| process.pid == me));
+    }
+}

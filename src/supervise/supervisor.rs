@@ -1,0 +1,169 @@
+//! When COMMAND is ended, and when it counts as over: the rules that COMMAND's parent follows, whichever process that is.
+
+use std::time::Duration;
+
+use libc::c_int;
+
+use super::tree::{Change, Tree};
+use super::{Descendants, Launch};
+use crate::clock::Moment;
+use crate::lease::Deadline;
+use crate::outcome::Ending;
+
+/// The pause between two rounds of KILL, for what was forked during the last one.
+const KILL_AGAIN: Duration = Duration::from_millis(5);
+
+/// How long after the first KILL processes that will not die are given up. Nothing that can die takes so long.
+const GIVE_UP: Duration = Duration::from_secs(5);
+
+/// Why COMMAND was ended by us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The lease was lost, or ran out.
+    Lost,
+    /// It had run for as long as it may.
+    TimedOut,
+    /// lockrun was killed.
+    Orphaned,
+    /// The guardian was killed.
+    Unguarded,
+    /// COMMAND itself had ended; what it left behind was not to stay.
+    LeftBehind,
+}
+
+/// How it all ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// How COMMAND's own process ended. Unknown if it could not be killed, or somebody else reaped it.
+    pub command: Option<Ending>,
+    /// Why we ended it, if we did.
+    pub why: Option<Why>,
+    /// Processes are left that had to go and could not be killed.
+    pub stuck: bool,
+}
+
+/// COMMAND's parent, as a machine that is told the time and what happened.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    tree: Tree,
+    kill_after: Duration,
+    descendants: Descendants,
+    stop_at: Option<Moment>,
+    lease: Option<Deadline>,
+    closing: Option<Closing>,
+}
+
+/// COMMAND is being ended.
+#[derive(Clone, Copy, Debug)]
+struct Closing {
+    why: Why,
+    /// KILL goes out then, and again and again after.
+    kill_at: Moment,
+    /// The next round of KILL, once the first has been.
+    again_at: Option<Moment>,
+    give_up_at: Moment,
+}
+
+impl Supervisor {
+    /// Supervises `tree`, started at `now`, as `launch` says; under a lease if there is a deadline.
+    pub(super) fn new(tree: Tree, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
+        Supervisor {
+            tree,
+            kill_after: launch.kill_after,
+            descendants: launch.descendants,
+            stop_at: launch.max_runtime.map(|span| now + span),
+            lease,
+            closing: None,
+        }
+    }
+
+    /// The lease was renewed: what it allows now.
+    pub(super) fn renewed(&mut self, deadline: Deadline) {
+        self.lease = Some(deadline);
+    }
+
+    /// When [`Self::tick`] wants to be called next, if nothing happens before.
+    pub(super) fn wakes_at(&self) -> Option<Moment> {
+        match &self.closing {
+            Some(closing) => {
+                let kill_at = self.bounded(closing.kill_at);
+                Some(closing.again_at.unwrap_or(kill_at))
+            }
+            None => self.lease.map(|lease| lease.term_at).into_iter().chain(self.stop_at).min(),
+        }
+    }
+
+    /// Does what is due at `now`.
+    pub(super) fn tick(&mut self, now: Moment) {
+        if self.closing.is_none() {
+            if self.lease.is_some_and(|lease| now >= lease.term_at) {
+                self.end(Why::Lost, now);
+            } else if self.stop_at.is_some_and(|stop_at| now >= stop_at) {
+                self.end(Why::TimedOut, now);
+            }
+        }
+        let Some(closing) = self.closing else { return };
+        if now >= closing.again_at.unwrap_or(self.bounded(closing.kill_at)) {
+            self.tree.kill();
+            let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
+            self.closing = Some(Closing { again_at: Some(now + KILL_AGAIN), give_up_at, ..closing });
+        }
+    }
+
+    /// Begins to end everything: TERM now, KILL `kill_after` later, and before the lease is over; if lockrun or the
+    /// guardian is dead, KILL at once.
+    pub(super) fn end(&mut self, why: Why, now: Moment) {
+        if self.closing.is_some() && !matches!(why, Why::Orphaned | Why::Unguarded) {
+            return;
+        }
+        let kill_at = match why {
+            Why::Orphaned | Why::Unguarded => now,
+            _ => now + self.kill_after,
+        };
+        if kill_at > now {
+            self.tree.terminate();
+        }
+        // If it cannot be killed there is no point in trying for ever; the lock is not released then.
+        self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
+    }
+
+    /// Passes on a signal that lockrun was sent.
+    pub(super) fn forward(&self, signal: c_int) {
+        self.tree.forward(signal);
+    }
+
+    /// Takes in which children have ended or stopped. Gives the signal that stopped COMMAND, if one did.
+    pub(super) fn reap(&mut self) -> Option<c_int> {
+        match self.tree.reap() {
+            Some(Change::Stopped(signal)) => Some(signal),
+            _ => None,
+        }
+    }
+
+    /// How it all ended, once it has. May begin to end what COMMAND left behind.
+    pub(super) fn finished(&mut self, now: Moment) -> Option<Finished> {
+        let command = self.tree.ended();
+        if let Some(closing) = self.closing {
+            let stuck = closing.again_at.is_some() && now >= closing.give_up_at;
+            let why = Some(closing.why);
+            return (self.tree.is_gone() || stuck).then(|| Finished { command, why, stuck: !self.tree.is_gone() });
+        }
+        command?;
+        let over = match self.descendants {
+            Descendants::Leave => true,
+            Descendants::Wait | Descendants::Kill => self.tree.is_gone(),
+        };
+        if over {
+            return Some(Finished { command, why: None, stuck: false });
+        }
+        if self.descendants == Descendants::Kill {
+            self.end(Why::LeftBehind, now);
+        }
+        None
+    }
+
+    /// `kill_at`, or when the lease demands it if that is earlier.
+    fn bounded(&self, kill_at: Moment) -> Moment {
+        self.lease.map_or(kill_at, |lease| kill_at.min(lease.kill_at))
+    }
+}

@@ -1,0 +1,179 @@
+//! COMMAND and all that it started, for the process that is its parent.
+//!
+//! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, wherever it went with
+//! setsid(2) or setpgid(2). So the tree is gone exactly when the parent has no child left.
+
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+use libc::{c_int, pid_t};
+use nix::errno::Errno;
+use nix::sys::prctl;
+
+use super::process::{self, Process};
+use super::signals::{self, Signals};
+use super::spawn::{self, Setup};
+use super::{Launch, ending};
+use crate::outcome::Ending;
+
+/// The processes that lockrun is responsible for.
+#[derive(Debug)]
+pub(super) struct Tree {
+    /// COMMAND's own process.
+    command: pid_t,
+    /// COMMAND leads a process group of its own.
+    own_group: bool,
+    /// COMMAND was started by this process, so its id is not another's until it is reaped here.
+    own_child: bool,
+    /// How COMMAND ended, once it was reaped.
+    ended: Option<Ending>,
+    /// No child is left.
+    gone: bool,
+}
+
+/// What a reaping found out about COMMAND's own process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It was stopped by this signal.
+    Stopped(c_int),
+    /// It ended.
+    Ended(Ending),
+}
+
+impl Tree {
+    /// Makes this process a child subreaper, and starts COMMAND.
+    pub(super) fn start(launch: &Launch, setup: Setup, signals: &Signals) -> Result<Self, spawn::Failure> {
+        prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
+        let command = spawn::spawn(launch, setup, signals)?;
+        Ok(Tree { command, own_group: setup.own_group, own_child: true, ended: None, gone: false })
+    }
+
+    /// The tree of a COMMAND that another process had started, and that has come to this one with its death.
+    pub(super) fn adopt(command: pid_t, own_group: bool) -> Self {
+        Tree { command, own_group, own_child: false, ended: None, gone: false }
+    }
+
+    /// How COMMAND ended, if it has.
+    pub(super) fn ended(&self) -> Option<Ending> {
+        self.ended
+    }
+
+    /// Whether nothing is left of it.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// COMMAND's process id.
+    pub(super) fn command(&self) -> pid_t {
+        self.command
+    }
+
+    /// Passes a signal on that lockrun was sent: to all of COMMAND's processes or to COMMAND alone, as it is meant for.
+    ///
+    /// All of COMMAND's processes are those of its process group; where it shares lockrun's, those of its descendants
+    /// that are in it too, because the rest of the group is none of our business.
+    pub(super) fn forward(&self, signal: c_int) {
+        if !signals::FOR_ALL.contains(&signal) {
+            self.signal_command(signal);
+            return;
+        }
+        let mut stopped = Vec::new();
+        if self.own_group && self.own_child && self.ended.is_none() {
+            // SAFETY: plain system call. The group is COMMAND's: its leader is not reaped, so the id is not another's.
+            unsafe { libc::kill(-self.command, signal) };
+            if signal == libc::SIGTERM {
+                stopped.extend(self.members().into_iter().filter(|member| member.is_stopped()));
+            }
+        } else {
+            for member in self.members() {
+                member.signal(signal);
+                stopped.extend(Some(member).filter(|_| signal == libc::SIGTERM && member.is_stopped()));
+            }
+        }
+        for member in stopped {
+            member.signal(libc::SIGCONT);
+        }
+    }
+
+    /// Sends TERM to everything, and CONT to what is stopped, which would not see TERM otherwise.
+    pub(super) fn terminate(&self) {
+        let members = all();
+        for member in &members {
+            member.signal(libc::SIGTERM);
+            if member.is_stopped() {
+                member.signal(libc::SIGCONT);
+            }
+        }
+        if members.is_empty() {
+            // Without /proc, COMMAND itself is all that we know of.
+            self.signal_command(libc::SIGTERM);
+            self.signal_command(libc::SIGCONT);
+        }
+    }
+
+    /// Sends KILL to everything. What was forked meanwhile may have been missed: call again until it is gone.
+    pub(super) fn kill(&self) {
+        self.signal_command(libc::SIGKILL);
+        for member in all() {
+            member.signal(libc::SIGKILL);
+        }
+    }
+
+    /// Reaps every child that has ended, and tells what became of COMMAND. Never waits.
+    pub(super) fn reap(&mut self) -> Option<Change> {
+        let mut change = None;
+        loop {
+            let mut status = 0;
+            // SAFETY: plain system call that writes one status.
+            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+            match pid {
+                0 => return change,
+                -1 if Errno::last() == Errno::EINTR => {}
+                -1 => {
+                    self.gone = true;
+                    return change;
+                }
+                pid if pid != self.command || self.ended.is_some() => {}
+                _ if libc::WIFSTOPPED(status) => change = Some(Change::Stopped(libc::WSTOPSIG(status))),
+                _ => {
+                    if let Some(ending) = ending(status) {
+                        self.ended = Some(ending);
+                        change = Some(Change::Ended(ending));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends `signal` to COMMAND's own process, if it has not been reaped.
+    fn signal_command(&self, signal: c_int) {
+        if self.own_child && self.ended.is_none() {
+            // SAFETY: plain system call. The process is our child and not reaped, so the id is not another's.
+            unsafe { libc::kill(self.command, signal) };
+        }
+    }
+
+    /// The descendants that belong to COMMAND's process group.
+    fn members(&self) -> Vec<Process> {
+        // SAFETY: cannot fail for our own child or for ourselves.
+        let group = if self.own_group { self.command } else { unsafe { libc::getpgid(self.command) } };
+        all().into_iter().filter(|process| process.group == group || process.pid == self.command).collect()
+    }
+}
+
+/// Everything that descends from this process.
+fn all() -> Vec<Process> {
+    process::descendants(own_pid())
+}
+
+fn own_pid() -> pid_t {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpid() }
+}
+
+/// Waits until the child `pid` has ended, and reaps it.
+pub(super) fn reap_child(pid: pid_t) {
+    // SAFETY: plain system call; the status is not asked for.
+    while unsafe { libc::waitpid(pid, ptr::null_mut(), 0) } == -1 && Errno::last() == Errno::EINTR {}
+}
