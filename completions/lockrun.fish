@@ -14,7 +14,7 @@ complete -c lockrun -l kill-after -d 'The time from TERM to KILL when COMMAND is
 complete -c lockrun -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
 wait\t''
 kill\t''"
-complete -c lockrun -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default'
+complete -c lockrun -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -l skip -d 'Exit 0, silently'
 complete -c lockrun -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
 complete -c lockrun -s q -l quiet -d 'Say nothing when the lock is held'

@@ -92,6 +92,8 @@ fn option(id: &'static str, value: &'static str, heading: &'static str) -> Arg {
         .value_name(value)
         .help_heading(heading)
         .action(ArgAction::Set)
+        // A value is the next word, whatever it looks like, as getopt(3) takes it.
+        .allow_hyphen_values(true)
         .value_parser(OsStringValueParser::new())
 }
 
@@ -158,7 +160,7 @@ fn held_options() -> [Arg; 4] {
             .visible_alias("nonblock")
             .alias("nb")
             .conflicts_with_all([name::SKIP, name::WAIT])
-            .help("Say who holds it and exit 75; this is the default"),
+            .help("Say who holds it and exit 75; this is the default (--nonblock is the same)"),
         switch(name::SKIP, HELD).conflicts_with(name::WAIT).help("Exit 0, silently"),
         // `--wait` takes a word only if that word is a duration; `tie_wait` writes it as `--wait=DURATION`.
         option(name::WAIT, "DURATION", HELD)

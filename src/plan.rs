@@ -1,7 +1,7 @@
 //! What was typed and what stands in the environment become one checked plan. Pure, but for the file that
 //! `--store-file` names, which a function reads that is handed in.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -228,8 +228,12 @@ fn store(layers: &Layers<'_>, read_file: &dyn Fn(&Path) -> io::Result<String>) -
     let url = if which == name::STORE {
         value.into_string().map_err(|_| format!("{spelled}: is not valid UTF-8"))?
     } else {
-        let path = Path::new(OsStr::new(&value));
-        read_file(path).map_err(|error| format!("{spelled}: cannot read {}: {error}", path.display()))?
+        let path = Path::new(&value);
+        let url = read_file(path).map_err(|error| format!("{spelled}: cannot read {}: {error}", path.display()))?;
+        if url.trim().is_empty() {
+            return Err(format!("{spelled}: {} is empty; it must hold the store's URL", path.display()));
+        }
+        url
     };
     Address::parse(url.trim()).map_err(|why| format!("{spelled}: {why}"))
 }

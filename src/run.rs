@@ -17,7 +17,13 @@ use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
 /// Runs `plan`, with the signals that were taken over. An error is one of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let run = Run::new(plan);
-    let mut store = store::open(plan.store.clone(), plan.terms.store_timeout);
+    let mut store = match store::open(plan.store.clone(), plan.terms.store_timeout) {
+        Ok(store) => store,
+        Err(why) => {
+            report::say(&why);
+            return Ok(Outcome::BadUsage);
+        }
+    };
     let grant = match run.acquire(&mut *store, signals) {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
@@ -73,6 +79,7 @@ impl<'a> Run<'a> {
             Ok(Acquired::Interrupted(signal)) => Err(Outcome::Ended(Ending::Signaled(signal))),
             Ok(Acquired::Held(held)) => {
                 if self.plan.on_held == OnHeld::Skip {
+                    self.tell(&format!("skipped: {}", report::held(&self.plan.key, &held)));
                     return Err(Outcome::Skipped);
                 }
                 if self.plan.verbosity > Verbosity::Quiet {
@@ -177,11 +184,8 @@ impl<'a> Run<'a> {
         match (finished.why, finished.command) {
             (Some(Why::Lost), _) => Outcome::Lost,
             (Some(Why::TimedOut), _) => {
-                let span = self.plan.max_runtime.unwrap_or_default();
-                report::say(&format!(
-                    "the command ran for {}, as long as it may, and was stopped",
-                    humantime::format_duration(span)
-                ));
+                let span = humantime::format_duration(self.plan.max_runtime.unwrap_or_default());
+                report::say(&format!("the command was stopped: --max-runtime {span} has passed"));
                 Outcome::TimedOut
             }
             (Some(Why::Unguarded | Why::Orphaned), _) => {

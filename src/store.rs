@@ -114,10 +114,11 @@ pub trait Store: Send {
     fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError>;
 }
 
-/// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request.
-pub fn open(address: Address, timeout: Duration) -> Box<dyn Store> {
-    match address {
+/// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is
+/// wrong with the files that the address names.
+pub fn open(address: Address, timeout: Duration) -> Result<Box<dyn Store>, String> {
+    Ok(match address {
         Address::File(directory) => Box::new(file::FileStore::new(directory)),
-        Address::Redis(server) => Box::new(redis::RedisStore::new(*server, timeout)),
-    }
+        Address::Redis(server) => Box::new(redis::RedisStore::new(*server, timeout)?),
+    })
 }

@@ -14,7 +14,9 @@
 
 mod connection;
 mod dial;
+mod resolve;
 mod stream;
+mod tls;
 
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ use redis::{Cmd, Value};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::address::Server;
+use super::address::{Endpoint, Server};
 use super::{Acquired, Claim, Custody, Grant, Held, LastRun, Renewed, Store, StoreError, Wait};
 use crate::clock::Moment;
 use crate::holder::Holder;
@@ -31,6 +33,7 @@ use crate::key::Key;
 use crate::outcome::Ending;
 use crate::supervise::interrupt;
 use connection::{Connection, Failure};
+use tls::Tls;
 
 const ACQUIRE: &str = include_str!("redis/acquire.lua");
 const RENEW: &str = include_str!("redis/renew.lua");
@@ -39,17 +42,26 @@ const RELEASE: &str = include_str!("redis/release.lua");
 /// The bounds of the pause between two looks at a lock that is held: jittered, so that waiters spread.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(450));
 
+/// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
+const OUTAGE_MAX: Duration = Duration::from_mins(1);
+
 /// A store in one Redis or Valkey.
 pub struct RedisStore {
     server: Server,
+    tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
 }
 
 impl RedisStore {
-    /// The store at `server`. `timeout` bounds every request, connecting included.
-    pub fn new(server: Server, timeout: Duration) -> Self {
-        RedisStore { server, timeout, connection: None }
+    /// The store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with
+    /// the files that TLS needs.
+    pub fn new(server: Server, timeout: Duration) -> Result<Self, String> {
+        let tls = match &server.endpoint {
+            Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
+            _ => None,
+        };
+        Ok(RedisStore { server, tls, timeout, connection: None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -66,7 +78,7 @@ impl RedisStore {
                 reply => return reply,
             }
         }
-        let mut connection = Connection::open(&self.server, deadline)?;
+        let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
         let reply = connection.request(script, deadline)?;
         self.connection = Some(connection);
         Ok(reply)
@@ -117,23 +129,28 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-        let mut acquired = self.try_acquire(claim)?;
-        let Some(Wait { until, signals, notice }) = wait else { return Ok(acquired) };
-        if let Acquired::Held(held) = &acquired {
+        let mut answer = self.try_acquire(claim)?;
+        let Some(Wait { until, signals, notice }) = wait else { return Ok(answer) };
+        if let Acquired::Held(held) = &answer {
             notice(held);
         }
+        let mut heard_at = Moment::now();
         loop {
-            let Acquired::Held(held) = &acquired else { return Ok(acquired) };
+            let Acquired::Held(held) = &answer else { return Ok(answer) };
             let now = Moment::now();
             if until.is_some_and(|until| now >= until) {
-                return Ok(acquired);
+                return Ok(answer);
             }
             let pause = held.expires_in.map_or(jittered(), |expires_in| jittered().min(expires_in));
             let wake_at = until.map_or(now + pause, |until| until.min(now + pause));
             if let Some(signal) = interrupt::sleep(wake_at, signals).context("cannot wait")? {
                 return Ok(Acquired::Interrupted(signal));
             }
-            acquired = self.try_acquire(claim)?;
+            match self.try_acquire(claim) {
+                Ok(next) => (answer, heard_at) = (next, Moment::now()),
+                Err(error) if Moment::now().since(heard_at) > OUTAGE_MAX => return Err(error),
+                Err(_) => {}
+            }
         }
     }
 

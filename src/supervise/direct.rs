@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 
+use libc::c_int;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -40,10 +41,8 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
     loop {
-        while let Some(caught) = signals.next() {
-            if stops.passes_on(caught) {
-                supervisor.forward(caught.signal);
-            }
+        for signal in stops.take_in(signals) {
+            supervisor.forward(signal);
         }
         let stopped = supervisor.reap().is_some();
         let now = Moment::now();
@@ -91,12 +90,24 @@ impl JobControl {
         JobControl { has_terminal, stop_wanted: false }
     }
 
-    /// Whether `caught` is passed on to COMMAND. What the kernel sent has reached COMMAND without us (a terminal
-    /// signals the whole group), or is none of its business.
-    pub(super) fn passes_on(&mut self, caught: signals::Caught) -> bool {
-        self.stop_wanted |= signals::is_stop(caught.signal);
-        self.stop_wanted &= caught.signal != libc::SIGCONT;
-        caught.sent
+    /// Takes in the signals that have come, and gives those that are passed on to COMMAND. What the kernel sent has reached
+    /// COMMAND without us (a terminal signals the whole group), or is none of its business.
+    pub(super) fn take_in(&mut self, signals: &Signals) -> Vec<c_int> {
+        let mut passed_on = Vec::new();
+        while let Some(caught) = signals.next() {
+            if caught.signal == libc::SIGCONT {
+                self.stop_wanted = false;
+            }
+            if signals::is_stop(caught.signal) {
+                self.stop_wanted = true;
+                // Ctrl-Z came after what continued us: it counts.
+                passed_on.retain(|signal| *signal != libc::SIGCONT);
+            }
+            if caught.sent {
+                passed_on.push(caught.signal);
+            }
+        }
+        passed_on
     }
 
     /// Whether lockrun stops too, now that COMMAND has. On a terminal always: the shell that started us waits for us

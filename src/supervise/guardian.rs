@@ -100,10 +100,8 @@ impl Guardian {
         let mut stops = JobControl::new(self.has_terminal);
         let mut alarm = Alarm::new()?;
         loop {
-            while let Some(caught) = signals.next() {
-                if stops.passes_on(caught) {
-                    self.link.order(Order::Forward(caught.signal));
-                }
+            for signal in stops.take_in(signals) {
+                self.link.order(Order::Forward(signal));
             }
             let mut stopped = false;
             loop {

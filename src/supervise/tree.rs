@@ -87,6 +87,10 @@ impl Tree {
             }
         } else {
             for member in self.members() {
+                // A shell continues the whole group that we share; a second CONT could undo a Ctrl-Z that came since.
+                if signal == libc::SIGCONT && !member.is_stopped() {
+                    continue;
+                }
                 member.signal(signal);
                 stopped.extend(Some(member).filter(|_| signal == libc::SIGTERM && member.is_stopped()));
             }

@@ -10,6 +10,7 @@ use redis::{Cmd, Parser, ServerError, Value};
 
 use super::dial::dial;
 use super::stream::Stream;
+use super::tls::Tls;
 use crate::clock::Moment;
 use crate::report::escaped;
 use crate::store::StoreError;
@@ -43,8 +44,8 @@ pub(super) enum Failure {
 
 impl Connection {
     /// Connects to `server`, TLS included. Nothing is asked of it yet.
-    pub(super) fn open(server: &Server, deadline: Moment) -> Result<Self, Failure> {
-        let stream = dial(&server.endpoint, deadline).map_err(Failure::Unreachable)?;
+    pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Failure> {
+        let stream = dial(&server.endpoint, tls, deadline).map_err(Failure::Unreachable)?;
         let mut greeting = Vec::new();
         if let Some(password) = &server.password {
             let mut auth = redis::cmd("AUTH");
