@@ -102,13 +102,17 @@ fn switch(id: &'static str, heading: &'static str) -> Arg {
     Arg::new(id).long(id).help_heading(heading).action(ArgAction::SetTrue)
 }
 
+/// The definition with what only the help and the manual show, and a run need not pay for.
+pub fn documented() -> Command {
+    command().after_long_help(after_long_help())
+}
+
 /// The definition of the command line of a run.
 pub fn command() -> Command {
     Command::new("lockrun")
         .version(env!("CARGO_PKG_VERSION"))
         .about(ABOUT)
         .long_about(LONG_ABOUT)
-        .after_long_help(after_long_help())
         .override_usage(
             "lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...\n       lockrun --key KEY [OPTIONS] --command STRING",
         )

@@ -16,7 +16,7 @@ use crate::lease::{Answer, Due, Lease};
 use crate::report;
 use crate::store::{Claim, Held, Renewed, Store, StoreError};
 use crate::supervise::guardian::Control;
-use crate::supervise::readable;
+use crate::supervise::{memory, readable};
 
 /// Requests need little, a TLS handshake more; pages that are not touched cost nothing.
 const STACK: usize = 512 * 1024;
@@ -124,6 +124,7 @@ impl Work {
         if self.alarm.set(Some(until)).is_err() {
             return true;
         }
+        memory::forget_program_pages();
         loop {
             match poll(&mut [readable(&*self.stop), readable(&self.alarm)], PollTimeout::NONE) {
                 Err(Errno::EINTR) => {}

@@ -51,9 +51,15 @@ fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
         return generate(words);
     }
     let definition = cli::command();
-    let words = cli::tie_wait(&definition, words);
-    let matches = match definition.try_get_matches_from(std::iter::once("lockrun".into()).chain(words)) {
+    let mut words = cli::tie_wait(&definition, words);
+    words.insert(0, "lockrun".into());
+    let matches = match definition.try_get_matches_from(&words) {
         Ok(matches) => matches,
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            return Ok(cli::documented()
+                .try_get_matches_from(words)
+                .map_or_else(|help| explain(&help), |_| Outcome::Printed));
+        }
         Err(error) => return Ok(explain(&error)),
     };
     let environment = |name: &str| std::env::var_os(name);

@@ -108,7 +108,11 @@ impl Layer for Environment<'_> {
     }
 
     fn spell(&self, name: &str) -> String {
-        format!("LOCKRUN_{}", name.to_ascii_uppercase().replace('-', "_"))
+        let mut variable = String::with_capacity(32);
+        variable.push_str("LOCKRUN_");
+        variable
+            .extend(name.bytes().map(|byte| char::from(if byte == b'-' { b'_' } else { byte.to_ascii_uppercase() })));
+        variable
     }
 }
 

@@ -17,13 +17,13 @@ pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
         "fish" => Shell::Fish,
         _ => return manual(out),
     };
-    clap_complete::generate(shell, &mut cli::command(), "lockrun", out);
+    clap_complete::generate(shell, &mut cli::documented(), "lockrun", out);
     Ok(())
 }
 
 /// Writes the manual page.
 fn manual(out: &mut impl Write) -> Result<()> {
-    let man = Man::new(cli::command());
+    let man = Man::new(cli::documented());
     man.render_title(out)?;
     man.render_name_section(out)?;
     man.render_synopsis_section(out)?;

@@ -10,7 +10,7 @@ use super::signals::{self, Signals};
 use super::spawn::{Failure, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
-use super::{Launch, terminal};
+use super::{Launch, memory, terminal};
 use crate::clock::{Alarm, Moment};
 
 /// COMMAND, with lockrun as its parent.
@@ -38,6 +38,7 @@ impl Direct {
 /// The loop of a process that is COMMAND's parent and lockrun itself at once.
 pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &Signals) -> nix::Result<Finished> {
     let mut stops = JobControl::new(has_terminal);
+    memory::forget_program_pages();
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
     loop {

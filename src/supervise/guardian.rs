@@ -27,7 +27,7 @@ use super::signals::{self, Signals};
 use super::spawn::{Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::{Tree, reap_child};
-use super::{Launch, terminal};
+use super::{Launch, memory, terminal};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
 use crate::report;
@@ -99,6 +99,7 @@ impl Guardian {
     pub(super) fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
         let mut stops = JobControl::new(self.has_terminal);
         let mut alarm = Alarm::new()?;
+        memory::forget_program_pages();
         loop {
             for signal in stops.take_in(signals) {
                 self.link.order(Order::Forward(signal));
@@ -168,6 +169,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
     let mut supervisor = Supervisor::new(tree, launch, deadline, Moment::now());
     let Ok(mut alarm) = Alarm::new() else { return };
     let mut orphaned = false;
+    memory::forget_program_pages();
     let finished = loop {
         // Of its own signals only a child's end is of interest, and any of them ends the wait below.
         while signals.next().is_some() {}

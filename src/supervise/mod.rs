@@ -12,6 +12,7 @@ pub mod signals;
 mod direct;
 mod exit;
 mod link;
+pub mod memory;
 mod process;
 mod spawn;
 mod supervisor;

@@ -6,9 +6,9 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
 use libc::{c_char, c_int, c_void, pid_t};
@@ -64,9 +64,10 @@ struct Child<'a> {
 /// Starts COMMAND, and gives its process id. On return it is executing.
 pub(super) fn spawn(launch: &Launch, setup: Setup, signals: &Signals) -> Result<pid_t, Failure> {
     let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
-    let envp = environment(&launch.env);
-    let argv_pointers = pointers(&argv);
-    let envp_pointers = pointers(&envp);
+    let changes: Vec<CString> =
+        launch.env.iter().map(|(name, value)| c_string(&OsString::from(format!("{name}={value}")))).collect();
+    let argv_pointers: Vec<_> = argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect();
+    let envp_pointers = environment(&changes);
     let mask = signals.inherited_mask();
     let mut child = Child {
         file: argv_pointers[0],
@@ -132,18 +133,30 @@ extern "C" fn run(child: *mut c_void) -> c_int {
     }
 }
 
-/// Our environment with `changes` set in it.
-fn environment(changes: &[(&'static str, String)]) -> Vec<CString> {
-    let assignment = |name: &OsString, value: &[u8]| {
-        let mut text = name.as_bytes().to_vec();
-        text.push(b'=');
-        text.extend_from_slice(value);
-        c_string(&OsString::from_vec(text))
-    };
-    let kept = std::env::vars_os().filter(|(name, _)| !changes.iter().any(|(changed, _)| name == changed));
-    kept.map(|(name, value)| assignment(&name, value.as_bytes()))
-        .chain(changes.iter().map(|(name, value)| assignment(&OsString::from(name), value.as_bytes())))
-        .collect()
+/// Our environment with `changes` set in it, null-terminated. Points into the process's own environment, which nobody
+/// changes, and into `changes`.
+fn environment(changes: &[CString]) -> Vec<*const c_char> {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    let name = |assignment: &CStr| assignment.to_bytes().split(|byte| *byte == b'=').next().map(<[u8]>::to_vec);
+    let changed: Vec<_> = changes.iter().map(|change| name(change)).collect();
+    let mut all = Vec::with_capacity(64);
+    // SAFETY: the C library's environment is a null-terminated vector of strings, or null, and there is one thread.
+    unsafe {
+        let mut next = environ;
+        while !next.is_null() && !(*next).is_null() {
+            let assignment = CStr::from_ptr(*next);
+            // Few variables can be meant, and a look at the first letters spares the others a comparison.
+            if !assignment.to_bytes().starts_with(b"LOCKRUN_") || !changed.contains(&name(assignment)) {
+                all.push(*next);
+            }
+            next = next.add(1);
+        }
+    }
+    all.extend(changes.iter().map(|change| change.as_ptr()));
+    all.push(ptr::null());
+    all
 }
 
 /// The word as C takes it. Words come from argv, the environment or checked text, so none has a NUL byte; one that had
@@ -152,9 +165,4 @@ fn c_string(word: &OsString) -> CString {
     let bytes = word.as_bytes();
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     CString::new(&bytes[..end]).unwrap_or_default()
-}
-
-/// A null-terminated vector of pointers to `words`, valid for as long as they are.
-fn pointers(words: &[CString]) -> Vec<*const c_char> {
-    words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
 }

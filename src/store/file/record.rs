@@ -17,7 +17,7 @@ use crate::outcome::Ending;
 use crate::store::{Claim, LastRun};
 
 /// The most that is read of a lock file. Records are far shorter.
-const READ_MAX: usize = 16 * 1024;
+const READ_MAX: usize = 4 * 1024;
 
 /// The contents of a lock file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ impl Record {
 
     fn try_read(file: &impl AsFd) -> io::Result<Self> {
         let file = File::from(file.as_fd().try_clone_to_owned()?);
-        let mut text = vec![0; READ_MAX];
+        let mut text = [0; READ_MAX];
         let length = file.read_at(&mut text, 0)?;
         // A shorter record leaves the rest of a longer one behind its own end of line.
         let line = text[..length].split(|byte| *byte == b'\n').next().unwrap_or_default();
