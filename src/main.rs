@@ -15,6 +15,7 @@ mod key;
 mod lease;
 mod outcome;
 mod plan;
+mod progress;
 mod report;
 mod run;
 mod store;

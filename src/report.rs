@@ -101,7 +101,7 @@ mod tests {
         let holder = Holder { host: "web-1".into(), pid: 4242, user: "deploy".into(), command: "./report.sh".into() };
         let message = held(
             &Key::new("nightly-report".as_ref()).expect("is a key"),
-            &Held { holder: Some(holder), since: Some(Duration::from_secs(192)), expires_in: None },
+            &Held { holder: Some(holder), since: Some(Duration::from_secs(192)), ..Held::default() },
         );
         assert_eq!(message, "lock \"nightly-report\" is held by web-1 pid 4242 (deploy: ./report.sh) for 3m 12s");
     }

@@ -9,8 +9,9 @@ use crate::keeper::Keeper;
 use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
 use crate::plan::{OnHeld, Plan};
+use crate::progress::Progress;
 use crate::report::{self, Verbosity};
-use crate::store::{self, Acquired, Claim, Custody, Grant, Held, LastRun, Store, Wait};
+use crate::store::{self, Acquired, Claim, Custody, Grant, LastRun, Store, Wait};
 use crate::supervise::signals::Signals;
 use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
 
@@ -64,14 +65,15 @@ impl<'a> Run<'a> {
 
     /// Takes the lock, as patiently as the plan says.
     fn acquire(&self, store: &mut dyn Store, signals: &Signals) -> Result<Grant, Outcome> {
-        let mut notice = |held: &Held| self.tell(&format!("waiting: {}", report::held(&self.plan.key, held)));
-        let wait = match self.plan.on_held {
-            OnHeld::Fail | OnHeld::Skip => None,
+        let acquired = match self.plan.on_held {
+            OnHeld::Fail | OnHeld::Skip => store.acquire(&self.claim, None),
             OnHeld::Wait(span) => {
-                Some(Wait { until: span.map(|span| Moment::now() + span), signals, notice: &mut notice })
+                let until = span.map(|span| Moment::now() + span);
+                let watcher = &mut Progress::new(&self.plan.key, self.plan.verbosity);
+                store.acquire(&self.claim, Some(Wait { until, signals, watcher }))
             }
         };
-        match store.acquire(&self.claim, wait) {
+        match acquired {
             Ok(Acquired::Mine(grant)) => {
                 self.tell(&format!("lock \"{}\" acquired, fence {}", self.key(), grant.fence));
                 Ok(grant)

@@ -56,6 +56,8 @@ pub struct Held {
     pub since: Option<Duration>,
     /// How long its lease still runs, if it is a lease that ends.
     pub expires_in: Option<Duration>,
+    /// Our place in the queue, from 0, where there is one.
+    pub place: Option<u64>,
 }
 
 /// The answer to a request for a lock.
@@ -84,8 +86,23 @@ pub struct Wait<'a> {
     pub until: Option<Moment>,
     /// The signals, some of which end the wait.
     pub signals: &'a Signals,
-    /// Is told, when the wait begins, who has the lock.
-    pub notice: &'a mut dyn FnMut(&Held),
+    /// Who is told how the wait goes.
+    pub watcher: &'a mut dyn Watcher,
+}
+
+/// Somebody who looks on while lockrun waits.
+pub trait Watcher {
+    /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
+    fn waiting(&mut self, held: &Held);
+
+    /// How often [`Watcher::tick`] wants to be called; `None`: never.
+    fn tick_every(&self) -> Option<Duration>;
+
+    /// Time has passed.
+    fn tick(&mut self);
+
+    /// Lockrun is about to be stopped by the terminal.
+    fn pause(&mut self);
 }
 
 /// What is kept about the last run of a key.

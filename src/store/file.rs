@@ -101,9 +101,10 @@ fn lock(file: &OwnedFd, wait: Option<&mut Wait<'_>>) -> nix::Result<bool> {
         Err(errno) => return Err(errno),
     }
     let Some(wait) = wait else { return Ok(false) };
-    (wait.notice)(&held(&Record::read(file)));
+    wait.watcher.waiting(&held(&Record::read(file)));
     // The kernel queues us. A signal ends us there as it would anybody; nothing is left behind.
-    wait_in_call(wait.until, wait.signals, || flock(file, FlockArg::LockExclusive)).map(|locked| locked.is_some())
+    wait_in_call(wait.until, wait.signals, wait.watcher, || flock(file, FlockArg::LockExclusive))
+        .map(|locked| locked.is_some())
 }
 
 /// flock(2). Unlike nix's guard for it, this leaves open when the lock ends: COMMAND has the descriptor too.
@@ -116,5 +117,5 @@ fn flock(file: &OwnedFd, operation: FlockArg) -> nix::Result<()> {
 fn held(record: &Record) -> Held {
     let Some(HolderRecord { who, since_boot_ms, .. }) = &record.holder else { return Held::default() };
     let since = Duration::from_millis(*since_boot_ms);
-    Held { holder: Some(who.clone()), since: Some(Moment::now().since(Moment::from_boot(since))), expires_in: None }
+    Held { holder: Some(who.clone()), since: Some(Moment::now().since(Moment::from_boot(since))), ..Held::default() }
 }

@@ -1,49 +1,45 @@
 //! Locks in one Redis or Valkey, as leases.
 //!
-//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster:
-//!
-//! | key | type | what |
-//! |---|---|---|
-//! | `holders` | sorted set | token → when its lease ends, in ms of the server's clock |
-//! | `info` | hash | token → JSON: fence, since when, and who |
-//! | `fence` | string | the fencing token given out last; never expires |
-//! | `last` | string | JSON: the last run |
-//!
-//! Every change is one Lua script, atomic on the server, with the time taken from the server. The first two keys expire
-//! with the last lease, so that a crash leaves nothing behind.
+//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` says what is in each. Every
+//! change is one Lua script, atomic on the server, with the time taken from the server. All keys but the fence and the last
+//! run expire with the last lease and the last waiter's sign of life, so that a crash leaves nothing behind.
 
 mod connection;
 mod dial;
+mod reply;
 mod resolve;
 mod stream;
 mod tls;
+mod waiting;
 
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
 use redis::{Cmd, Value};
-use serde::Deserialize;
 use serde_json::json;
 
 use super::address::{Endpoint, Server};
-use super::{Acquired, Claim, Custody, Grant, Held, LastRun, Renewed, Store, StoreError, Wait};
+use super::{Acquired, Claim, LastRun, Renewed, Store, StoreError, Wait};
 use crate::clock::Moment;
-use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
-use crate::supervise::interrupt;
 use connection::{Connection, Failure};
+use reply::{Asked, Handed};
 use tls::Tls;
 
-const ACQUIRE: &str = include_str!("redis/acquire.lua");
-const RENEW: &str = include_str!("redis/renew.lua");
-const RELEASE: &str = include_str!("redis/release.lua");
+/// The scripts. What they share stands in front of each.
+macro_rules! script {
+    ($name:literal) => {
+        concat!(include_str!("redis/prelude.lua"), include_str!(concat!("redis/", $name, ".lua")))
+    };
+}
 
-/// The bounds of the pause between two looks at a lock that is held: jittered, so that waiters spread.
-const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(450));
+const ACQUIRE: &str = script!("acquire");
+const RENEW: &str = script!("renew");
+const RELEASE: &str = script!("release");
+const SETTLE: &str = script!("settle");
 
-/// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
-const OUTAGE_MAX: Duration = Duration::from_mins(1);
+/// The keys that every script is given, as the prelude names them.
+const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
 
 /// A store in one Redis or Valkey.
 pub struct RedisStore {
@@ -84,83 +80,82 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// Asks for the lock once.
-    fn try_acquire(&mut self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let mut script = self.script(ACQUIRE, claim, &["holders", "info", "fence"]);
-        let script = script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string()).take();
+    /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it.
+    fn ask(&mut self, claim: &Claim, wait: bool) -> Result<Asked, StoreError> {
+        let mut script = self.script(ACQUIRE, claim);
+        script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string());
+        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).take();
         let sent_at = Moment::now();
         match self.run(&script, self.timeout) {
-            Ok(reply) => match read_reply(&reply).context("the acquire script's reply is not understood")? {
-                Reply::Mine(fence) => Ok(Acquired::Mine(Grant { fence, custody: Custody::Lease(sent_at) })),
-                Reply::NotMine(held) => Ok(Acquired::Held(held.unwrap_or_default())),
-            },
+            Ok(reply) => Asked::read(&reply, sent_at),
             Err(failure) => {
-                if failure.may_have_run() {
+                // A waiter asks again under the same token, and so does not lose what it may have got.
+                if failure.may_have_run() && !wait {
                     self.withdraw(claim);
                 }
-                Err(self.explain(&failure))
+                Err(failure.explain(&self.server))
             }
         }
     }
 
-    /// Takes back a claim whose answer was not heard: it may have been granted. As well as it can be done; if it cannot,
-    /// the lease runs out.
+    /// Takes back a claim whose answer was not heard, and leaves the queue. As well as it can be done; if it cannot, the
+    /// lease runs out.
     fn withdraw(&mut self, claim: &Claim) {
-        let script = self.script(RELEASE, claim, &["holders", "info", "last"]).arg("").take();
-        let _ = self.run(&script, self.timeout / 2);
+        let script = self.script(RELEASE, claim).arg("").take();
+        if let Ok(reply) = self.run(&script, self.timeout / 2) {
+            self.settle(claim, Handed::read(&reply));
+        }
     }
 
-    /// An EVAL of `script` on the named keys of the lock, with the token as its first argument.
-    fn script(&self, script: &str, claim: &Claim, keys: &[&str]) -> Cmd {
+    /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
+    /// fails, the others find out by themselves, only later.
+    fn settle(&mut self, claim: &Claim, handed: Option<Handed>) {
+        let Some(Handed { granted, mut told }) = handed else { return };
+        loop {
+            let mut script = self.bare_script(SETTLE, claim);
+            let script = script.arg(&granted).arg(&told).take();
+            match self.run(&script, self.timeout).ok().and_then(|reply| reply::text(&reply)) {
+                Some(next) if !next.is_empty() => told = next,
+                _ => return,
+            }
+        }
+    }
+
+    /// An EVAL of `script` on the keys of the lock.
+    fn bare_script(&self, script: &str, claim: &Claim) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(script).arg(keys.len());
+        command.arg(script).arg(KEYS.len());
         let base = key_base(&self.server.prefix, &claim.key);
-        for key in keys {
+        for key in KEYS {
             command.arg(format!("{base}{key}"));
         }
-        command.arg(claim.token.to_string());
         command
     }
 
-    fn explain(&self, failure: &Failure) -> StoreError {
-        failure.explain(&self.server)
+    /// The same with our token as its first argument.
+    fn script(&self, script: &str, claim: &Claim) -> Cmd {
+        self.bare_script(script, claim).arg(claim.token.to_string()).take()
     }
 }
 
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-        let mut answer = self.try_acquire(claim)?;
-        let Some(Wait { until, signals, notice }) = wait else { return Ok(answer) };
-        if let Acquired::Held(held) = &answer {
-            notice(held);
-        }
-        let mut heard_at = Moment::now();
-        loop {
-            let Acquired::Held(held) = &answer else { return Ok(answer) };
-            let now = Moment::now();
-            if until.is_some_and(|until| now >= until) {
-                return Ok(answer);
-            }
-            let pause = held.expires_in.map_or(jittered(), |expires_in| jittered().min(expires_in));
-            let wake_at = until.map_or(now + pause, |until| until.min(now + pause));
-            if let Some(signal) = interrupt::sleep(wake_at, signals).context("cannot wait")? {
-                return Ok(Acquired::Interrupted(signal));
-            }
-            match self.try_acquire(claim) {
-                Ok(next) => (answer, heard_at) = (next, Moment::now()),
-                Err(error) if Moment::now().since(heard_at) > OUTAGE_MAX => return Err(error),
-                Err(_) => {}
-            }
-        }
+        let Some(wait) = wait else {
+            return Ok(match self.ask(claim, false)? {
+                Asked::Mine(grant) => Acquired::Mine(grant),
+                Asked::NotMine { held, handed, .. } => {
+                    self.settle(claim, handed);
+                    Acquired::Held(held)
+                }
+            });
+        };
+        self.wait_in_turn(claim, wait)
     }
 
     fn renew(&mut self, claim: &Claim) -> Result<Renewed, StoreError> {
-        let script = self.script(RENEW, claim, &["holders", "info"]).arg(ttl_ms(claim)).take();
-        let reply = self.run(&script, self.timeout).map_err(|failure| self.explain(&failure))?;
-        match read_reply(&reply).context("the renew script's reply is not understood")? {
-            Reply::Mine(_) => Ok(Renewed::Mine),
-            Reply::NotMine(held) => Ok(Renewed::NotMine(held)),
-        }
+        let script = self.script(RENEW, claim).arg(ttl_ms(claim)).take();
+        let reply = self.run(&script, self.timeout).map_err(|failure| failure.explain(&self.server))?;
+        reply::read_renewal(&reply)
     }
 
     fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError> {
@@ -169,8 +164,10 @@ impl Store for RedisStore {
             Some(Ending::Exited(status)) => json!({ "status": status }),
             Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
         };
-        let script = self.script(RELEASE, claim, &["holders", "info", "last"]).arg(ending.to_string()).take();
-        self.run(&script, self.timeout).map_err(|failure| self.explain(&failure)).map(drop)
+        let script = self.script(RELEASE, claim).arg(ending.to_string()).take();
+        let reply = self.run(&script, self.timeout).map_err(|failure| failure.explain(&self.server))?;
+        self.settle(claim, Handed::read(&reply));
+        Ok(())
     }
 }
 
@@ -183,45 +180,12 @@ fn key_base(prefix: &str, key: &Key) -> String {
 
 /// The lease's length as the scripts take it.
 fn ttl_ms(claim: &Claim) -> u64 {
-    claim.ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
+    claim.ttl.map_or(0, millis)
 }
 
-/// What the acquire and renew scripts answer.
-enum Reply {
-    Mine(u64),
-    NotMine(Option<Held>),
-}
-
-/// What the scripts keep about a holder.
-#[derive(Deserialize)]
-struct Info {
-    who: Holder,
-}
-
-/// Reads `{1, fence}` or `{0, held for ms, expires in ms (-1: never), info}`; `{0}` if nobody has the lock.
-fn read_reply(reply: &Value) -> Result<Reply, StoreError> {
-    let unexpected = || anyhow!("an unexpected {reply:?}");
-    let Value::Array(fields) = reply else { return Err(unexpected()) };
-    match fields.as_slice() {
-        [Value::Int(1), Value::Int(fence)] => Ok(Reply::Mine(u64::try_from(*fence)?)),
-        [Value::Int(0)] => Ok(Reply::NotMine(None)),
-        [Value::Int(0), Value::Int(since), Value::Int(expires_in), Value::BulkString(info)] => {
-            let info = serde_json::from_slice::<Info>(info).ok();
-            Ok(Reply::NotMine(Some(Held {
-                holder: info.map(|info| info.who),
-                since: u64::try_from(*since).ok().map(Duration::from_millis),
-                expires_in: u64::try_from(*expires_in).ok().map(Duration::from_millis),
-            })))
-        }
-        _ => Err(unexpected()),
-    }
-}
-
-/// A random pause between two looks.
-fn jittered() -> Duration {
-    let (least, most) = LOOK_AGAIN;
-    let random = u32::from_ne_bytes(uuid::Uuid::new_v4().as_bytes()[..4].try_into().unwrap_or_default());
-    least + most.saturating_sub(least).mul_f64(f64::from(random) / f64::from(u32::MAX))
+/// A span in whole milliseconds.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -234,19 +198,5 @@ mod tests {
         assert_eq!(base("a"), "lockrun:{a}:");
         assert_eq!(base("a{b}c"), "lockrun:{a%7Bb%7Dc}:");
         assert_ne!(base("{"), base("%7B"));
-    }
-
-    #[test]
-    fn replies_are_read() {
-        let int = |n| Value::Int(n);
-        assert!(matches!(read_reply(&Value::Array(vec![int(1), int(7)])), Ok(Reply::Mine(7))));
-        assert!(matches!(read_reply(&Value::Array(vec![int(0)])), Ok(Reply::NotMine(None))));
-        let info = Value::BulkString(br#"{"who":{"host":"web-1","pid":7,"more":1},"fence":3}"#.to_vec());
-        let Ok(Reply::NotMine(Some(held))) = read_reply(&Value::Array(vec![int(0), int(5), int(-1), info])) else {
-            panic!("is a held lock")
-        };
-        assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
-        assert_eq!((held.since, held.expires_in), (Some(Duration::from_millis(5)), None));
-        assert!(read_reply(&Value::Okay).is_err());
     }
 }

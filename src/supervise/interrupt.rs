@@ -2,11 +2,12 @@
 
 #![allow(unsafe_code)]
 
+use std::os::fd::BorrowedFd;
 use std::os::raw::c_int;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigEvent, SigevNotify, Signal};
 use nix::sys::time::TimeSpec;
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
@@ -15,6 +16,7 @@ use nix::time::ClockId;
 use super::direct::readable;
 use super::signals::{self, Signals};
 use crate::clock::{Alarm, Moment};
+use crate::store::Watcher;
 
 /// Does nothing: its arrival alone makes a waiting system call return.
 extern "C" fn interrupt(_signal: c_int) {}
@@ -26,43 +28,61 @@ extern "C" fn interrupt(_signal: c_int) {}
 pub fn wait_in_call(
     until: Option<Moment>,
     signals: &Signals,
+    watcher: &mut dyn Watcher,
     mut call: impl FnMut() -> nix::Result<()>,
 ) -> nix::Result<Option<()>> {
-    let mut mask = signals.inherited_mask();
-    let mut before = None;
-    let mut timer = None;
-    if let Some(until) = until {
-        let mut action = plain_action();
-        action.sa_sigaction = interrupt as *const () as libc::sighandler_t;
-        before = Some(swap_action(&action)?);
-        // SAFETY: a valid set and signal number.
-        unsafe { libc::sigdelset(&raw mut mask, libc::SIGALRM) };
-        let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
-        let mut alarm = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
-        // It goes on firing after the deadline: one alarm could come just before the call begins to wait.
-        let first = until.since_boot().max(Duration::from_nanos(1));
-        let again = Duration::from_millis(20);
-        alarm.set(
-            Expiration::IntervalDelayed(TimeSpec::from(first), TimeSpec::from(again)),
-            TimerSetTimeFlags::TFD_TIMER_ABSTIME,
-        )?;
-        timer = Some(alarm);
-    }
-    let blocked = signals::set_mask(&mask)?;
+    let interruptions = Interruptions::start(until, watcher.tick_every(), signals)?;
     let result = loop {
         match call() {
             Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(None),
-            Err(Errno::EINTR) => {}
+            Err(Errno::EINTR) => watcher.tick(),
             Err(errno) => break Err(errno),
             Ok(()) => break Ok(Some(())),
         }
     };
-    signals::set_mask(&blocked)?;
-    drop(timer);
-    if let Some(before) = before {
-        swap_action(&before)?;
-    }
+    interruptions.end()?;
     result
+}
+
+/// The inherited signal mask, and alarms that make a waiting call return now and then.
+struct Interruptions {
+    blocked: libc::sigset_t,
+    alarms: Vec<Timer>,
+    before: libc::sigaction,
+}
+
+impl Interruptions {
+    /// Alarms come at `until` and, if there is one, after each `tick`.
+    fn start(until: Option<Moment>, tick: Option<Duration>, signals: &Signals) -> nix::Result<Self> {
+        // The deadline's goes on after it: one alone could come just before the call begins to wait.
+        let deadline = until.map(|until| alarm(until, Duration::from_millis(20)));
+        let ticks = tick.map(|tick| alarm(Moment::now() + tick, tick));
+        let alarms = deadline.into_iter().chain(ticks).collect::<nix::Result<Vec<_>>>()?;
+        let mut action = plain_action();
+        action.sa_sigaction = interrupt as *const () as libc::sighandler_t;
+        let before = swap_action(if alarms.is_empty() { None } else { Some(&action) })?;
+        let mut mask = signals.inherited_mask();
+        if !alarms.is_empty() {
+            // SAFETY: a valid set and signal number.
+            unsafe { libc::sigdelset(&raw mut mask, libc::SIGALRM) };
+        }
+        Ok(Interruptions { blocked: signals::set_mask(&mask)?, alarms, before })
+    }
+
+    fn end(self) -> nix::Result<()> {
+        signals::set_mask(&self.blocked)?;
+        drop(self.alarms);
+        swap_action(Some(&self.before)).map(drop)
+    }
+}
+
+/// A timer that sends SIGALRM at `first`, and then each time after `again`.
+fn alarm(first: Moment, again: Duration) -> nix::Result<Timer> {
+    let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
+    let mut timer = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
+    let first = TimeSpec::from(first.since_boot().max(Duration::from_nanos(1)));
+    timer.set(Expiration::IntervalDelayed(first, TimeSpec::from(again)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+    Ok(timer)
 }
 
 /// An action with no flags and an empty mask: without `SA_RESTART`, so that the call is interrupted.
@@ -71,33 +91,63 @@ fn plain_action() -> libc::sigaction {
     unsafe { std::mem::zeroed() }
 }
 
-/// Sets the action for SIGALRM, and gives the one before.
-fn swap_action(action: &libc::sigaction) -> nix::Result<libc::sigaction> {
+/// Sets the action for SIGALRM, if one is given, and gives the one before.
+fn swap_action(action: Option<&libc::sigaction>) -> nix::Result<libc::sigaction> {
     let mut before = plain_action();
-    // SAFETY: both point to actions; the handler, if any, is async-signal-safe because it does nothing.
+    let action = action.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both are null or point to actions; the handler, if any, is async-signal-safe because it does nothing.
     Errno::result(unsafe { libc::sigaction(libc::SIGALRM, action, &raw mut before) })?;
     Ok(before)
 }
 
-/// Sleeps until `until`, or until a signal comes that would end lockrun: gives its number. A signal that would stop
-/// lockrun does, and the sleep goes on after it.
-pub fn sleep(until: Moment, signals: &Signals) -> nix::Result<Option<c_int>> {
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// There is something to read.
+    Ready,
+    /// The time has come.
+    Time,
+    /// A signal of this number came, which would end lockrun.
+    Signal(c_int),
+}
+
+/// Waits until there is something to read from `source`, until `until`, or until a signal comes that would end lockrun. A
+/// signal that would stop lockrun does, and the wait goes on after it.
+pub fn wait_for(
+    source: Option<BorrowedFd<'_>>,
+    until: Moment,
+    signals: &Signals,
+    watcher: &mut dyn Watcher,
+) -> nix::Result<Woken> {
     let mut alarm = Alarm::new()?;
-    alarm.set(Some(until))?;
+    let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);
     loop {
         while let Some(caught) = signals.next() {
             if signals::is_stop(caught.signal) {
+                watcher.pause();
                 signals::stop_self();
+                watcher.tick();
             } else if signals::is_fatal(caught.signal) && caught.signal != libc::SIGPIPE {
-                return Ok(Some(caught.signal));
+                return Ok(Woken::Signal(caught.signal));
             }
         }
-        if Moment::now() >= until {
-            return Ok(None);
+        let now = Moment::now();
+        if now >= until {
+            return Ok(Woken::Time);
         }
-        match poll(&mut [readable(signals), readable(&alarm)], PollTimeout::NONE) {
+        if next_tick.is_some_and(|at| now >= at) {
+            watcher.tick();
+            next_tick = watcher.tick_every().map(|span| now + span);
+        }
+        alarm.set(Some(next_tick.map_or(until, |at| at.min(until))))?;
+        let mut fds = vec![readable(signals), readable(&alarm)];
+        fds.extend(source.map(|source| PollFd::new(source, PollFlags::POLLIN)));
+        match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
+        }
+        if fds.get(2).and_then(PollFd::any).unwrap_or(false) {
+            return Ok(Woken::Ready);
         }
     }
 }

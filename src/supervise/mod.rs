@@ -16,7 +16,7 @@ pub mod memory;
 mod process;
 mod spawn;
 mod supervisor;
-mod terminal;
+pub mod terminal;
 mod tree;
 
 use std::ffi::OsString;

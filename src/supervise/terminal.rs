@@ -1,4 +1,8 @@
-//! The controlling terminal.
+//! The controlling terminal, and one to write to.
+
+#![allow(unsafe_code)]
+
+use std::io::IsTerminal;
 
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -7,4 +11,16 @@ use nix::sys::stat::Mode;
 /// shell; without one (cron, CI) it leads a group of its own.
 pub(super) fn is_controlling() -> bool {
     open("/dev/tty", OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOCTTY, Mode::empty()).is_ok()
+}
+
+/// How many columns the terminal has that standard error is; `None` if it is no terminal.
+pub fn stderr_width() -> Option<usize> {
+    if !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the request writes one such structure.
+    let asked = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    let columns = usize::from(size.ws_col);
+    Some(if asked == 0 && columns > 0 { columns } else { 80 })
 }

@@ -1,52 +1,85 @@
--- Takes a lock that is free. Asked again under the same token, answers as the first time.
+-- Takes the lock if it is free and nobody is ahead of us, claims it if it was granted to us, and else joins the queue, stays
+-- in it, or leaves it. Asked again under the same token, answers as the first time.
 --
--- KEYS  1 holders   sorted set: token -> end of its lease, in ms
---       2 info      hash: token -> JSON {since, fence, who}
---       3 fence     the last fencing token
 -- ARGV  1 token     of this acquisition
 --       2 ttl       of the lease in ms; 0: it never expires
 --       3 who       JSON of the holder's particulars
--- Reply {1, fence}                             it is ours
---       {0, held for, expires in or -1, info}  it is somebody else's; in ms
+--       4 wait      1: wait in the queue; 0: do not wait (any more)
+--       5 refresh   how often a waiter looks at the lock when nothing happens, in ms
+-- Reply {1, fence}  it is ours
+--       {0, {held for, expires in or -1, info} or {}, place in the queue from 0, look again in, granted, told}
+--                   it is not; times in ms; the last two are tokens of waiters, or '' (see settle)
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local TOKEN, TTL, WHO, WAIT, REFRESH = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
 
-local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)
-for _, token in ipairs(dead) do
-  redis.call('ZREM', KEYS[1], token)
-  redis.call('HDEL', KEYS[2], token)
-end
+drop_ended_leases()
 
-local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-local fence
-if first[1] == ARGV[1] then
-  fence = cjson.decode(redis.call('HGET', KEYS[2], ARGV[1])).fence
-elseif first[1] then
-  local info = redis.call('HGET', KEYS[2], first[1]) or '{}'
-  local since = cjson.decode(info).since or now
-  local expires_in = -1
-  if first[2] ~= 'inf' then
-    expires_in = first[2] - now
+-- Whoever asks is listening. Mail that it has not read yet may tell it when to look.
+local look_in = REFRESH
+for _, letter in ipairs(redis.call('LRANGE', BOX .. TOKEN, 0, -1)) do
+  local written, wait = string.match(letter, '^(%d+) (%d+)$')
+  if tonumber(wait) > 0 then
+    look_in = math.min(look_in, math.max(0, written + wait - now))
   end
-  return {0, now - since, expires_in, info}
-else
-  -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
-  fence = math.max((tonumber(redis.call('GET', KEYS[3])) or 0) + 1, now)
-  redis.call('SET', KEYS[3], string.format('%.0f', fence))
-  local info = cjson.encode({since = now, fence = fence, who = cjson.decode(ARGV[3])})
-  redis.call('HSET', KEYS[2], ARGV[1], info)
+end
+redis.call('DEL', BOX .. TOKEN)
+
+local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
+local handed = {}
+if not mine then
+  if redis.call('ZCARD', HOLDERS) == 0 then
+    local first = waiters(1)[1]
+    mine = not first or first == TOKEN
+    if not mine then
+      handed = hand_over()
+    end
+  end
 end
 
-local ttl = tonumber(ARGV[2])
-if ttl == 0 then
-  redis.call('ZADD', KEYS[1], '+inf', ARGV[1])
-  redis.call('PERSIST', KEYS[1])
-  redis.call('PERSIST', KEYS[2])
-else
-  local ends = string.format('%.0f', now + ttl)
-  redis.call('ZADD', KEYS[1], ends, ARGV[1])
-  redis.call('PEXPIREAT', KEYS[1], ends)
-  redis.call('PEXPIREAT', KEYS[2], ends)
+if mine then
+  local info = info_of(TOKEN)
+  if not info.fence then
+    -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
+    local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
+    redis.call('SET', FENCE, whole(fence))
+    info = {who = cjson.decode(WHO), since = now, fence = fence}
+    set_info(TOKEN, info)
+    forget_waiter(TOKEN)
+  end
+  redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+  expire_keys()
+  return {1, info.fence}
 end
-return {1, fence}
+
+local place = redis.call('ZRANK', QUEUE, TOKEN)
+if not WAIT then
+  if place then
+    forget_waiter(TOKEN)
+    redis.call('HDEL', INFO, TOKEN)
+  end
+else
+  if not place then
+    local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0
+    redis.call('ZADD', QUEUE, whole(last + 1), TOKEN)
+    set_info(TOKEN, {who = cjson.decode(WHO)})
+    place = redis.call('ZRANK', QUEUE, TOKEN)
+  end
+  redis.call('ZADD', ALIVE, whole(now + ALIVE_FOR), TOKEN)
+end
+expire_keys()
+
+-- The first waiters look when the lease runs out, one after the other; so does whoever finds a grant that nobody has claimed
+-- yet. The others only show that they are alive.
+local held = holder()
+if place and held[2] and held[2] >= 0 then
+  local turn
+  for at, token in ipairs(waiters(3)) do
+    if token == TOKEN then
+      turn = at
+    end
+  end
+  if turn or redis.call('ZSCORE', QUEUE, redis.call('ZRANGE', HOLDERS, 0, 0)[1]) then
+    look_in = math.min(look_in, held[2] + 1 + 20 * (turn or 0))
+  end
+end
+return {0, held, place or 0, look_in, handed[1] or '', handed[2] or ''}

@@ -4,6 +4,7 @@
 //! trips of its own, and bounds single reads instead of whole requests.
 
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::anyhow;
 use redis::{Cmd, Parser, ServerError, Value};
@@ -82,6 +83,19 @@ impl Connection {
         }
     }
 
+    /// Sends `command` and does not wait for its answer. Not for the first request on a connection.
+    pub(super) fn send(&mut self, command: &Cmd, deadline: Moment) -> Result<(), Failure> {
+        self.stream.set_deadline(deadline);
+        let sent = self.stream.write_all(&command.get_packed_command()).and_then(|()| self.stream.flush());
+        sent.map_err(|error| Failure::of_write(&error))
+    }
+
+    /// Waits for the answer to a command that was sent.
+    pub(super) fn receive(&mut self, deadline: Moment) -> Result<Value, Failure> {
+        self.stream.set_deadline(deadline);
+        self.reply()
+    }
+
     fn reply(&mut self) -> Result<Value, Failure> {
         self.parser.parse_value(&mut self.stream).map_err(|error| {
             if error.is_timeout() {
@@ -92,6 +106,12 @@ impl Connection {
                 Failure::NoAnswer("what it answers is not Redis's protocol")
             }
         })
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

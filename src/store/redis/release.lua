@@ -1,24 +1,23 @@
--- Lets go of a lock that is ours, and writes down the run that has ended.
+-- Lets go of a lock that is ours or was granted to us, writes down the run that has ended, and leaves the queue. A lock that
+-- becomes free goes to the first waiter.
 --
--- KEYS  1 holders   sorted set: token -> end of its lease, in ms
---       2 info      hash: token -> JSON {since, fence, who}
---       3 last      JSON {who, started, ended, status or signal}; times in ms
 -- ARGV  1 token     of the acquisition
 --       2 ending    JSON {status} or {signal} or {}; empty: there was no run, write nothing down
--- Reply 1: it was ours, 0: it was not
+-- Reply {granted, told}  tokens of waiters, or '' (see settle)
 
-local info = redis.call('HGET', KEYS[2], ARGV[1])
-if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then
-  return 0
+local TOKEN, ENDING = ARGV[1], ARGV[2]
+
+drop_ended_leases()
+
+local info = info_of(TOKEN)
+local held = redis.call('ZREM', HOLDERS, TOKEN) == 1
+redis.call('HDEL', INFO, TOKEN)
+forget_waiter(TOKEN)
+if held and info.fence and ENDING ~= '' then
+  local last = cjson.decode(ENDING)
+  last.who, last.started, last.ended = info.who, info.since, now
+  redis.call('SET', LAST, cjson.encode(last))
 end
-redis.call('HDEL', KEYS[2], ARGV[1])
-if info and ARGV[2] ~= '' then
-  local time = redis.call('TIME')
-  local held = cjson.decode(info)
-  local last = cjson.decode(ARGV[2])
-  last.who = held.who
-  last.started = held.since
-  last.ended = time[1] * 1000 + math.floor(time[2] / 1000)
-  redis.call('SET', KEYS[3], cjson.encode(last))
-end
-return 1
+local handed = held and hand_over() or {}
+expire_keys()
+return {handed[1] or '', handed[2] or ''}

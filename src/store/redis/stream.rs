@@ -29,6 +29,15 @@ impl Stream {
     }
 }
 
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Plain(timed) => timed.socket.as_fd(),
+            Stream::Tls(tls) => tls.sock.socket.as_fd(),
+        }
+    }
+}
+
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {

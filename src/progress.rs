@@ -1,0 +1,84 @@
+//! How a wait looks: a line on a terminal that is refreshed in place, and gone when the wait is over; elsewhere nothing, or
+//! one message with `--verbose`.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::duration;
+use crate::key::Key;
+use crate::report::{self, Verbosity};
+use crate::store::{Held, Watcher};
+use crate::supervise::terminal;
+
+/// The line changes with the seconds.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// What is shown of one wait.
+pub struct Progress<'a> {
+    key: &'a Key,
+    verbosity: Verbosity,
+    on_terminal: bool,
+    began: Moment,
+    told: bool,
+    /// What the store told last, and when.
+    latest: Option<(Held, Moment)>,
+}
+
+impl<'a> Progress<'a> {
+    /// A wait for `key` that begins now.
+    pub fn new(key: &'a Key, verbosity: Verbosity) -> Self {
+        let on_terminal = verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
+        Progress { key, verbosity, on_terminal, began: Moment::now(), told: false, latest: None }
+    }
+
+    /// Writes the line anew.
+    fn draw(&self) {
+        let (true, Some((held, told_at))) = (self.on_terminal, &self.latest) else { return };
+        let Some(width) = terminal::stderr_width() else { return };
+        let now = Moment::now();
+        let held = Held { since: held.since.map(|since| since + now.since(*told_at)), ..held.clone() };
+        let place = held.place.map_or_else(String::new, |place| format!("number {} in the queue; ", place + 1));
+        let waited = duration::say(now.since(self.began));
+        let line = format!("lockrun: waiting for {waited}; {place}{}", report::held(self.key, &held));
+        // A line that wraps could not be taken back.
+        let line: String = line.chars().take(width.saturating_sub(1)).collect();
+        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
+    }
+
+    /// Takes the line back.
+    fn clear(&self) {
+        if self.on_terminal && self.latest.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Watcher for Progress<'_> {
+    fn waiting(&mut self, held: &Held) {
+        if self.verbosity == Verbosity::Verbose && !self.told {
+            report::say(&format!("waiting: {}", report::held(self.key, held)));
+            self.told = true;
+        }
+        self.latest = Some((held.clone(), Moment::now()));
+        self.draw();
+    }
+
+    fn tick_every(&self) -> Option<Duration> {
+        self.on_terminal.then_some(REFRESH)
+    }
+
+    fn tick(&mut self) {
+        self.draw();
+    }
+
+    fn pause(&mut self) {
+        self.clear();
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -1,0 +1,146 @@
+//! Waiting in turn: a place in the lock's queue, and a mailbox at which to sleep.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use super::connection::{Connection, Failure};
+use super::reply::{Asked, read_mail};
+use super::{RedisStore, key_base};
+use crate::clock::Moment;
+use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
+use crate::supervise::interrupt::{self, Woken};
+use crate::supervise::signals::Signals;
+
+/// How often a waiter shows that it is alive when nothing else happens.
+pub(super) const REFRESH: Duration = Duration::from_secs(8);
+
+/// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
+const OUTAGE_MAX: Duration = Duration::from_mins(1);
+
+/// The pauses between two attempts to reach a server that is away: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// How the sleep at the mailbox ended.
+enum Slept {
+    /// It is time to look at the lock.
+    Look,
+    /// A signal came that ends lockrun.
+    Interrupted(i32),
+    /// The connection is lost.
+    Lost,
+}
+
+impl RedisStore {
+    /// Takes the lock, in turn with the other waiters.
+    pub(super) fn wait_in_turn(&mut self, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
+        let Wait { until, signals, watcher } = wait;
+        // Before the server has been heard of once, its absence is an error like any other.
+        let mut heard_at: Option<Moment> = None;
+        let mut retry_in = RETRY.0;
+        loop {
+            let asked_at = Moment::now();
+            let out_of_patience = until.is_some_and(|until| asked_at >= until);
+            let pause = match self.ask(claim, !out_of_patience) {
+                Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
+                Ok(Asked::NotMine { held, look_in, handed }) => {
+                    self.settle(claim, handed);
+                    if out_of_patience {
+                        return Ok(Acquired::Held(held));
+                    }
+                    watcher.waiting(&held);
+                    (heard_at, retry_in) = (Some(Moment::now()), RETRY.0);
+                    let look_at = Moment::now() + look_in;
+                    match self.sleep_at_mailbox(
+                        claim,
+                        until.map_or(look_at, |until| until.min(look_at)),
+                        signals,
+                        watcher,
+                    ) {
+                        Slept::Look => continue,
+                        Slept::Interrupted(signal) => {
+                            self.withdraw(claim);
+                            return Ok(Acquired::Interrupted(signal));
+                        }
+                        Slept::Lost => Duration::ZERO,
+                    }
+                }
+                Err(error) => {
+                    let bearable = heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX);
+                    if !bearable || out_of_patience {
+                        self.withdraw(claim);
+                        return Err(error);
+                    }
+                    let pause = retry_in;
+                    retry_in = (retry_in * 2).min(RETRY.1);
+                    pause
+                }
+            };
+            let wake_at = asked_at.max(Moment::now()) + pause;
+            if let Woken::Signal(signal) = interrupt::wait_for(None, wake_at, signals, watcher)? {
+                self.withdraw(claim);
+                return Ok(Acquired::Interrupted(signal));
+            }
+        }
+    }
+
+    /// Sleeps until mail comes, or until `until`.
+    fn sleep_at_mailbox(
+        &mut self,
+        claim: &Claim,
+        mut until: Moment,
+        signals: &Signals,
+        watcher: &mut dyn Watcher,
+    ) -> Slept {
+        let mailbox = format!("{}box:{}", key_base(&self.server.prefix, &claim.key), claim.token);
+        loop {
+            let Some(connection) = &mut self.connection else { return Slept::Lost };
+            let left = until.since(Moment::now());
+            if left < Duration::from_millis(2) {
+                return Slept::Look;
+            }
+            match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
+                // Granted, or time to look.
+                Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Look,
+                Ok(Popped::Mail(Some(wait))) => until = until.min(Moment::now() + wait),
+                Ok(Popped::Mail(None)) => return Slept::Look,
+                Ok(Popped::Interrupted(signal)) => {
+                    // The answer is still to come on this connection.
+                    self.connection = None;
+                    return Slept::Interrupted(signal);
+                }
+                Err(_) => {
+                    self.connection = None;
+                    return Slept::Lost;
+                }
+            }
+        }
+    }
+}
+
+/// What came of waiting for mail.
+enum Popped {
+    /// Its contents; `None` if none came in time.
+    Mail(Option<Duration>),
+    /// A signal came that ends lockrun.
+    Interrupted(i32),
+}
+
+/// Waits for mail for as long as `span`, as the server measures it; gives the server up at `deadline`.
+fn pop(
+    connection: &mut Connection,
+    mailbox: &str,
+    span: Duration,
+    deadline: Moment,
+    signals: &Signals,
+    watcher: &mut dyn Watcher,
+) -> Result<Popped, Failure> {
+    let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
+    connection.send(&command, deadline)?;
+    match interrupt::wait_for(Some(connection.as_fd()), deadline, signals, watcher) {
+        Ok(Woken::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
+        Ok(Woken::Ready) => {}
+        Ok(Woken::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
+    }
+    let reply = connection.receive(deadline)?;
+    Ok(Popped::Mail(read_mail(&reply)))
+}
