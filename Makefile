@@ -1,0 +1,79 @@
+# make            build the release binary
+# make test       install what the tests need (apt-get), then run them all
+# make check      formatting, lints, and whether the generated files are up to date
+# make generate   write the manual page and the completions anew from the command line's definition
+# make bench      measure against flock(1)
+# make install    PREFIX=/usr/local, DESTDIR=
+
+CARGO ?= cargo
+INSTALL ?= install
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+bindir = $(PREFIX)/bin
+mandir = $(PREFIX)/share/man
+bashdir = $(PREFIX)/share/bash-completion/completions
+zshdir = $(PREFIX)/share/zsh/site-functions
+fishdir = $(PREFIX)/share/fish/vendor_completions.d
+
+target = $(or $(CARGO_TARGET_DIR),target)
+binary = $(target)/release/lockrun
+sources = Cargo.toml Cargo.lock $(wildcard .cargo/*) $(shell find src -type f)
+
+# What `lockrun generate WHAT` prints, and the file in which it is checked in.
+generated = man:man/lockrun.1 bash:completions/lockrun.bash zsh:completions/_lockrun fish:completions/lockrun.fish
+
+.PHONY: build test check check-generated generate bench install uninstall clean
+.DELETE_ON_ERROR:
+
+build: $(binary)
+
+$(binary): $(sources)
+	$(CARGO) build --release --locked
+	@touch $@
+
+# The release binary is what gets tested: its timing is part of what it promises.
+test:
+	scripts/install-test-deps
+	$(CARGO) test --release --locked
+
+check:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets --locked -- -D warnings
+	@$(MAKE) --no-print-directory check-generated
+
+check-generated: $(binary)
+	@status=0; \
+	for pair in $(generated); do \
+		$(binary) generate "$${pair%%:*}" | diff -u "$${pair#*:}" - || status=1; \
+	done; \
+	if [ $$status -ne 0 ]; then echo 'make: a generated file is out of date: run "make generate"' >&2; fi; \
+	exit $$status
+
+generate: $(binary)
+	mkdir -p man completions
+	@set -e; \
+	for pair in $(generated); do \
+		$(binary) generate "$${pair%%:*}" >"$${pair#*:}.new"; \
+		mv "$${pair#*:}.new" "$${pair#*:}"; \
+		echo "wrote $${pair#*:}"; \
+	done
+
+bench: $(binary)
+	benches/run $(binary)
+
+# Builds only if the binary is older than its sources, so `make && sudo make install` needs no cargo as root.
+install: $(binary)
+	$(INSTALL) -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir)
+	$(INSTALL) -m 755 $(binary) $(DESTDIR)$(bindir)/lockrun
+	$(INSTALL) -m 644 man/lockrun.1 $(DESTDIR)$(mandir)/man1/lockrun.1
+	$(INSTALL) -m 644 completions/lockrun.bash $(DESTDIR)$(bashdir)/lockrun
+	$(INSTALL) -m 644 completions/_lockrun $(DESTDIR)$(zshdir)/_lockrun
+	$(INSTALL) -m 644 completions/lockrun.fish $(DESTDIR)$(fishdir)/lockrun.fish
+
+uninstall:
+	rm -f $(DESTDIR)$(bindir)/lockrun $(DESTDIR)$(mandir)/man1/lockrun.1 $(DESTDIR)$(bashdir)/lockrun \
+		$(DESTDIR)$(zshdir)/_lockrun $(DESTDIR)$(fishdir)/lockrun.fish
+
+clean:
+	$(CARGO) clean
