@@ -1,0 +1,228 @@
+//! Everything that can be typed wrongly ends with 64, says what is wrong, and touches nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use tempfile::TempDir;
+
+use crate::support::fake::{Fake, Manner};
+use crate::support::{Lockrun, Output};
+
+/// Words that are wrong, and what the message must name.
+type Case<'a> = (&'a [&'a str], &'a str);
+
+/// Options that are wrong before a key, a store and a command that are all right.
+const BAD_OPTIONS: &[Case<'static>] = &[
+    (&["--frobnicate"], "--frobnicate"),
+    (&["-Z"], "-Z"),
+    (&["--ttl", "soon"], "soon"),
+    (&["--ttl", ""], "ttl"),
+    (&["--ttl", "-1"], "-1"),
+    (&["--ttl=-1s"], "-1s"),
+    (&["--ttl", "0"], "ttl"),
+    (&["--ttl", "999ms"], "ttl"),
+    (&["--ttl", "5 parsecs"], "5 parsecs"),
+    (&["--ttl", "nan"], "nan"),
+    (&["--ttl", "inf"], "inf"),
+    (&["--ttl", "1e400"], "1e400"),
+    (&["--ttl", "99999999999999999999"], "99999999999999999999"),
+    (&["--renew-every", "often"], "often"),
+    (&["--renew-every", "0"], "renew-every"),
+    (&["--kill-after", "later"], "later"),
+    (&["--kill-after=-1"], "-1"),
+    (&["--store-timeout", "x"], "store-timeout"),
+    (&["--store-timeout", "0"], "store-timeout"),
+    (&["--wait=later"], "later"),
+    (&["--wait=-1"], "-1"),
+    (&["-wlater"], "later"),
+    // Values that cannot work together: renew-every + kill-after + store-timeout not below ttl.
+    (&["--ttl", "10s", "--renew-every", "10s"], "renew-every"),
+    (&["--ttl", "10s", "--kill-after", "10s"], "kill-after"),
+    (&["--ttl", "10s", "--store-timeout", "10s"], "store-timeout"),
+    (&["--ttl", "10s", "--renew-every", "4s", "--kill-after", "4s", "--store-timeout", "2s"], "ttl"),
+    (&["--skip", "--wait"], "--skip"),
+    (&["--skip", "-w", "5"], "--skip"),
+    (&["--fail", "--skip"], "--skip"),
+    (&["-n", "--skip"], "--skip"),
+    (&["-n", "--wait"], "--wait"),
+    (&["-E", "256"], "256"),
+    (&["-E", "-1"], "-1"),
+    (&["-E", "x"], "x"),
+    (&["-E", ""], "conflict-exit-code"),
+    (&["-E", "1.5"], "1.5"),
+    (&["--conflict-exit-code=0x10"], "0x10"),
+    (&["-v", "-q"], "quiet"),
+    (&["--key", "again"], "--key"),
+    (&["-c", "true"], "--command"),
+    (&["--skip=yes"], "yes"),
+];
+
+/// URLs that are no store's.
+const BAD_URLS: &[Case<'static>] = &[
+    (&[""], "store"),
+    (&["locks"], "locks"),
+    (&["/var/lock"], "/var/lock"),
+    (&["ftp://127.0.0.1/"], "ftp"),
+    (&["http://127.0.0.1/"], "http"),
+    (&["memcached://127.0.0.1"], "memcached"),
+    (&["redis:"], "redis:"),
+    (&["redis://"], "host"),
+    (&["redis:///0"], "host"),
+    (&["redis://:6379"], "redis://"),
+    (&["redis://127.0.0.1:0"], "port"),
+    (&["redis://127.0.0.1:65536"], "port"),
+    (&["redis://127.0.0.1:port"], "port"),
+    (&["redis://127.0.0.1/x"], "x"),
+    (&["redis://127.0.0.1/-1"], "-1"),
+    (&["redis://127.0.0.1/0/1"], "0/1"),
+    (&["redis://127.0.0.1/99999999999999999999"], "99999999999999999999"),
+    (&["redis://127.0.0.1/?frobnicate=1"], "frobnicate"),
+    (&["redis://127.0.0.1/?prefix="], "prefix"),
+    (&["redis+unix://"], "redis+unix"),
+    (&["redis+unix:relative.sock"], "redis+unix"),
+    (&["rediss://127.0.0.1/?ca=/no/such/ca.pem"], "/no/such/ca.pem"),
+    (&["rediss://127.0.0.1/?cert=/no/such/cert.pem&key=/no/such/key.pem"], "/no/such/"),
+    (&["rediss://127.0.0.1/?cert=/etc/hostname"], "key"),
+    (&["file:relative/path"], "relative/path"),
+    (&["file://host/path"], "host"),
+    (&["file:/tmp/?frobnicate=1"], "frobnicate"),
+];
+
+/// It was refused, by its own words, and named what is wrong.
+#[track_caller]
+fn is_refused(output: Output, wanted: &str) {
+    let output = output.exited(64).printed("").said(wanted);
+    assert!(output.stderr().starts_with("lockrun: "), "{output}");
+}
+
+/// Runs the case on a directory that does not exist and on a server that counts its guests.
+#[track_caller]
+fn touches_nothing(case: impl Fn(Lockrun) -> Output, wanted: &str) {
+    let directory = TempDir::new().expect("a temporary directory");
+    let url = format!("file:{}/locks", directory.path().display());
+    is_refused(case(Lockrun::at(&url).directory(directory.path())), wanted);
+    let left = fs::read_dir(directory.path()).expect("our own directory").count();
+    assert_eq!(left, 0, "something was created");
+    let server = Fake::start(Manner::Silent);
+    is_refused(case(Lockrun::at(&server.url())), wanted);
+    assert_eq!(server.connections(), 0, "the store was asked");
+}
+
+/// A command whose run would be seen.
+fn marked(call: Lockrun) -> Output {
+    call.command(["echo", "ran"]).run()
+}
+
+// "64: the command line is wrong." "Values that cannot work together are refused before anything is touched."
+#[test]
+fn options() {
+    for (words, wanted) in BAD_OPTIONS {
+        touches_nothing(|call| marked(call.key("k").args(*words)), wanted);
+    }
+}
+
+// "`-k, --key KEY`: 1 to 512 bytes of UTF-8, no control characters."
+#[test]
+fn keys() {
+    let too_long = "x".repeat(513);
+    let too_many_bytes = "é".repeat(257);
+    let bad: &[(&[u8], &str)] = &[
+        (b"", "key"),
+        (too_long.as_bytes(), "512"),
+        (too_many_bytes.as_bytes(), "512"),
+        (b"a\nb", "control"),
+        (b"a\tb", "control"),
+        (b"\x1b[31m", "control"),
+        (b"a\x7f", "control"),
+        ("a\u{85}".as_bytes(), "control"),
+        (b"a\xff", "UTF-8"),
+        (b"\xc0\x80", "UTF-8"),
+    ];
+    for (key, wanted) in bad {
+        let key = OsStr::from_bytes(key);
+        touches_nothing(|call| marked(call.key(key)), wanted);
+    }
+}
+
+// "`-k, --key KEY`: required"; a COMMAND too, and not two of them.
+#[test]
+fn missing_words() {
+    touches_nothing(marked, "--key");
+    touches_nothing(|call| call.key("k").run(), "COMMAND");
+    touches_nothing(|call| call.key("k").arg("--").run(), "COMMAND");
+    touches_nothing(|call| call.key("k").command([""]).run(), "empty");
+    touches_nothing(|call| call.arg("--key").run(), "--key");
+    touches_nothing(|call| call.key("k").arg("--ttl").run(), "--ttl");
+    touches_nothing(|call| call.key("k").arg("-c").run(), "--command");
+    touches_nothing(|call| marked(call.key("k").args(["--command", "true"])), "--command");
+    is_refused(Lockrun::bare().run(), "--key");
+}
+
+// "`--store URL`": one of the forms of the table, or refused.
+#[test]
+fn store_urls() {
+    let directory = TempDir::new().expect("a temporary directory");
+    for (words, wanted) in BAD_URLS {
+        let url = words[0];
+        let call = Lockrun::bare().directory(directory.path()).key("k");
+        is_refused(marked(call.clone().args(["--store", url])), wanted);
+        if !url.is_empty() {
+            is_refused(marked(call.env("LOCKRUN_STORE", url)), wanted);
+        }
+    }
+    let left = fs::read_dir(directory.path()).expect("our own directory").count();
+    assert_eq!(left, 0, "something was created");
+    let not_text = OsStr::from_bytes(b"file:/tmp/\xff");
+    let output = marked(Lockrun::bare().key("k").arg("--store").arg(not_text));
+    // A directory's name need not be text: either it is taken, or refused with a reason.
+    assert!(matches!(output.status, Some(0 | 64 | 69)), "{output}");
+}
+
+// "`--store-file PATH`: read the store's URL from a file": one that is there and holds one URL.
+#[test]
+fn store_files() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = |name: &str, text: &[u8]| -> OsString {
+        let path = directory.path().join(name);
+        fs::write(&path, text).expect("a file");
+        path.into_os_string()
+    };
+    let call = |path: &OsStr| marked(Lockrun::bare().key("k").arg("--store-file").arg(path));
+    is_refused(call(OsStr::new("/no/such/file")), "/no/such/file");
+    is_refused(call(directory.path().as_os_str()), "store-file");
+    is_refused(call(&file("empty", b"")), "store-file");
+    is_refused(call(&file("blank", b"\n \n")), "store-file");
+    is_refused(call(&file("not-text", b"\xff\xfe\n")), "store-file");
+    is_refused(call(&file("scheme", b"ftp://127.0.0.1\n")), "ftp");
+    let good = file("good", b"file:\n");
+    touches_nothing(|call| marked(call.key("k").arg("--store-file").arg(&good)), "--store");
+    let bad = file("secret", b"redis://:hushhush@127.0.0.1:port\n");
+    let output = call(&bad).exited(64).said("port");
+    assert!(!output.stderr().contains("hushhush"), "{output}");
+}
+
+// "Every option but `--key` also has a `LOCKRUN_…` variable": a bad value in one is as bad, and named.
+#[test]
+fn variables() {
+    for (name, value) in [("LOCKRUN_TTL", "soon"), ("LOCKRUN_TTL", "0.5"), ("LOCKRUN_STORE", "ftp://x/")] {
+        let directory = TempDir::new().expect("a temporary directory");
+        let mut call = Lockrun::bare().key("k").env(name, value);
+        if name != "LOCKRUN_STORE" {
+            call = call.arg("--store").arg(format!("file:{}/locks", directory.path().display()));
+        }
+        is_refused(marked(call), name);
+        assert_eq!(fs::read_dir(directory.path()).expect("our own").count(), 0);
+    }
+    let missing = Lockrun::bare().key("k").env("LOCKRUN_STORE_FILE", "/no/such/file");
+    is_refused(marked(missing), "/no/such/file");
+}
+
+// "What comes out is escaped before a terminal sees it": what was typed comes out as harmless as what was stored.
+#[test]
+fn a_bad_word_is_no_danger_to_a_terminal() {
+    for words in [["--ttl", "\x1b[31m"], ["--key", "\x1b]0;x\x07"], ["--store", "x\x1b[2J:"], ["--\x1b[2J", "x"]] {
+        let output = marked(Lockrun::bare().args(words).args(["--key", "k"])).exited(64);
+        assert!(!output.stderr().contains(['\x1b', '\x07']), "{output}");
+    }
+}

@@ -1,0 +1,130 @@
+//! What a run leaves behind, and what it tells its command.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use crate::support::store::on_every_store;
+use crate::support::{Lockrun, Redis, Store};
+
+const LEFT: [&str; 2] = ["lockrun:{clean}:fence", "lockrun:{clean}:last"];
+
+fn call(store: &Store) -> Lockrun {
+    Lockrun::new(store).key("clean")
+}
+
+/// The value that a run's command saw in this variable.
+#[track_caller]
+fn seen(store: &Store, name: &str) -> String {
+    let output = call(store).sh(&format!("printf %s \"${name}\"")).run();
+    output.exited(0).silent().stdout()
+}
+
+// "After a clean run Redis holds for that key nothing but its fence and its last run", however the run ended.
+#[test]
+fn redis_keeps_the_fence_and_the_last_run() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    for (script, status) in [(":", Some(0)), ("exit 3", Some(3)), ("kill -KILL $$", None)] {
+        let output = call(&store).sh(script).run();
+        assert_eq!(output.status, status, "{output}");
+        assert_eq!(redis.keys(), LEFT, "after {script:?}");
+    }
+    call(&store).command(["/etc"]).run().exited(126);
+    assert_eq!(redis.keys(), LEFT);
+    call(&store).command(["no-such-command"]).run().exited(127);
+    assert_eq!(redis.keys(), LEFT);
+    let mut run = call(&store).sh("echo ready; exec sleep 60").spawn();
+    run.wait_for_line("ready");
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM);
+    assert_eq!(redis.keys(), LEFT);
+    assert_eq!(redis.ask(&["PTTL", LEFT[0]]).number(), -1, "the fence has no expiry");
+}
+
+// "A clean end frees the lock at once": one after the other, nobody waits for a lease.
+on_every_store!(the_next_run_starts_at_once, |store| {
+    for _ in 0..20 {
+        call(store).args(["--fail", "--ttl", "60s"]).command(["true"]).run().exited(0).silent();
+    }
+});
+
+// "The file store: one never-unlinked file a key", and nothing else.
+#[test]
+fn the_file_store_keeps_one_file() {
+    let store = Store::file();
+    let files = || -> Vec<u64> {
+        use std::os::unix::fs::MetadataExt;
+        let entries = fs::read_dir(store.locks()).expect("the store");
+        entries.map(|entry| entry.expect("ours").metadata().expect("ours").ino()).collect()
+    };
+    call(&store).command(["true"]).run().exited(0);
+    let first = files();
+    assert_eq!(first.len(), 1);
+    call(&store).sh("kill -KILL $$").run();
+    call(&store).command(["no-such-command"]).run().exited(127);
+    assert_eq!(files(), first, "the same file, by its inode");
+}
+
+// "Fence. Each acquisition of a key gets a number greater than every earlier one."
+on_every_store!(the_fence_grows, |store| {
+    let mut last = 0;
+    for _ in 0..10 {
+        let fence: u64 = seen(store, "LOCKRUN_FENCE").parse().expect("a number");
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+    }
+});
+
+// "... also after the store has lost all its data."
+#[test]
+fn the_fence_survives_a_wiped_redis() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let mut last = 0;
+    for _ in 0..5 {
+        for _ in 0..3 {
+            let fence: u64 = seen(&store, "LOCKRUN_FENCE").parse().expect("a number");
+            assert!(fence > last, "{fence} after {last}");
+            last = fence;
+        }
+        redis.ask(&["FLUSHALL"]);
+    }
+}
+
+// "Greater of last + 1 and the server's clock": a server whose clock goes back does not take the fence back.
+#[test]
+fn the_fence_does_not_follow_a_clock_back() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    seen(&store, "LOCKRUN_FENCE");
+    // A fence from the future is what a clock that goes back leaves behind.
+    let future: u64 = 9_000_000_000_000;
+    let kind = redis.ask(&["TYPE", LEFT[0]]);
+    assert_eq!(kind.text(), "string", "the fence is a plain number");
+    redis.ask(&["SET", LEFT[0], &future.to_string()]);
+    assert_eq!(seen(&store, "LOCKRUN_FENCE"), (future + 1).to_string());
+    assert_eq!(seen(&store, "LOCKRUN_FENCE"), (future + 2).to_string());
+}
+
+// "Tokens are a random UUID for each acquisition, never a host name or a pid."
+on_every_store!(tokens_are_random, |store| {
+    let mut tokens = BTreeSet::new();
+    for _ in 0..5 {
+        let token = seen(store, "LOCKRUN_TOKEN");
+        let groups: Vec<usize> = token.split('-').map(str::len).collect();
+        assert_eq!(groups, [8, 4, 4, 4, 12], "{token}");
+        assert!(token.chars().all(|c| c == '-' || c.is_ascii_hexdigit()), "{token}");
+        assert!(tokens.insert(token), "a token came twice");
+    }
+});
+
+// "Common query parameters: `prefix` (Redis, default `lockrun`)": nothing outside of it.
+#[test]
+fn all_keys_lie_under_the_prefix() {
+    let redis = Redis::start();
+    let url = format!("{}?prefix=team-a", redis.url());
+    Lockrun::at(&url).key("clean").command(["true"]).run().exited(0).silent();
+    assert_eq!(redis.keys(), ["team-a:{clean}:fence", "team-a:{clean}:last"]);
+}

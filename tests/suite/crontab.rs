@@ -1,0 +1,161 @@
+//! The crontab that is shipped, run as cron runs it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::holder::write_script;
+use crate::support::lockrun::PROGRAM;
+use crate::support::{Lockrun, Output, Redis, Running};
+
+/// How often the clock strikes.
+const TICKS: usize = 3;
+
+/// A crontab: its variables, and the commands of its jobs.
+struct Crontab {
+    variables: BTreeMap<String, String>,
+    commands: Vec<String>,
+}
+
+impl Crontab {
+    fn shipped() -> Self {
+        let path = root().join("examples/crontab");
+        let text = fs::read_to_string(&path).expect("the crontab is shipped");
+        let mut crontab = Self { variables: BTreeMap::new(), commands: Vec::new() };
+        for line in text.lines().map(str::trim) {
+            if !line.is_empty() && !line.starts_with('#') {
+                crontab.read(line);
+            }
+        }
+        crontab
+    }
+
+    fn read(&mut self, line: &str) {
+        let is_name = |name: &str| name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
+        match line.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+            Some((name, value)) if is_name(name) => {
+                let value = value.trim_matches('"').to_owned();
+                self.variables.insert(name.to_owned(), value);
+            }
+            _ => self.commands.push(command_of(line)),
+        }
+    }
+}
+
+/// What cron hands to the shell: the line without its five fields of time. A percent sign would end the command
+/// unless there is a backslash before it.
+fn command_of(line: &str) -> String {
+    let mut rest = line;
+    for _ in 0..5 {
+        rest = rest.split_once(char::is_whitespace).expect("five fields of time").1.trim_start();
+    }
+    let escaped = rest.replace("\\%", "\0");
+    assert!(!escaped.contains('%'), "the rest of this line would be standard input: {line}");
+    escaped.replace('\0', "%")
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// One of the servers: its home directory, and what cron gives to each of its jobs.
+struct Server {
+    home: TempDir,
+    variables: BTreeMap<String, String>,
+}
+
+impl Server {
+    /// A server with the two programs installed, whose crontab names this store.
+    fn new(crontab: &Crontab, store: &str) -> Self {
+        let home = TempDir::new().expect("a temporary directory");
+        let programs = home.path().join("bin");
+        fs::create_dir(&programs).expect("a directory");
+        symlink(PROGRAM, programs.join("lockrun")).expect("a link");
+        let report = fs::read_to_string(root().join("examples/report.sh")).expect("it is shipped");
+        write_script(&programs, "report.sh", &report);
+        let mut variables = crontab.variables.clone();
+        let path = variables.remove("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+        // What every reader of the example has to change: where the programs and the store are. The time for
+        // which a tick's lock is held is made short, so that a test need not wait for it.
+        for (name, value) in [
+            ("PATH", format!("{}:{path}", programs.display())),
+            ("LOCKRUN_STORE", store.to_owned()),
+            ("HOLD", "2".to_owned()),
+            ("HOME", home.path().display().to_string()),
+            ("LOGNAME", "root".to_owned()),
+            ("SHELL", "/bin/sh".to_owned()),
+        ] {
+            variables.insert(name.to_owned(), value);
+        }
+        Self { home, variables }
+    }
+
+    /// Starts a job as cron does: by a shell, in the home directory, without a terminal.
+    fn start(&self, command: &str) -> Running {
+        let call = Lockrun::bare().command(["/bin/sh", "-c", command]).directory(self.home.path());
+        let call = self.variables.iter().fold(call, |call, (name, value)| call.env(name, value));
+        call.spawn_alone()
+    }
+
+    /// What its jobs have appended to their log.
+    fn log(&self) -> Vec<String> {
+        let log = self.variables.get("REPORT_LOG").expect("the crontab names a log");
+        let text = fs::read_to_string(self.home.path().join(Path::new(log))).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+/// What cron would send as mail: all that a job has said.
+fn mail(output: &Output) -> String {
+    format!("{}{}", output.stdout(), output.stderr())
+}
+
+// "One gets the lock and does the work, and the others end at once with status 0 and without a word": each tick's
+// report runs exactly once on three servers, and the other two send no mail.
+#[test]
+fn each_tick_runs_once_on_three_servers() {
+    let crontab = Crontab::shipped();
+    assert!(crontab.variables.contains_key("LOCKRUN_STORE"), "the servers share a store");
+    assert!(!crontab.commands.is_empty());
+    let redis = Redis::start();
+    let servers: Vec<Server> = (0..3).map(|_| Server::new(&crontab, &redis.url())).collect();
+    for tick in 1..=TICKS {
+        for command in &crontab.commands {
+            // The servers' clocks are not quite the same, and another one is ahead at each tick.
+            let mut runs = Vec::new();
+            for turn in 0..servers.len() {
+                runs.push(servers[(turn + tick) % servers.len()].start(command));
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            let outputs: Vec<Output> = runs.into_iter().map(|run| run.wait().exited(0)).collect();
+            let mails: Vec<String> = outputs.iter().map(mail).filter(|mail| !mail.is_empty()).collect();
+            assert_eq!(mails.len(), 1, "mails of {command}: {mails:?}");
+            assert!(mails[0].contains("Disk report"), "{mails:?}");
+        }
+        let done: usize = servers.iter().map(|server| server.log().len()).sum();
+        assert_eq!(done, tick * crontab.commands.len(), "reports after tick {tick}");
+    }
+    let fences: BTreeSet<String> = servers
+        .iter()
+        .flat_map(Server::log)
+        .filter(|line| line.split(' ').nth(3) == Some("nightly-report"))
+        .map(|line| line.rsplit(' ').next().expect("a fence").to_owned())
+        .collect();
+    assert_eq!(fences.len(), TICKS, "each report under a fence of its own: {fences:?}");
+}
+
+// "An unreachable store is an error": then every server sends mail, and no report runs.
+#[test]
+fn without_the_store_there_is_mail_and_no_report() {
+    let crontab = Crontab::shipped();
+    let server = Server::new(&crontab, "redis://127.0.0.1:1");
+    for command in &crontab.commands {
+        let output = server.start(command).wait().exited(69).said("127.0.0.1:1");
+        assert_eq!(output.stdout(), "");
+    }
+    assert_eq!(server.log(), Vec::<String>::new());
+}

@@ -1,0 +1,139 @@
+//! Where the file store keeps its locks, and which directories it refuses.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+
+use nix::unistd::Uid;
+use tempfile::TempDir;
+
+use crate::support::{Holder, Lockrun, Output};
+
+fn at(directory: &Path) -> Lockrun {
+    Lockrun::at(&format!("file:{}", directory.display())).key("dir")
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own directory");
+}
+
+/// It was refused with a message that names the directory, and nothing came into being there.
+#[track_caller]
+fn is_refused(directory: &Path) -> Output {
+    let before = fs::read_dir(directory).map_or(0, Iterator::count);
+    let output = at(directory).command(["echo", "ran"]).run();
+    assert!(matches!(output.status, Some(64 | 69)), "{output}");
+    let name = directory.display().to_string();
+    assert_eq!(fs::read_dir(directory).map_or(0, Iterator::count), before);
+    output.printed("").said(&name)
+}
+
+// "Ours, mode 0700, no symbolic links, or refused": one that is missing is made so.
+#[test]
+fn a_missing_directory_is_made() {
+    let parent = TempDir::new().expect("a temporary directory");
+    let directory = parent.path().join("locks");
+    at(&directory).command(["true"]).run().exited(0).silent();
+    let made = fs::symlink_metadata(&directory).expect("it was made");
+    assert!(made.is_dir());
+    assert_eq!(made.mode() & 0o7777, 0o700);
+    assert_eq!(made.uid(), Uid::effective().as_raw());
+    at(&directory).command(["true"]).run().exited(0).silent();
+}
+
+// "No symbolic links, or refused."
+#[test]
+fn a_symbolic_link_is_refused() {
+    let parent = TempDir::new().expect("a temporary directory");
+    let real = parent.path().join("real");
+    fs::create_dir(&real).expect("a directory");
+    set_mode(&real, 0o700);
+    let link = parent.path().join("link");
+    symlink(&real, &link).expect("a link");
+    is_refused(&link);
+    assert_eq!(fs::read_dir(&real).expect("ours").count(), 0);
+    let dangling = parent.path().join("dangling");
+    symlink(parent.path().join("nowhere"), &dangling).expect("a link");
+    is_refused(&dangling);
+    assert!(!parent.path().join("nowhere").exists());
+    at(&real).command(["true"]).run().exited(0).silent();
+}
+
+// "Mode 0700, or refused": nobody else may write there, or plant or remove a lock.
+#[test]
+fn a_directory_that_others_can_write_is_refused() {
+    for mode in [0o770, 0o720, 0o702, 0o777, 0o1777] {
+        let parent = TempDir::new().expect("a temporary directory");
+        let directory = parent.path().join("open");
+        fs::create_dir(&directory).expect("a directory");
+        set_mode(&directory, mode);
+        is_refused(&directory);
+    }
+}
+
+// "Ours, or refused."
+#[test]
+fn a_directory_of_somebody_else_is_refused() {
+    if Uid::effective().is_root() {
+        let parent = TempDir::new().expect("a temporary directory");
+        let directory = parent.path().join("theirs");
+        fs::create_dir(&directory).expect("a directory");
+        set_mode(&directory, 0o700);
+        chown(&directory, Some(65534), Some(65534)).expect("root may do this");
+        is_refused(&directory);
+    } else {
+        is_refused(Path::new("/etc"));
+    }
+}
+
+// "An unreachable store is an error": what is no directory, or cannot be made, is refused.
+#[test]
+fn what_is_no_directory_is_refused() {
+    let parent = TempDir::new().expect("a temporary directory");
+    let file = parent.path().join("file");
+    fs::write(&file, "here").expect("a file");
+    is_refused(&file);
+    assert_eq!(fs::read_to_string(&file).expect("ours"), "here");
+    is_refused(&file.join("below"));
+    is_refused(Path::new("/proc/locks-of-mine"));
+}
+
+// "Default directory `/run/lock/lockrun-UID`, else `/tmp/lockrun-UID`, the same from cron and from a shell."
+#[test]
+fn the_default_directory_is_the_same_for_all() {
+    let uid = Uid::effective().as_raw();
+    let key = format!("suite-{}", std::process::id());
+    let home = TempDir::new().expect("a temporary directory");
+    let from_cron = Lockrun::bare().key(&key);
+    let from_shell = from_cron
+        .clone()
+        .env("TMPDIR", home.path())
+        .env("XDG_RUNTIME_DIR", home.path())
+        .env("XDG_STATE_HOME", home.path())
+        .env("HOME", home.path())
+        .directory(home.path());
+    let holder = Holder::with(&from_cron, &[]);
+    for call in [&from_cron, &from_shell, &from_cron.clone().args(["--store", "file:"])] {
+        let output = call.clone().command(["echo", "ran"]).run();
+        output.exited(75).printed("").said("is held by");
+    }
+    let directory = ["/run/lock", "/tmp"]
+        .map(|parent| Path::new(parent).join(format!("lockrun-{uid}")))
+        .into_iter()
+        .find(|directory| directory.exists())
+        .expect("one of the two");
+    let made = fs::symlink_metadata(&directory).expect("it was made");
+    assert!(made.is_dir());
+    assert_eq!((made.mode() & 0o7777, made.uid()), (0o700, uid));
+    holder.end();
+    assert_eq!(fs::read_dir(home.path()).expect("ours").count(), 0);
+}
+
+// "`file:/dir`": a name is percent-encoded as in any URL, or it is taken as it stands; never another directory.
+#[test]
+fn a_directory_with_a_space() {
+    let parent = TempDir::new().expect("a temporary directory");
+    let url = format!("file:{}/a%20b", parent.path().display());
+    Lockrun::at(&url).key("dir").command(["true"]).run().exited(0).silent();
+    assert!(parent.path().join("a b").is_dir());
+}

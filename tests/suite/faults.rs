@@ -1,0 +1,240 @@
+//! Faults of the network, the server and lockrun itself, while a command runs that does not want to end.
+//!
+//! The witnesses are the commands: the old one, its child and a grandchild that left for a session of its own write
+//! down when they lived, and so does the next holder, which waits for the lock over an undisturbed connection.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::lockrun::PROGRAM;
+use crate::support::processes::send;
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::{LONG, Lockrun, Redis, Running, eventually, witness};
+
+const TTL: Duration = Duration::from_secs(3);
+
+/// "The lock is never stale for more than ttl + 1 s"; the rest is for a machine that has to start a few interpreters.
+const STALE: Duration = Duration::from_secs(3 + 1 + 3);
+
+/// Runs that meet the fault at once, each with a lock of its own. `SUITE_RUNS` asks for more.
+fn runs() -> usize {
+    let asked = std::env::var("SUITE_RUNS").ok();
+    asked.map_or(4, |asked| asked.parse().expect("SUITE_RUNS is a number"))
+}
+
+/// An old holder behind a network that can be disturbed, and the next one, if it waits already.
+struct Case {
+    key: String,
+    old: Running,
+    next: Option<Running>,
+    record: PathBuf,
+}
+
+impl Case {
+    /// A call that takes this case's lock.
+    fn call(url: &str, key: &str) -> Lockrun {
+        Lockrun::at(url).key(key).args(["--ttl", "3s", "--kill-after", "500ms"])
+    }
+
+    /// Lets the next holder come, over an undisturbed connection.
+    #[track_caller]
+    fn queue(&mut self, redis: &Redis) {
+        let words = witness::command(&self.record, "next", &[]);
+        let call = Self::call(&redis.url(), &self.key).args(["--wait", "-v"]);
+        self.next = Some(call.command(words).spawn());
+    }
+}
+
+struct Scene {
+    redis: Redis,
+    proxy: Proxy,
+    cases: Vec<Case>,
+    _records: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let redis = Redis::durable();
+        let proxy = Proxy::to(redis.port());
+        let records = TempDir::new().expect("a temporary directory");
+        let start = |number: usize| {
+            let key = format!("fault-{number}");
+            let record = records.path().join(&key);
+            let words = witness::command(&record, "old", &["fork", "setsid"]);
+            let mut old = Case::call(&proxy.url(), &key).command(words).spawn();
+            old.wait_for_line("ready");
+            Case { key, old, next: None, record }
+        };
+        let cases = (0..runs()).map(start).collect();
+        Self { redis, proxy, cases, _records: records }
+    }
+
+    /// With the next holders waiting.
+    fn with_queue() -> Self {
+        let mut scene = Self::new();
+        for case in &mut scene.cases {
+            case.queue(&scene.redis);
+        }
+        for case in &mut scene.cases {
+            case.next.as_mut().expect("just started").wait_for_stderr("waiting");
+        }
+        scene
+    }
+
+    /// Waits for the next holders, compares the lives and says the smallest margin.
+    #[track_caller]
+    fn judge(self, fault: &str) {
+        let met = Instant::now();
+        let mut smallest = i64::MAX;
+        for mut case in self.cases {
+            if case.next.is_none() {
+                case.queue(&self.redis);
+            }
+            let mut next = case.next.take().expect("it has come");
+            next.wait_for_line("ready");
+            assert!(met.elapsed() < STALE, "{fault}: stale for {:?}", met.elapsed());
+            eventually(LONG, "the next holder stamps", || witness::lives(&case.record).len() == 2);
+            next.kill_everything();
+            let lives = witness::lives(&case.record);
+            assert_eq!((lives[0].tag.as_str(), lives[0].processes), ("old", 3), "{fault}");
+            let margin = witness::smallest_margin(&lives).expect("two lives");
+            assert!(margin > 0, "{fault}: an overlap of {} ms", -margin / 1_000_000);
+            smallest = smallest.min(margin);
+        }
+        println!("{fault}: smallest margin {} ms", smallest / 1_000_000);
+    }
+}
+
+/// The other processes of lockrun that belong to this run.
+fn guardians(run: &Running) -> Vec<i32> {
+    let program = fs::canonicalize(PROGRAM).expect("the program is there");
+    let mut found = run.processes();
+    found.retain(|pid| *pid != run.pid());
+    found.retain(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program));
+    found
+}
+
+/// The old holder ended by itself, with 79 where the network or the server was at fault.
+#[track_caller]
+fn all_lost(scene: &mut Scene) {
+    for case in &mut scene.cases {
+        eventually(LONG, "the old run has ended", || case.old.has_ended());
+        assert_eq!(case.old.processes(), Vec::<i32>::new());
+        assert!(case.old.stderr().contains("lost"), "{}", case.old.stderr());
+    }
+}
+
+// "Exclusion holds under a network cut of any length in any direction": traffic swallowed silently.
+#[test]
+fn traffic_is_swallowed() {
+    let mut scene = Scene::with_queue();
+    scene.proxy.set(Mode::Swallow);
+    all_lost(&mut scene);
+    scene.judge("traffic swallowed");
+}
+
+// "... in any direction": the requests arrive and renew the lease, but nobody hears of it.
+#[test]
+fn replies_are_swallowed() {
+    let mut scene = Scene::with_queue();
+    scene.proxy.set(Mode::SwallowReplies);
+    all_lost(&mut scene);
+    scene.judge("replies swallowed");
+}
+
+// "Exclusion holds under a network cut": connections reset, old and new.
+#[test]
+fn connections_are_reset() {
+    let mut scene = Scene::with_queue();
+    scene.proxy.set(Mode::Reset);
+    all_lost(&mut scene);
+    scene.judge("connections reset");
+}
+
+// "Exclusion holds under slow or hanging stores": the server stands still for longer than the lease.
+#[test]
+fn the_server_is_stopped() {
+    let mut scene = Scene::new();
+    scene.redis.pause();
+    all_lost(&mut scene);
+    scene.redis.resume();
+    scene.judge("server stopped");
+}
+
+// "Exclusion holds under a store restarted with its data": it was away for longer than the lease.
+#[test]
+fn the_server_is_away() {
+    let mut scene = Scene::new();
+    scene.redis.kill();
+    all_lost(&mut scene);
+    scene.redis.start_again();
+    scene.judge("server restarted");
+}
+
+// "A reply that comes after H does not rescue the lease."
+#[test]
+fn replies_come_too_late() {
+    let mut scene = Scene::with_queue();
+    scene.proxy.set(Mode::Delay(TTL));
+    all_lost(&mut scene);
+    scene.judge("replies late");
+}
+
+// "If lockrun is killed, a guardian sees it: the command's processes are dead before the lease can pass on."
+#[test]
+fn lockrun_is_killed() {
+    let scene = Scene::with_queue();
+    for case in &scene.cases {
+        case.old.signal(Signal::SIGKILL);
+    }
+    scene.judge("lockrun killed");
+}
+
+// "If lockrun is stopped, a guardian sees it."
+#[test]
+fn lockrun_is_stopped() {
+    let scene = Scene::with_queue();
+    for case in &scene.cases {
+        case.old.signal(Signal::SIGSTOP);
+    }
+    scene.judge("lockrun stopped");
+}
+
+// "It holds under crash, KILL or STOP of lockrun": whichever of its processes it is.
+#[test]
+fn the_guardian_is_killed() {
+    let scene = Scene::with_queue();
+    for case in &scene.cases {
+        let guardians = guardians(&case.old);
+        assert!(!guardians.is_empty(), "a lease store has a guardian");
+        for pid in guardians {
+            send(pid, Signal::SIGKILL);
+        }
+    }
+    // Either the command ends for want of a guardian, or it runs on in safety; it is the end that is watched.
+    std::thread::sleep(TTL);
+    for case in &scene.cases {
+        case.old.signal(Signal::SIGKILL);
+    }
+    scene.judge("guardian killed, then lockrun");
+}
+
+// "A guardian sees it": a guardian that is stopped is no guardian, but lockrun keeps its promise alone.
+#[test]
+fn the_guardian_is_stopped_and_the_network_cut() {
+    let mut scene = Scene::with_queue();
+    for case in &scene.cases {
+        for pid in guardians(&case.old) {
+            send(pid, Signal::SIGSTOP);
+        }
+    }
+    scene.proxy.set(Mode::Swallow);
+    for case in &mut scene.cases {
+        eventually(LONG, "the old command is dead", || witness::lives(&case.record).len() == 2);
+    }
+    scene.judge("guardian stopped, traffic swallowed");
+}

@@ -1,0 +1,176 @@
+//! The lease: kept while the command runs, free soon after a crash, and the end of the command when it is lost.
+
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::support::holder::is_free;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Store, eventually, witness};
+
+/// What a busy machine may add to a promised time: a process or two that have to be started.
+const ALLOWANCE: Duration = Duration::from_secs(2);
+
+// "Keeps the lease alive from a background thread": a command that takes three times the lease's length is never
+// without its lock.
+on_every_store!(a_long_command_keeps_its_lock, |store| {
+    let mut run = Lockrun::new(store).key("kept").args(["--ttl", "2s"]).sh("echo ready; sleep 6; echo done").spawn();
+    run.wait_for_line("ready");
+    let mut tries = 0;
+    loop {
+        let free = is_free(store, "kept");
+        if run.stdout().contains("done") {
+            break;
+        }
+        assert!(!free, "the lock was free while the command ran");
+        tries += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(tries >= 10, "only {tries} tries in six seconds");
+    run.wait().exited(0).silent();
+    assert!(is_free(store, "kept"));
+});
+
+// "A crash frees it within ttl + 1 s on a lease store, at once on the file store."
+on_every_store!(a_crash_frees_the_lock, |store| {
+    let call = Lockrun::new(store).key("crash").args(["--ttl", "2s"]);
+    let mut holder = Holder::with(&call, &[]);
+    assert!(!is_free(store, "crash"));
+    holder.run().kill_everything();
+    let dead = Instant::now();
+    if store.has_leases() {
+        eventually(LONG, "the lease has run out", || is_free(store, "crash"));
+        let limit = Duration::from_secs(2 + 1) + ALLOWANCE;
+        assert!(dead.elapsed() < limit, "free only after {:?}", dead.elapsed());
+    } else {
+        assert!(is_free(store, "crash"), "held by the dead");
+    }
+});
+
+// "`--ttl none`: it never expires."
+#[test]
+fn a_lease_that_never_expires() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = Lockrun::new(&store).key("never").args(["--ttl", "none"]);
+    let mut holder = Holder::with(&call, &[]);
+    for key in redis.keys() {
+        let left = redis.ask(&["PTTL", &key]).number();
+        let is_last = key.ends_with(":last");
+        assert!(left == -1 || is_last, "{key} expires in {left} ms");
+    }
+    holder.run().kill_everything();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!is_free(&store, "never"));
+}
+
+// "'Not yours' is final: TERM at once." "79: the lease was lost while COMMAND ran, and COMMAND was stopped."
+#[test]
+fn a_lost_lease_ends_the_command() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let mut run = Lockrun::new(&store)
+        .key("lost")
+        .args(["--ttl", "3s"])
+        .sh("exec 2>/dev/null; trap 'echo asked to end; exit 5' TERM; echo ready; while :; do sleep 0.01; done")
+        .spawn();
+    run.wait_for_line("ready");
+    redis.ask(&["FLUSHALL"]);
+    let output = run.wait().exited(79).said("lost");
+    assert_eq!(output.stdout(), "ready\nasked to end\n");
+}
+
+// "TERM, then KILL": a command that does not listen is dead before the lock can pass on.
+#[test]
+fn a_lost_lease_kills_a_stubborn_command() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let directory = TempDir::new().expect("a temporary directory");
+    let record = directory.path().join("record");
+    let call = Lockrun::new(&store).key("stubborn");
+    let mut run = call
+        .clone()
+        .args(["--ttl", "3s", "--kill-after", "500ms"])
+        .command(witness::command(&record, "old", &["fork"]))
+        .spawn();
+    run.wait_for_line("ready");
+    redis.ask(&["FLUSHALL"]);
+    eventually(LONG, "the run has ended", || run.has_ended());
+    let left = run.processes();
+    assert_eq!(left, Vec::<i32>::new(), "they outlived their lock");
+    run.wait().exited(79).said("lost");
+    let next = witness::command(&record, "new", &[]);
+    let mut next = call.command(next).spawn();
+    next.wait_for_line("ready");
+    next.kill_everything();
+    let lives = witness::lives(&record);
+    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
+}
+
+// "'Not yours' is final": also when another has the lock since.
+#[test]
+fn a_stolen_lock_is_not_taken_back() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = Lockrun::new(&store).key("stolen").args(["--ttl", "3s"]);
+    let mut first = call.clone().sh("echo ready; exec sleep 60").spawn();
+    first.wait_for_line("ready");
+    redis.ask(&["FLUSHALL"]);
+    let second = Holder::with(&call, &[]);
+    first.wait().exited(79).said("lost");
+    assert!(!is_free(&store, "stolen"), "the first one freed the lock of the second");
+    second.end();
+    assert!(is_free(&store, "stolen"));
+}
+
+// "A Redis that is down for less than the lease and comes back with its data costs nothing."
+#[test]
+fn a_short_outage_costs_nothing() {
+    use crate::support::Redis;
+
+    let store = Store::Redis(Redis::durable());
+    let redis = store.as_redis().expect("a server");
+    let mut run = Lockrun::new(&store)
+        .key("outage")
+        .args(["--ttl", "12s", "--renew-every", "1s"])
+        .sh("trap 'echo asked to end' TERM; echo ready; sleep 4; exit 7")
+        .spawn();
+    run.wait_for_line("ready");
+    redis.kill();
+    std::thread::sleep(Duration::from_secs(2));
+    redis.start_again();
+    run.wait().exited(7).printed("ready\n");
+    assert!(is_free(&store, "outage"));
+}
+
+// "No lease, no command": a run whose store is gone for good is stopped, and ends with 79.
+#[test]
+fn a_long_outage_ends_the_command() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let mut run = Lockrun::new(&store)
+        .key("gone")
+        .args(["--ttl", "3s"])
+        .sh("trap '' TERM; echo ready; while :; do sleep 0.01; done")
+        .spawn();
+    run.wait_for_line("ready");
+    redis.kill();
+    let cut = Instant::now();
+    run.wait().exited(79).said("lost");
+    let limit = Duration::from_secs(3) + ALLOWANCE;
+    assert!(cut.elapsed() < limit, "ended only after {:?}", cut.elapsed());
+}
+
+// "Retry until it is time for TERM": and a server that takes no more data still renews what it has.
+#[test]
+fn a_server_out_of_memory_renews() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = Lockrun::new(&store).key("full").args(["--ttl", "1s"]);
+    let mut run = call.sh("echo ready; sleep 3; exit 7").spawn();
+    run.wait_for_line("ready");
+    redis.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    run.wait().exited(7).silent();
+    assert_eq!(redis.keys().len(), 2, "{:?}", redis.keys());
+}

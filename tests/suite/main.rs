@@ -1,0 +1,27 @@
+//! Black-box tests: the program itself against real files, real servers and real terminals.
+//!
+//! Above each test stands the sentence of the contract that it proves. A test that speaks of a lock runs on
+//! every store (`on_every_store!`), so that each keeps the same promises.
+
+mod support;
+
+mod bad_input;
+mod clean;
+mod crontab;
+mod directory;
+mod exit_status;
+mod faults;
+mod generated;
+mod harness;
+mod held;
+mod keys;
+mod lease;
+mod outliving;
+mod racing;
+mod redis_urls;
+mod round_trips;
+mod signals;
+mod store_errors;
+mod terminal;
+mod transparent;
+mod waiting;

@@ -1,0 +1,154 @@
+//! What lives on when lockrun or its command has gone.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::holder::is_free;
+use crate::support::processes::{is_alive, send};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Running, Store, eventually};
+
+/// The process id that the command has written into this file.
+fn written(file: &std::path::Path) -> i32 {
+    let mut pid = None;
+    eventually(LONG, "the command has written its id", || {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        pid = text.strip_suffix('\n').and_then(|text| text.parse().ok());
+        pid.is_some()
+    });
+    pid.expect("just found")
+}
+
+fn start(store: &Store, script: &str) -> Running {
+    let mut run = Lockrun::new(store).key("outliving").args(["--ttl", "3s"]).sh(script).spawn();
+    run.wait_for_line("ready");
+    run
+}
+
+// "On the file store the kernel's lock passes to the command, so it stays held for as long as the command lives and not
+// a moment longer."
+#[test]
+fn the_command_of_a_killed_lockrun_keeps_the_file_lock() {
+    let store = Store::file();
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let mut run = start(&store, &format!("echo $$ >{}; echo ready; exec sleep 600", id.display()));
+    let command = written(&id);
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "lockrun is dead", || run.has_ended());
+    for _ in 0..20 {
+        assert!(is_alive(command), "the command has nothing to fear");
+        assert!(!is_free(&store, "outliving"), "free while the command lives");
+    }
+    send(command, Signal::SIGKILL);
+    eventually(LONG, "the command is dead", || !is_alive(command));
+    assert!(is_free(&store, "outliving"), "held by the dead");
+}
+
+// "... also when lockrun is stopped": a stopped lockrun holds the lock of its running command.
+#[test]
+fn a_stopped_lockrun_keeps_the_file_lock() {
+    let store = Store::file();
+    let mut run = start(&store, "echo ready; exec sleep 600");
+    run.signal(Signal::SIGSTOP);
+    assert!(!is_free(&store, "outliving"));
+    run.signal(Signal::SIGCONT);
+    run.signal(Signal::SIGTERM);
+    eventually(LONG, "the run has ended", || run.has_ended());
+    run.wait().died_of(Signal::SIGTERM);
+    assert!(is_free(&store, "outliving"));
+}
+
+// "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing." "`--descendants leave`:
+// release anyway."
+on_every_store!(a_daemon_that_was_left_behind_holds_nothing, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let script = format!("setsid sh -c 'echo $$ >{}; exec sleep 600' & echo ready; sleep 0.2", id.display());
+    let run = start(store, &script);
+    let daemon = written(&id);
+    run.wait_and_leave(|output| {
+        output.exited(0).silent();
+        assert!(is_alive(daemon), "the daemon is left alone");
+        assert!(is_free(store, "outliving"), "held by a daemon");
+    });
+});
+
+// "`--descendants wait`: hold the lock until the last has gone."
+on_every_store!(descendants_can_be_waited_for, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let call = Lockrun::new(store).key("outliving").args(["--descendants", "wait"]);
+    let script = format!("(echo ready; exec sleep 600) & echo $! >{}; exit 3", id.display());
+    let mut run = call.sh(&script).spawn();
+    run.wait_for_line("ready");
+    let left = written(&id);
+    for _ in 0..20 {
+        assert!(!is_free(store, "outliving"), "free while a process was left");
+    }
+    assert!(!run.has_ended());
+    send(left, Signal::SIGTERM);
+    run.wait().exited(3).silent();
+    assert!(is_free(store, "outliving"));
+});
+
+// "`--descendants kill`: end them first", those too that left for a session of their own.
+on_every_store!(descendants_can_be_killed, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (first, second) = (directory.path().join("first"), directory.path().join("second"));
+    let call = Lockrun::new(store).key("outliving");
+    let call = call.args(["--descendants", "kill", "--kill-after", "300ms"]);
+    let script = format!(
+        "sh -c 'trap \"\" TERM; echo $$ >{}; while :; do sleep 0.05; done' & \
+         setsid sh -c 'echo $$ >{}; exec sleep 600' & \
+         while ! [ -s {0} ] || ! [ -s {1} ]; do sleep 0.01; done; exit 3",
+        first.display(),
+        second.display()
+    );
+    let run = call.sh(&script).spawn();
+    run.wait_and_leave(|output| {
+        output.exited(3);
+        for id in [&first, &second] {
+            assert!(!is_alive(written(id)), "{} was left", id.display());
+        }
+        assert!(is_free(store, "outliving"));
+    });
+});
+
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124."
+on_every_store!(a_command_can_be_given_a_limit, |store| {
+    let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "300ms"]);
+    let polite = "exec 2>/dev/null; trap 'echo asked; exit 9' TERM; while :; do sleep 0.01; done";
+    call.clone().sh(polite).run().exited(124).printed("asked\n").said("300ms");
+    assert!(is_free(store, "outliving"));
+    let stubborn = "exec 2>/dev/null; trap '' TERM; sleep 600 & while :; do sleep 0.05; done";
+    let run = call.clone().args(["--kill-after", "300ms"]).sh(stubborn).spawn();
+    run.wait_and_leave(|output| {
+        output.exited(124).printed("");
+    });
+    assert!(is_free(store, "outliving"));
+    let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "60s"]);
+    call.sh("exit 4").run().exited(4).silent();
+});
+
+// "`--on-lost kill|warn`: what a lost lease does to COMMAND."
+#[test]
+fn a_lost_lease_can_be_left_at_a_warning() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = Lockrun::new(&store).key("outliving").args(["--ttl", "2s", "--on-lost", "warn"]);
+    let mut run = call.sh("trap 'echo asked' TERM; echo ready; sleep 4; exit 6").spawn();
+    run.wait_for_line("ready");
+    redis.ask(&["FLUSHALL"]);
+    run.wait().exited(6).printed("ready\n").said("lost");
+}
+
+// "The file store needs no guardian, and must not pay for one": one process besides the command.
+#[test]
+fn the_file_store_starts_no_other_process() {
+    let store = Store::file();
+    let run = start(&store, "echo ready; exec sleep 600");
+    assert_eq!(run.processes().len(), 2, "lockrun and its command");
+}

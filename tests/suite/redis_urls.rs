@@ -1,0 +1,155 @@
+//! The ways to name a Redis.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::support::{Lockrun, Redis};
+
+const FENCE: &str = "lockrun:{urls}:fence";
+
+/// Runs under a lock there; fails when it does not work as it should.
+#[track_caller]
+fn works(url: &str) {
+    let output = Lockrun::at(url).key("urls").command(["echo", "ran"]).run();
+    output.exited(0).printed("ran\n").silent();
+}
+
+#[track_caller]
+fn is_refused(url: &str) {
+    let output = Lockrun::at(url).key("urls").command(["echo", "ran"]).run();
+    output.exited(69).printed("").said("lockrun: ");
+}
+
+// "`redis://[user[:pw]@]host[:port][/db]`."
+#[test]
+fn user_and_password() {
+    let redis = Redis::start();
+    redis.ask(&["ACL", "SETUSER", "deploy", "on", ">p@ss/w:rd", "~lockrun:*", "+@all"]);
+    redis.ask(&["ACL", "SETUSER", "na:me@x", "on", ">pw", "~lockrun:*", "+@all"]);
+    let at = |user: &str| redis.url().replacen("://", &format!("://{user}@"), 1);
+    works(&at("deploy:p%40ss%2Fw%3Ard"));
+    works(&at("na%3Ame%40x:pw"));
+    is_refused(&at("deploy:wrong"));
+    is_refused(&at("nobody:pw"));
+    let closed = Redis::with_password("only a password");
+    works(&closed.url().replacen("://", "://:only%20a%20password@", 1));
+    works(&closed.url().replacen("://", "://default:only%20a%20password@", 1));
+    is_refused(&closed.url());
+}
+
+// "`/db`": the lock lies in that database and in no other; the same key in two databases is two locks.
+#[test]
+fn database_number() {
+    let redis = Redis::start();
+    for (path, number) in [("", 0), ("/", 0), ("/0", 0), ("/5", 5), ("/15", 15)] {
+        works(&format!("{}{path}", redis.url()));
+        let keyspace = redis.ask(&["INFO", "keyspace"]);
+        let databases: Vec<&str> = keyspace.text().lines().filter(|line| line.starts_with("db")).collect();
+        assert_eq!(databases.len(), 1, "{path:?}: {databases:?}");
+        assert!(databases[0].starts_with(&format!("db{number}:")), "{path:?}: {databases:?}");
+        redis.ask(&["FLUSHALL"]);
+    }
+    let url = |number: u8| format!("{}/{number}", redis.url());
+    let mut first = Lockrun::at(&url(1)).key("urls").sh("echo ready; exec sleep 60").spawn();
+    first.wait_for_line("ready");
+    works(&url(2));
+    Lockrun::at(&url(1)).key("urls").command(["true"]).run().exited(75);
+}
+
+// "`prefix` (Redis, default `lockrun`)": the same key under two prefixes is two locks.
+#[test]
+fn prefix() {
+    let redis = Redis::start();
+    works(&redis.url());
+    assert!(redis.keys().contains(&FENCE.to_owned()));
+    let url = format!("{}/0?prefix=other", redis.url());
+    let mut first = Lockrun::at(&url).key("urls").sh("echo ready; exec sleep 60").spawn();
+    first.wait_for_line("ready");
+    works(&redis.url());
+    Lockrun::at(&url).key("urls").command(["true"]).run().exited(75);
+    assert!(redis.keys().contains(&"other:{urls}:fence".to_owned()));
+}
+
+// "`redis+unix:///path`."
+#[test]
+fn unix_socket() {
+    let redis = Redis::start();
+    let url = format!("redis+unix://{}", redis.socket().display());
+    works(&url);
+    assert!(redis.keys().contains(&FENCE.to_owned()));
+    redis.ask(&["FLUSHALL"]);
+    works(&format!("{url}?prefix=p"));
+    assert_eq!(redis.keys(), ["p:{urls}:fence", "p:{urls}:last"]);
+}
+
+// "`rediss://`" with "`ca`, `cert`, `key` (TLS)": the server is who it says, and so are we.
+#[test]
+fn tls() {
+    let redis = Redis::with_tls();
+    let files = redis.certificates();
+    let at = |ca: &str| format!("rediss://127.0.0.1:{}/0?ca={}", redis.port(), files.path(ca));
+    let ours = |url: String| {
+        let (cert, key) = (files.path("client.crt"), files.path("client.key"));
+        format!("{url}&cert={cert}&key={key}")
+    };
+    works(&ours(at("ca.crt")));
+    assert!(redis.keys().contains(&FENCE.to_owned()));
+    redis.ask(&["FLUSHALL"]);
+    // Another authority than the one that vouches for the server.
+    is_refused(&ours(at("stranger.crt")));
+    // The machine's own authorities do not know it either.
+    let plain = format!("rediss://127.0.0.1:{}/0?prefix=lockrun", redis.port());
+    is_refused(&ours(plain));
+    // The server wants to know who we are.
+    is_refused(&at("ca.crt"));
+    // A server without TLS is no server with TLS, and the other way round.
+    is_refused(&format!("redis://127.0.0.1:{}", redis.port()));
+    let open = Redis::start();
+    is_refused(&format!("rediss://127.0.0.1:{}?ca={}", open.port(), files.path("ca.crt")));
+    assert_eq!(redis.keys(), Vec::<String>::new());
+}
+
+// "The server is who it says": a certificate for another name is refused, however good the authority.
+#[test]
+fn tls_checks_the_name() {
+    let redis = Redis::with_tls();
+    let files = redis.certificates();
+    let query = |host: &str| {
+        format!(
+            "rediss://{host}:{}/0?ca={}&cert={}&key={}",
+            redis.port(),
+            files.path("ca.crt"),
+            files.path("client.crt"),
+            files.path("client.key")
+        )
+    };
+    works(&query("localhost"));
+    // The whole of 127/8 is this machine, but the certificate names one address.
+    is_refused(&query("127.0.0.2"));
+}
+
+// "`--store-file PATH`: read the store's URL from a file, so that no password stands in `ps` or a crontab."
+#[test]
+fn store_file_and_variables() {
+    let redis = Redis::with_password("in a file");
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("store");
+    let url = redis.url().replacen("://", "://:in%20a%20file@", 1);
+    for text in [format!("{url}\n"), url.clone(), format!("  {url}  \n\n")] {
+        fs::write(&file, text).expect("a file");
+        let call = Lockrun::bare().key("urls").command(["echo", "ran"]);
+        let by_option = call.clone().arg("--store-file").arg(&file);
+        by_option.run().exited(0).printed("ran\n").silent();
+        let by_variable = call.clone().env("LOCKRUN_STORE_FILE", &file);
+        by_variable.run().exited(0).printed("ran\n").silent();
+        let by_url = call.env("LOCKRUN_STORE", &url);
+        by_url.run().exited(0).printed("ran\n").silent();
+    }
+    // "The command line wins over the environment."
+    let call = Lockrun::bare().key("urls").command(["echo", "ran"]);
+    let wrong = call.clone().env("LOCKRUN_STORE", "redis://127.0.0.1:1");
+    wrong.arg("--store-file").arg(&file).run().exited(0).silent();
+    let wrong = call.env("LOCKRUN_STORE_FILE", "/no/such/file");
+    wrong.args(["--store", &url]).run().exited(0).silent();
+}

@@ -1,0 +1,206 @@
+//! Signals: what lockrun is sent reaches its command, once, and what was ignored or blocked stays so.
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+
+use crate::support::birth::Birth;
+use crate::support::holder::is_free;
+use crate::support::processes::{find_program, send};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Running, Store, eventually};
+
+/// Blocks all signals and then says the number of each one that arrives, after its own name and its id. A signal
+/// that is blocked waits until it is taken, whatever its default action, and none is taken for another.
+/// With two names a child does the same under the second one. It ends after 60 seconds without a signal.
+const LISTENER: &str = "
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+name = sys.argv[1]
+if len(sys.argv) > 2 and os.fork() == 0:
+    name = sys.argv[2]
+os.write(1, b'%s is %d\\n' % (name.encode(), os.getpid()))
+while True:
+    info = signal.sigtimedwait(range(1, 32), 60)
+    if info is None:
+        break
+    os.write(1, b'%s got %d\\n' % (name.encode(), info.si_signo))
+";
+
+/// All that a process can be sent and receive.
+fn all() -> Vec<Signal> {
+    let deadly = [Signal::SIGKILL, Signal::SIGSTOP];
+    Signal::iterator().filter(|signal| (*signal as i32) < 32 && !deadly.contains(signal)).collect()
+}
+
+/// Signals that are meant for all of the command's processes.
+const FOR_ALL: [Signal; 7] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGTSTP,
+    Signal::SIGCONT,
+    Signal::SIGWINCH,
+];
+
+fn listen(store: &Store, names: &[&str]) -> Running {
+    let python = find_program("python3");
+    let mut words = vec![python.to_str().expect("a plain path"), "-c", LISTENER];
+    words.extend(names);
+    let run = Lockrun::new(store).key("signals").command(words).spawn();
+    eventually(LONG, "the listeners are ready", || {
+        names.iter().all(|name| run.stdout().contains(&format!("{name} is ")))
+    });
+    run
+}
+
+/// How often this one got the signal.
+fn count(run: &Running, name: &str, signal: Signal) -> usize {
+    let wanted = format!("{name} got {}", signal as i32);
+    run.stdout().lines().filter(|line| **line == wanted).count()
+}
+
+/// Sends each signal and waits until the command has it.
+#[track_caller]
+fn send_each(run: &Running, signals: &[Signal]) {
+    for &signal in signals {
+        let before = count(run, "command", signal);
+        run.signal(signal);
+        eventually(LONG, &format!("{signal} arrives"), || count(run, "command", signal) > before);
+    }
+}
+
+// "Every signal from 1 to 31 that can be sent arrives exactly once."
+on_every_store!(every_signal_arrives_once, |store| {
+    let run = listen(store, &["command"]);
+    send_each(&run, &all());
+    // Whatever would come twice has come before this one, the second of its kind.
+    send_each(&run, &[Signal::SIGUSR1]);
+    for signal in all() {
+        let times = count(&run, "command", signal);
+        match signal {
+            Signal::SIGUSR1 => assert_eq!(times, 2, "{signal}"),
+            // "After TERM comes CONT, or a stopped command never sees it."
+            Signal::SIGCONT => assert!((1..=2).contains(&times), "{signal}: {times}"),
+            _ => assert_eq!(times, 1, "{signal}"),
+        }
+    }
+});
+
+// "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes, every other signal for COMMAND
+// alone."
+on_every_store!(some_signals_are_for_all_processes, |store| {
+    let run = listen(store, &["command", "child"]);
+    send_each(&run, &all());
+    send_each(&run, &[Signal::SIGINT]);
+    eventually(LONG, "the child has the last one", || count(&run, "child", Signal::SIGINT) >= 2);
+    for signal in all() {
+        let times = count(&run, "child", signal);
+        match signal {
+            Signal::SIGINT => assert_eq!(times, 2, "{signal}"),
+            Signal::SIGCONT => assert!((1..=2).contains(&times), "{signal}: {times}"),
+            _ => assert_eq!(times, usize::from(FOR_ALL.contains(&signal)), "{signal}"),
+        }
+    }
+});
+
+// "A signal that was ignored when lockrun started stays ignored", by COMMAND and by lockrun itself.
+on_every_store!(ignored_signals_stay_ignored, |store| {
+    let mut run = Lockrun::new(store)
+        .key("ignored")
+        .sh("grep SigIgn /proc/self/status; echo ready; read line; sleep 0.2; exit 3")
+        .birth(Birth {
+            ignored: vec![libc(Signal::SIGHUP), libc(Signal::SIGUSR1), libc(Signal::SIGPIPE)],
+            ..Birth::default()
+        })
+        .spawn();
+    run.wait_for_line("ready");
+    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGPIPE] {
+        run.signal(signal);
+    }
+    run.wait().exited(3).silent();
+});
+
+fn libc(signal: Signal) -> i32 {
+    signal as i32
+}
+
+// "Signal masks and ignored signals of the command equal those of the same command run alone."
+on_every_store!(masks_and_dispositions_are_untouched, |store| {
+    use Signal::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+    let plain: Vec<i32> = Vec::new();
+    let (first_real_time, last_real_time) = (34, 64);
+    for (ignored, blocked) in [
+        (plain.clone(), plain.clone()),
+        ([SIGHUP, SIGUSR1, SIGPIPE].map(libc).to_vec(), plain.clone()),
+        ([SIGINT, SIGQUIT, SIGTSTP].map(libc).to_vec(), [SIGPIPE].map(libc).to_vec()),
+        (plain.clone(), [SIGTERM, SIGUSR2, SIGALRM].map(libc).to_vec()),
+        ([SIGCHLD].map(libc).to_vec(), plain.clone()),
+        (plain, [SIGCHLD, SIGCONT, SIGHUP].map(libc).to_vec()),
+        (vec![first_real_time], vec![first_real_time + 1, last_real_time]),
+    ] {
+        let call = Lockrun::new(store).key("masks").command(["grep", "^Sig[BIC]", "/proc/self/status"]).birth(Birth {
+            ignored: ignored.clone(),
+            blocked: blocked.clone(),
+            ..Birth::default()
+        });
+        let (alone, under) = (call.alone().exited(0), call.run().exited(0).silent());
+        assert_eq!(under.stdout(), alone.stdout(), "ignored {ignored:?}, blocked {blocked:?}");
+    }
+});
+
+// "COMMAND's own status", also when the one who started lockrun does not want to hear of children.
+on_every_store!(ignored_child_signal_loses_no_status, |store| {
+    let call =
+        Lockrun::new(store).key("child").birth(Birth { ignored: vec![libc(Signal::SIGCHLD)], ..Birth::default() });
+    call.clone().sh("exit 7").run().exited(7).silent();
+    call.sh("kill -TERM $$").run().died_of(Signal::SIGTERM).silent();
+    assert!(is_free(store, "child"));
+});
+
+// "Signal mask": one that was blocked when lockrun started can still end the command that unblocks it, and the wait.
+on_every_store!(a_blocked_term_is_the_commands_affair, |store| {
+    let mut run = Lockrun::new(store)
+        .key("blocked")
+        .sh("echo ready; exec sleep 60")
+        .birth(Birth { blocked: vec![libc(Signal::SIGUSR2)], ..Birth::default() })
+        .spawn();
+    run.wait_for_line("ready");
+    run.signal(Signal::SIGUSR2);
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM).silent();
+});
+
+// "Without a controlling terminal COMMAND leads a process group of its own."
+on_every_store!(the_command_leads_a_group, |store| {
+    let script = "import os; print(os.getpid() == os.getpgrp(), os.getpgrp() == os.getpgid(os.getppid()))";
+    let python = find_program("python3");
+    let words = [python.to_str().expect("a plain path"), "-c", script];
+    let call = Lockrun::new(store).key("group").command(words);
+    call.run().exited(0).printed("True False\n").silent();
+});
+
+// "After TERM comes CONT, or a stopped command never sees it."
+on_every_store!(a_stopped_command_can_be_ended, |store| {
+    let mut run = Lockrun::new(store).key("asleep").sh("echo $$; echo ready; exec sleep 60").spawn();
+    run.wait_for_line("ready");
+    let command: i32 = run.stdout().lines().next().expect("its id").parse().expect("a number");
+    send(command, Signal::SIGSTOP);
+    eventually(LONG, "the command is stopped", || crate::support::processes::state(command) == Some('T'));
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM).silent();
+    assert!(is_free(store, "asleep"));
+});
+
+// "Forwards signals": a pipeline's end reaches the command, and its death is passed on.
+on_every_store!(a_closed_pipe_ends_the_command, |store| {
+    let words = Lockrun::new(store).key("pipe").command(["yes"]).words();
+    let mut script = String::from("\"$@\" 2>&1 | head -n 1; echo ${PIPESTATUS[0]}");
+    script.insert_str(0, "set -o pipefail; ");
+    let mut command = Command::new(find_program("bash"));
+    command.arg("-c").arg(script).arg("bash").args(words);
+    Birth::default().prepare(&mut command);
+    let output = command.output().expect("bash starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "y\n141\n");
+});

@@ -1,0 +1,90 @@
+//! The state in which a process is born: session, terminal, signals, limits. The only unsafe code of the tests.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::libc;
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::{close, setsid};
+
+/// What a process has when it begins. The default: a session of its own, no terminal, every signal at its
+/// default and none blocked, whatever the test runner itself was started with.
+#[derive(Clone, Default)]
+pub(crate) struct Birth {
+    /// Standard input is a terminal and becomes the controlling one.
+    pub(crate) terminal: bool,
+    /// The process is killed when the thread that started it ends.
+    pub(crate) dies_with_us: bool,
+    pub(crate) umask: Option<u32>,
+    /// Resource, soft limit, hard limit.
+    pub(crate) limits: Vec<(Resource, u64, u64)>,
+    pub(crate) ignored: Vec<i32>,
+    pub(crate) blocked: Vec<i32>,
+    /// Descriptors that are closed.
+    pub(crate) closed: Vec<i32>,
+}
+
+impl Birth {
+    /// Makes `command` begin like this.
+    pub(crate) fn prepare(self, command: &mut Command) {
+        // SAFETY: between fork and exec the closure makes nothing but system calls, on values that it owns:
+        // no allocation, no lock.
+        unsafe {
+            command.pre_exec(move || self.enter());
+        }
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        setsid()?;
+        if self.terminal {
+            // SAFETY: TIOCSCTTY takes an integer; descriptor 0 is open.
+            if unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } == -1 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        if self.dies_with_us {
+            prctl::set_pdeathsig(Signal::SIGKILL)?;
+        }
+        if let Some(mask) = self.umask {
+            umask(Mode::from_bits_truncate(mask));
+        }
+        for (resource, soft, hard) in &self.limits {
+            setrlimit(*resource, *soft, *hard)?;
+        }
+        for &descriptor in &self.closed {
+            close(descriptor)?;
+        }
+        // What the test runner itself was started with is nobody's business. Closed by exec, not at once:
+        // the descriptor over which a failure of this function is told has to stay.
+        // SAFETY: plain integers.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        self.signals()
+    }
+
+    fn signals(&self) -> io::Result<()> {
+        for number in 1..=64 {
+            let disposition = if self.ignored.contains(&number) { libc::SIG_IGN } else { libc::SIG_DFL };
+            // SAFETY: no handler is installed, only the two constants. KILL, STOP and the two signals of
+            // the C library answer with an error, which is as well.
+            unsafe { libc::signal(number, disposition) };
+        }
+        // SAFETY: the set is initialised by sigemptyset before it is read, and lives on this stack.
+        let failed = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for &number in &self.blocked {
+                libc::sigaddset(&raw mut set, number);
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()) == -1
+        };
+        if failed {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}

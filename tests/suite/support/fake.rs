@@ -1,0 +1,107 @@
+//! Listeners that are no Redis: they count who comes, and answer wrongly or not at all.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// What such a listener does with a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Manner {
+    /// Reads, and never answers.
+    Silent,
+    /// Answers a byte now and then, and never finishes.
+    Trickle,
+    /// Hangs up at once.
+    HangUp,
+    /// Answers whatever it is asked with these bytes.
+    Answer(&'static [u8]),
+}
+
+/// A listener on a port of the loopback interface; it ends when it is dropped.
+pub(crate) struct Fake {
+    port: u16,
+    connections: Arc<AtomicUsize>,
+    over: Arc<AtomicBool>,
+    threads: Option<JoinHandle<()>>,
+}
+
+impl Fake {
+    pub(crate) fn start(manner: Manner) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("our own listener");
+        let port = listener.local_addr().expect("its address").port();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let over = Arc::new(AtomicBool::new(false));
+        let threads = thread::spawn({
+            let (connections, over) = (Arc::clone(&connections), Arc::clone(&over));
+            move || listen(&listener, manner, &connections, &over)
+        });
+        Self { port, connections, over, threads: Some(threads) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// How many have connected.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(threads) = self.threads.take() {
+            let _ = threads.join();
+        }
+    }
+}
+
+fn listen(listener: &TcpListener, manner: Manner, connections: &AtomicUsize, over: &Arc<AtomicBool>) {
+    let mut guests = Vec::new();
+    while !over.load(Ordering::Relaxed) {
+        if let Ok((stream, _)) = listener.accept() {
+            connections.fetch_add(1, Ordering::Relaxed);
+            let over = Arc::clone(over);
+            guests.push(thread::spawn(move || serve(stream, manner, &over)));
+        } else {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    for guest in guests {
+        let _ = guest.join();
+    }
+}
+
+fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
+    let tick = Duration::from_millis(50);
+    stream.set_nonblocking(false).expect("our own connection");
+    stream.set_read_timeout(Some(tick)).expect("a time-out");
+    let mut asked = [0; 4096];
+    let mut first = true;
+    while !over.load(Ordering::Relaxed) {
+        let count = match (manner, stream.read(&mut asked)) {
+            (Manner::HangUp, _) | (_, Ok(0)) => return,
+            (_, Ok(count)) => count,
+            (_, Err(_)) => 0,
+        };
+        let sent = match manner {
+            Manner::Trickle if first => stream.write_all(b"$100000000\r\n"),
+            Manner::Trickle => stream.write_all(b"x"),
+            Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
+            _ => Ok(()),
+        };
+        first = false;
+        if sent.is_err() {
+            return;
+        }
+    }
+}

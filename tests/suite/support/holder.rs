@@ -1,0 +1,81 @@
+//! Somebody who holds a lock while the test looks at it from outside.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::lockrun::{Lockrun, Running};
+use super::output::Output;
+use super::store::Store;
+
+/// The command of a holder: one process that says `ready` and then does nothing.
+const HOLD: &str = "#!/bin/sh\necho ready\nexec sleep 600\n";
+
+/// A run that holds a lock until it is told to end. Dropped, it and its command are killed.
+pub(crate) struct Holder {
+    run: Running,
+    scripts: TempDir,
+}
+
+impl Holder {
+    /// Takes the lock; returns when the command runs under it.
+    #[track_caller]
+    pub(crate) fn new(store: &Store, key: &str) -> Self {
+        Self::with(&Lockrun::new(store).key(key), &[])
+    }
+
+    /// Takes the lock by this call, with these arguments for the command.
+    #[track_caller]
+    pub(crate) fn with(call: &Lockrun, arguments: &[&str]) -> Self {
+        let scripts = TempDir::new().expect("a temporary directory");
+        let script = write_script(scripts.path(), "hold.sh", HOLD);
+        let mut words = vec![script];
+        words.extend(arguments.iter().map(|&one| one.to_owned()));
+        let mut run = call.clone().command(words).spawn();
+        run.wait_for_line("ready");
+        Self { run, scripts }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.run.pid()
+    }
+
+    /// The path of the command that runs under the lock.
+    pub(crate) fn command(&self) -> String {
+        let path = self.scripts.path().join("hold.sh");
+        path.to_str().expect("a plain path").to_owned()
+    }
+
+    pub(crate) fn run(&mut self) -> &mut Running {
+        &mut self.run
+    }
+
+    /// Ends the command, and with it the run.
+    #[track_caller]
+    pub(crate) fn end(self) -> Output {
+        self.run.signal(Signal::SIGTERM);
+        self.run.wait().died_of(Signal::SIGTERM)
+    }
+}
+
+/// Writes an executable file and gives its path.
+pub(crate) fn write_script(directory: &Path, name: &str, text: &str) -> String {
+    let path = directory.join(name);
+    fs::write(&path, text).expect("the script is written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    path.to_str().expect("a plain path").to_owned()
+}
+
+/// Whether a run could take the lock at this moment.
+#[track_caller]
+pub(crate) fn is_free(store: &Store, key: &str) -> bool {
+    let output = Lockrun::new(store).key(key).arg("--fail").sh(":").run();
+    match output.status {
+        Some(0) => true,
+        Some(75) => false,
+        _ => panic!("neither free nor held: {output}"),
+    }
+}

@@ -1,0 +1,291 @@
+//! The program under test: how it is called, and what came of it.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::birth::Birth;
+use super::deadline::{LONG, eventually};
+use super::output::{Output, read, text};
+use super::processes::{self, MARK, PATH};
+use super::store::Store;
+
+/// The program that is tested.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_lockrun");
+
+/// One call of the program, with an environment that holds only `PATH`, `HOME` and what the test adds.
+#[derive(Clone)]
+pub(crate) struct Lockrun {
+    args: Vec<OsString>,
+    command: Vec<OsString>,
+    env: BTreeMap<OsString, OsString>,
+    directory: Option<PathBuf>,
+    stdin: Vec<u8>,
+    birth: Birth,
+}
+
+impl Lockrun {
+    /// A call that uses this store.
+    pub(crate) fn new(store: &Store) -> Self {
+        Self::at(&store.url())
+    }
+
+    /// A call that uses the store at this URL.
+    pub(crate) fn at(url: &str) -> Self {
+        Self::bare().args(["--store", url])
+    }
+
+    /// A call without any argument.
+    pub(crate) fn bare() -> Self {
+        Self {
+            args: Vec::new(),
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            directory: None,
+            stdin: Vec::new(),
+            birth: Birth::default(),
+        }
+        .env("PATH", PATH)
+        .env("HOME", "/nonexistent")
+    }
+
+    pub(crate) fn key(self, key: impl AsRef<OsStr>) -> Self {
+        // Tied to the option, a name that looks like one is a name all the same.
+        let mut tied = OsString::from("--key=");
+        tied.push(key);
+        self.arg(tied)
+    }
+
+    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    pub(crate) fn args<A: AsRef<OsStr>>(self, args: impl IntoIterator<Item = A>) -> Self {
+        args.into_iter().fold(self, Self::arg)
+    }
+
+    /// The command that runs under the lock, after a `--`.
+    pub(crate) fn command<A: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = A>) -> Self {
+        self.command = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// The command is a shell script.
+    pub(crate) fn sh(self, script: &str) -> Self {
+        self.command(["sh", "-c", script])
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.env.insert(name.into(), value.as_ref().to_owned());
+        self
+    }
+
+    pub(crate) fn directory(mut self, path: &Path) -> Self {
+        self.directory = Some(path.to_owned());
+        self
+    }
+
+    pub(crate) fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.stdin = bytes.into();
+        self
+    }
+
+    pub(crate) fn birth(mut self, birth: Birth) -> Self {
+        self.birth = birth;
+        self
+    }
+
+    /// Runs to the end.
+    #[track_caller]
+    pub(crate) fn run(&self) -> Output {
+        self.spawn().wait()
+    }
+
+    /// Starts; the guard kills everything that the run has started when it goes.
+    pub(crate) fn spawn(&self) -> Running {
+        self.start(&self.words())
+    }
+
+    /// Runs the same command without the program, in the same surroundings.
+    #[track_caller]
+    pub(crate) fn alone(&self) -> Output {
+        self.spawn_alone().wait()
+    }
+
+    /// Starts the command without the program.
+    pub(crate) fn spawn_alone(&self) -> Running {
+        self.start(&self.command)
+    }
+
+    /// The argument vector of the whole call, for a shell or a terminal to start.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let mut argv = vec![OsString::from(PROGRAM)];
+        argv.extend(self.args.iter().cloned());
+        if !self.command.is_empty() {
+            argv.push("--".into());
+            argv.extend(self.command.iter().cloned());
+        }
+        argv
+    }
+
+    fn start(&self, argv: &[OsString]) -> Running {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{}-{number}", std::process::id());
+        let stdout = tempfile::tempfile().expect("a temporary file");
+        let stderr = tempfile::tempfile().expect("a temporary file");
+        let stdin = if self.stdin.is_empty() { Stdio::null() } else { Stdio::from(holding(&self.stdin)) };
+        let mut command = Command::new(&argv[0]);
+        command
+            .args(&argv[1..])
+            .env_clear()
+            .envs(&self.env)
+            .env(MARK, &mark)
+            .stdin(stdin)
+            .stdout(stdout.try_clone().expect("a second descriptor"))
+            .stderr(stderr.try_clone().expect("a second descriptor"));
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        self.birth.clone().prepare(&mut command);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {argv:?}: {error}"));
+        Running { child, what: format!("{argv:?}"), mark, stdout, stderr, started: Instant::now() }
+    }
+}
+
+fn holding(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().expect("a temporary file");
+    file.write_all(bytes).expect("the input is written");
+    file.seek(SeekFrom::Start(0)).expect("the input is rewound");
+    file
+}
+
+/// A run that has been started. When it is dropped, every process of it that still lives is killed.
+pub(crate) struct Running {
+    child: Child,
+    what: String,
+    mark: String,
+    stdout: File,
+    stderr: File,
+    started: Instant,
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// What is on standard output so far.
+    pub(crate) fn stdout(&self) -> String {
+        text(&read(&self.stdout))
+    }
+
+    /// What is on standard error so far.
+    pub(crate) fn stderr(&self) -> String {
+        text(&read(&self.stderr))
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        processes::send(self.pid(), signal);
+    }
+
+    /// Waits until the command has printed this line.
+    #[track_caller]
+    pub(crate) fn wait_for_line(&mut self, line: &str) {
+        self.wait_until(line, |run| run.stdout().lines().any(|one| one == line));
+    }
+
+    /// Waits until there is this text on standard error.
+    #[track_caller]
+    pub(crate) fn wait_for_stderr(&mut self, words: &str) {
+        self.wait_until(words, |run| run.stderr().contains(words));
+    }
+
+    #[track_caller]
+    fn wait_until(&mut self, wanted: &str, seen: impl Fn(&Self) -> bool) {
+        let mut ended = None;
+        eventually(LONG, &format!("{wanted:?} from {}", self.what), || {
+            if seen(self) {
+                return true;
+            }
+            let (stdout, stderr) = (self.stdout(), self.stderr());
+            assert!(ended.is_none(), "{} ended without {wanted:?}: {stdout:?} {stderr:?}", self.what);
+            ended = self.child.try_wait().expect("our own child");
+            false
+        });
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("our own child").is_some()
+    }
+
+    /// The end of it; what it has left behind is killed.
+    #[track_caller]
+    pub(crate) fn wait(mut self) -> Output {
+        self.end()
+    }
+
+    /// The end of it, to look at while what it has left behind still lives.
+    #[track_caller]
+    pub(crate) fn wait_and_leave(mut self, look: impl FnOnce(Output)) {
+        let output = self.end();
+        look(output);
+    }
+
+    #[track_caller]
+    fn end(&mut self) -> Output {
+        let mut pause = Duration::from_millis(1);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our own child") {
+                break status;
+            }
+            let (stdout, stderr) = (self.stdout(), self.stderr());
+            assert!(self.started.elapsed() < LONG * 2, "{} does not end; so far: {stdout:?} {stderr:?}", self.what);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(10));
+        };
+        self.output(status)
+    }
+
+    /// The living processes of this run, the program's own included.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        processes::marked(&self.mark)
+    }
+
+    /// Kills the program and all that it has started, as a power cut would; returns when none is left.
+    pub(crate) fn kill_everything(&mut self) {
+        processes::kill_marked(&self.mark);
+        let _ = self.child.wait();
+        eventually(LONG, "every process of the run is dead", || self.processes().is_empty());
+    }
+
+    fn output(&self, status: ExitStatus) -> Output {
+        Output {
+            what: self.what.clone(),
+            status: status.code(),
+            signal: status.signal(),
+            core: status.core_dumped(),
+            stdout: read(&self.stdout),
+            stderr: read(&self.stderr),
+            took: self.started.elapsed(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        processes::kill_marked(&self.mark);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,23 @@
+//! What the tests stand on: the program itself, stores to run it against, and ways to disturb both.
+
+pub(crate) mod birth;
+pub(crate) mod deadline;
+pub(crate) mod fake;
+pub(crate) mod holder;
+pub(crate) mod lockrun;
+pub(crate) mod output;
+pub(crate) mod processes;
+pub(crate) mod proxy;
+pub(crate) mod pty;
+pub(crate) mod redis;
+pub(crate) mod resp;
+pub(crate) mod store;
+pub(crate) mod tls;
+pub(crate) mod witness;
+
+pub(crate) use deadline::{LONG, eventually};
+pub(crate) use holder::Holder;
+pub(crate) use lockrun::{Lockrun, Running};
+pub(crate) use output::Output;
+pub(crate) use redis::Redis;
+pub(crate) use store::Store;

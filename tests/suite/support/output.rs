@@ -1,0 +1,97 @@
+//! What came of a run, and what can be said about it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) what: String,
+    pub(crate) status: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) core: bool,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) took: Duration,
+}
+
+impl Output {
+    pub(crate) fn stdout(&self) -> String {
+        text(&self.stdout)
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        text(&self.stderr)
+    }
+
+    /// It exited with this status.
+    #[track_caller]
+    pub(crate) fn exited(self, status: i32) -> Self {
+        assert_eq!(self.status, Some(status), "{self}");
+        self
+    }
+
+    /// It was ended by this signal.
+    #[track_caller]
+    pub(crate) fn died_of(self, signal: Signal) -> Self {
+        assert_eq!(self.signal, Some(signal as i32), "{self}");
+        self
+    }
+
+    /// It said nothing on standard error.
+    #[track_caller]
+    pub(crate) fn silent(self) -> Self {
+        assert_eq!(self.stderr(), "", "{self}");
+        self
+    }
+
+    /// Its standard output was exactly this.
+    #[track_caller]
+    pub(crate) fn printed(self, wanted: &str) -> Self {
+        assert_eq!(self.stdout(), wanted, "{self}");
+        self
+    }
+
+    /// Everything it said on standard error is marked as its own, and this is part of it.
+    #[track_caller]
+    pub(crate) fn said(self, words: &str) -> Self {
+        let stderr = self.stderr();
+        assert!(stderr.contains(words), "no {words:?} in: {self}");
+        for line in stderr.lines() {
+            assert!(line.starts_with("lockrun: "), "line {line:?} of: {self}");
+        }
+        self
+    }
+}
+
+impl std::fmt::Display for Output {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            out,
+            "{}\nstatus {:?}, signal {:?}, after {:?}\nstdout: {:?}\nstderr: {:?}",
+            self.what,
+            self.status,
+            self.signal,
+            self.took,
+            self.stdout(),
+            self.stderr()
+        )
+    }
+}
+
+/// All that a file holds by now; its position is not moved.
+pub(crate) fn read(file: &File) -> Vec<u8> {
+    let length = file.metadata().expect("our own file").len();
+    let mut bytes = vec![0; usize::try_from(length).expect("a short file")];
+    let count = file.read_at(&mut bytes, 0).expect("our own file");
+    bytes.truncate(count);
+    bytes
+}
+
+/// Bytes as a person would read them.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

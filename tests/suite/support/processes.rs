@@ -1,0 +1,67 @@
+//! Finding and ending the processes that a run has left, however they are related to it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The directories in which programs are looked for, also those that the tested program starts.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The variable by which the processes of one run know each other: it reaches children, orphans and those
+/// that went off into another session.
+pub(crate) const MARK: &str = "SUITE_RUN";
+
+/// Where a program lies. The tests need it: without it they fail.
+pub(crate) fn find_program(name: &str) -> PathBuf {
+    let others = std::env::var("PATH").unwrap_or_default();
+    PATH.split(':')
+        .chain(others.split(':'))
+        .map(|directory| Path::new(directory).join(name))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| panic!("these tests need {name}, which is not installed"))
+}
+
+/// The living processes (no zombies) that carry this mark.
+pub(crate) fn marked(mark: &str) -> Vec<i32> {
+    let wanted = format!("{MARK}={mark}");
+    let all = fs::read_dir("/proc").expect("/proc is mounted");
+    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| carries(*pid, wanted.as_bytes()) && is_alive(*pid))
+        .collect()
+}
+
+fn carries(pid: i32, wanted: &[u8]) -> bool {
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
+}
+
+/// Kills all that carry this mark, until none is left.
+pub(crate) fn kill_marked(mark: &str) {
+    for _ in 0..200 {
+        let left = marked(mark);
+        if left.is_empty() {
+            return;
+        }
+        for pid in left {
+            send(pid, Signal::SIGKILL);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+/// Whether the process exists and is more than a zombie.
+pub(crate) fn is_alive(pid: i32) -> bool {
+    !matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// The letter that /proc gives for the process: R, S, D, T, Z and so on.
+pub(crate) fn state(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// Sends a signal; that the process has already gone is no failure.
+pub(crate) fn send(pid: i32, signal: Signal) {
+    let _ = kill(Pid::from_raw(pid), signal);
+}

@@ -1,0 +1,217 @@
+//! A network between a client and a server that can be disturbed while it is used.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::libc;
+use nix::sys::socket::{setsockopt, sockopt};
+
+/// How long a reader sleeps before it looks again at what it is to do.
+const TICK: Duration = Duration::from_millis(5);
+
+/// What happens to traffic.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Mode {
+    /// Everything passes.
+    Pass,
+    /// Requests and replies vanish; connections stay, and new ones are accepted.
+    Swallow,
+    /// Requests arrive, replies vanish.
+    SwallowReplies,
+    /// Connections, old and new, are reset.
+    Reset,
+    /// Nobody listens any more; connections that exist go on.
+    Refuse,
+    /// Every reply is held back for so long.
+    Delay(Duration),
+}
+
+struct Shared {
+    server: SocketAddr,
+    mode: Mutex<Mode>,
+    over: AtomicBool,
+    bytes: AtomicU64,
+    connections: AtomicU64,
+    flights: AtomicU64,
+}
+
+/// A proxy on a port of the loopback interface. It ends, with its connections, when it is dropped.
+pub(crate) struct Proxy {
+    shared: Arc<Shared>,
+    port: u16,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// A proxy before the server at this port.
+    pub(crate) fn to(port: u16) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port_here = listener.local_addr().expect("its address").port();
+        let shared = Arc::new(Shared {
+            server: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            mode: Mutex::new(Mode::Pass),
+            over: AtomicBool::new(false),
+            bytes: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            flights: AtomicU64::new(0),
+        });
+        let acceptor = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.accept(listener, port_here)
+        });
+        Self { shared, port: port_here, acceptor: Some(acceptor) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Changes what happens to traffic, from now on.
+    pub(crate) fn set(&self, mode: Mode) {
+        *self.shared.mode.lock().expect("no thread panics") = mode;
+    }
+
+    /// How many bytes came, from both sides.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many connections were made.
+    pub(crate) fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// How often a client had something to say after the server had spoken: the round trips, whatever
+    /// number of requests each carried.
+    pub(crate) fn flights(&self) -> u64 {
+        self.shared.flights.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+    }
+}
+
+impl Shared {
+    fn mode(&self) -> Mode {
+        *self.mode.lock().expect("no thread panics")
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn accept(self: Arc<Self>, listener: TcpListener, port: u16) {
+        let mut listener = Some(listener);
+        let mut pumps = Vec::new();
+        while !self.is_over() {
+            if self.mode() == Mode::Refuse {
+                listener = None;
+            } else if listener.is_none() {
+                listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok();
+            }
+            if let Some(stream) = listener.as_ref().and_then(next) {
+                self.connections.fetch_add(1, Ordering::Relaxed);
+                pumps.extend(self.join(stream));
+            } else {
+                thread::sleep(TICK / 5);
+            }
+        }
+        for pump in pumps {
+            let _ = pump.join();
+        }
+    }
+
+    /// Ties a client to the server by two threads.
+    fn join(self: &Arc<Self>, client: TcpStream) -> Vec<JoinHandle<()>> {
+        if self.mode() == Mode::Reset {
+            reset(&client);
+            return Vec::new();
+        }
+        let Ok(server) = TcpStream::connect(self.server) else {
+            return Vec::new();
+        };
+        let answered = Arc::new(AtomicBool::new(true));
+        let ends = [(client.try_clone(), server.try_clone(), true), (Ok(server), Ok(client), false)];
+        ends.into_iter()
+            .map(|(from, to, is_request)| {
+                let (from, to) = (from.expect("a descriptor"), to.expect("a descriptor"));
+                let (shared, answered) = (Arc::clone(self), Arc::clone(&answered));
+                thread::spawn(move || shared.pump(&from, &to, is_request, &answered))
+            })
+            .collect()
+    }
+
+    fn pump(&self, mut from: &TcpStream, mut to: &TcpStream, is_request: bool, answered: &AtomicBool) {
+        from.set_read_timeout(Some(TICK)).expect("a time-out");
+        let _ = to.set_nodelay(true);
+        let mut buffer = [0; 16384];
+        while !self.is_over() {
+            if self.mode() == Mode::Reset {
+                reset(from);
+                reset(to);
+                return;
+            }
+            let count = match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if is_pause(&error) => continue,
+                Err(_) => break,
+            };
+            self.count(count, is_request, answered);
+            match self.mode() {
+                Mode::Swallow => continue,
+                Mode::SwallowReplies if !is_request => continue,
+                Mode::Delay(time) if !is_request => thread::sleep(time),
+                _ => {}
+            }
+            if to.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        // A side that ends while traffic vanishes is not heard of on the other side either.
+        while self.mode() == Mode::Swallow && !self.is_over() {
+            thread::sleep(TICK);
+        }
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    }
+
+    fn count(&self, bytes: usize, is_request: bool, answered: &AtomicBool) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        if !is_request {
+            answered.store(true, Ordering::Relaxed);
+        } else if answered.swap(false, Ordering::Relaxed) {
+            self.flights.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn next(listener: &TcpListener) -> Option<TcpStream> {
+    listener.set_nonblocking(true).ok()?;
+    let (stream, _) = listener.accept().ok()?;
+    stream.set_nonblocking(false).ok()?;
+    Some(stream)
+}
+
+fn is_pause(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// Makes the end of this connection a reset instead of a farewell.
+fn reset(stream: &TcpStream) {
+    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = setsockopt(stream, sockopt::Linger, &at_once);
+}

@@ -1,0 +1,190 @@
+//! A Redis server of the test's own: on a free port of the loopback interface, with its data in a directory
+//! that goes with it.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::birth::Birth;
+use super::deadline::{LONG, eventually};
+use super::processes::{find_program, send};
+use super::resp::{Client, Reply};
+use super::tls::Certificates;
+
+/// A running server; it is killed when this is dropped.
+pub(crate) struct Redis {
+    directory: TempDir,
+    port: u16,
+    options: Vec<String>,
+    password: Option<String>,
+    certificates: Option<Certificates>,
+    server: RefCell<Option<Child>>,
+}
+
+impl Redis {
+    pub(crate) fn start() -> Self {
+        Self::with_options(&[])
+    }
+
+    /// A server that keeps what it was told, also when it is killed.
+    pub(crate) fn durable() -> Self {
+        Self::with_options(&["--appendonly", "yes", "--appendfsync", "always"])
+    }
+
+    /// A server that wants this password.
+    pub(crate) fn with_password(password: &str) -> Self {
+        Self::build(&["--requirepass", password], Some(password), None)
+    }
+
+    pub(crate) fn with_options(options: &[&str]) -> Self {
+        Self::build(options, None, None)
+    }
+
+    /// A server that speaks TLS alone on its port, and wants to see a client's certificate.
+    pub(crate) fn with_tls() -> Self {
+        Self::build(&[], None, Some(&Certificates::make()))
+    }
+
+    fn build(options: &[&str], password: Option<&str>, certificates: Option<&Certificates>) -> Self {
+        for _ in 0..20 {
+            let redis = Self {
+                directory: TempDir::new().expect("a temporary directory"),
+                port: free_port(),
+                options: options.iter().map(|&one| one.to_owned()).collect(),
+                password: password.map(str::to_owned),
+                certificates: certificates.cloned(),
+                server: RefCell::new(None),
+            };
+            if redis.launch() {
+                return redis;
+            }
+        }
+        panic!("redis-server does not start");
+    }
+
+    /// Starts the server; false when it ended again, as it does when another took the port.
+    fn launch(&self) -> bool {
+        let log = File::create(self.directory.path().join("log")).expect("a log file");
+        let mut command = Command::new(find_program("redis-server"));
+        let port = self.port.to_string();
+        command
+            .current_dir(self.directory.path())
+            .args(["--bind", "127.0.0.1", "--save", "", "--databases", "16"])
+            .args(["--unixsocket", "redis.sock", "--unixsocketperm", "700"])
+            .args(&self.options)
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a second descriptor"))
+            .stdout(log);
+        match &self.certificates {
+            None => command.args(["--port", &port]),
+            Some(certificates) => {
+                command.args(["--port", "0", "--tls-port", &port]).args(certificates.server_options())
+            }
+        };
+        Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
+        let child = command.spawn().expect("redis-server starts");
+        let pid = child.id();
+        *self.server.borrow_mut() = Some(child);
+        let mut ended = false;
+        eventually(LONG, "redis-server is ready", || {
+            let mut server = self.server.borrow_mut();
+            let child = server.as_mut().expect("just started");
+            ended = child.try_wait().expect("our own child").is_some();
+            drop(server);
+            ended || self.answers_as(pid)
+        });
+        !ended
+    }
+
+    /// Whether it is this process that answers, and it has read its data.
+    fn answers_as(&self, pid: u32) -> bool {
+        let ours = format!("process_id:{pid}\r\n");
+        self.try_ask(&["INFO"]).is_ok_and(
+            |reply| matches!(reply, Reply::Text(text) if text.contains(&ours) && text.contains("\r\nloading:0\r\n")),
+        )
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("redis.sock")
+    }
+
+    pub(crate) fn certificates(&self) -> &Certificates {
+        self.certificates.as_ref().expect("a server with TLS")
+    }
+
+    /// The URL without a user, a password or a database.
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// One request over the server's socket.
+    #[track_caller]
+    pub(crate) fn ask(&self, words: &[&str]) -> Reply {
+        let reply = self.try_ask(words).expect("the server answers");
+        assert!(!matches!(reply, Reply::Error(_)), "{words:?}: {reply:?}");
+        reply
+    }
+
+    fn try_ask(&self, words: &[&str]) -> std::io::Result<Reply> {
+        let mut client = Client::connect(&self.socket())?;
+        if let Some(password) = &self.password {
+            client.ask(&["AUTH", password])?;
+        }
+        client.ask(words)
+    }
+
+    /// All keys of database 0, sorted.
+    #[track_caller]
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.ask(&["KEYS", "*"]).texts()
+    }
+
+    /// Stops the server process without ending it: connections stay, nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let server = self.server.borrow();
+        let child = server.as_ref().expect("the server runs");
+        send(child.id().cast_signed(), signal);
+    }
+
+    /// Kills the server: its port refuses connections.
+    pub(crate) fn kill(&self) {
+        if let Some(mut child) = self.server.borrow_mut().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts the server again after `kill`, on the same port.
+    pub(crate) fn start_again(&self) {
+        assert!(self.launch(), "redis-server does not start again");
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A port of the loopback interface that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("its address").port()
+}

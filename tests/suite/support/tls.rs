@@ -1,0 +1,82 @@
+//! Certificates for one test: an authority, a server and a client that it vouches for, and a stranger.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+
+use tempfile::TempDir;
+
+use super::processes::find_program;
+
+/// A directory of certificates and keys in PEM form.
+#[derive(Clone)]
+pub(crate) struct Certificates(Rc<TempDir>);
+
+impl Certificates {
+    pub(crate) fn make() -> Self {
+        let made = Self(Rc::new(TempDir::new().expect("a temporary directory")));
+        made.authority("ca");
+        made.authority("stranger");
+        made.issue("server", "subjectAltName=IP:127.0.0.1,DNS:localhost");
+        made.issue("client", "extendedKeyUsage=clientAuth");
+        made
+    }
+
+    /// The options by which a Redis server uses them and asks its clients for theirs.
+    pub(crate) fn server_options(&self) -> Vec<String> {
+        [
+            ("--tls-cert-file", self.path("server.crt")),
+            ("--tls-key-file", self.path("server.key")),
+            ("--tls-ca-cert-file", self.path("ca.crt")),
+        ]
+        .into_iter()
+        .flat_map(|(option, path)| [option.to_owned(), path])
+        .chain(["--tls-auth-clients".to_owned(), "yes".to_owned()])
+        .collect()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        let path: PathBuf = self.0.path().join(name);
+        path.to_str().expect("a plain path").to_owned()
+    }
+
+    fn authority(&self, name: &str) {
+        openssl(
+            self.0.path(),
+            &format!(
+                "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN={name} \
+                 -addext basicConstraints=critical,CA:TRUE -keyout {name}.key -out {name}.crt"
+            ),
+        );
+    }
+
+    fn issue(&self, name: &str, extension: &str) {
+        let directory = self.0.path();
+        fs::write(directory.join(format!("{name}.ext")), format!("basicConstraints=CA:FALSE\n{extension}\n"))
+            .expect("the extensions are written");
+        openssl(
+            directory,
+            &format!(
+                "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} \
+                 -keyout {name}.key -out {name}.csr"
+            ),
+        );
+        openssl(
+            directory,
+            &format!(
+                "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 \
+                 -extfile {name}.ext -out {name}.crt"
+            ),
+        );
+    }
+}
+
+fn openssl(directory: &Path, words: &str) {
+    let output = Command::new(find_program("openssl"))
+        .args(words.split_whitespace())
+        .current_dir(directory)
+        .output()
+        .expect("openssl starts");
+    assert!(output.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&output.stderr));
+}

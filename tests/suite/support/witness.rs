@@ -1,0 +1,89 @@
+//! A command that is hard to end and writes down when it lived, and the judge of such records.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use super::processes::find_program;
+
+/// Ignores what asks it politely to end, prints `ready`, and appends the time of the boot clock every few
+/// milliseconds. With `fork` a child does the same, with `setsid` another one in a session of its own.
+const SCRIPT: &str = "
+import os, signal, sys, time
+path, tag = sys.argv[1], sys.argv[2]
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_IGN)
+log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def stamp():
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    os.write(log, b'%s %d %d\\n' % (tag.encode(), os.getpid(), now))
+leader = True
+for what in sys.argv[3:]:
+    if leader and os.fork() == 0:
+        leader = False
+        if what == 'setsid':
+            os.setsid()
+stamp()
+if leader:
+    print('ready', flush=True)
+while True:
+    time.sleep(0.003)
+    stamp()
+";
+
+/// The words of a command that stamps its life into a file under this tag.
+pub(crate) fn command(file: &Path, tag: &str, children: &[&str]) -> Vec<String> {
+    let python = find_program("python3");
+    let words = [python.as_path(), Path::new("-c"), Path::new(SCRIPT), file];
+    words
+        .iter()
+        .map(|word| word.to_str().expect("a plain path").to_owned())
+        .chain([tag.to_owned()])
+        .chain(children.iter().map(|&one| one.to_owned()))
+        .collect()
+}
+
+/// The life of all processes of one tag, in nanoseconds of the boot clock.
+#[derive(Debug, Clone)]
+pub(crate) struct Life {
+    pub(crate) tag: String,
+    pub(crate) first: i64,
+    pub(crate) last: i64,
+    pub(crate) processes: usize,
+}
+
+/// Reads a record: one life for each tag, in the order in which they began.
+pub(crate) fn lives(file: &Path) -> Vec<Life> {
+    let record = fs::read_to_string(file).expect("there is a record");
+    let mut found: BTreeMap<String, (i64, i64, Vec<String>)> = BTreeMap::new();
+    for line in record.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [tag, pid, time] = words[..] else {
+            panic!("a broken stamp: {line:?}");
+        };
+        let time: i64 = time.parse().expect("a time");
+        let life = found.entry(tag.to_owned()).or_insert((time, time, Vec::new()));
+        life.0 = life.0.min(time);
+        life.1 = life.1.max(time);
+        if !life.2.iter().any(|known| known == pid) {
+            life.2.push(pid.to_owned());
+        }
+    }
+    let mut lives: Vec<Life> =
+        found.into_iter().map(|(tag, (first, last, pids))| Life { tag, first, last, processes: pids.len() }).collect();
+    lives.sort_by_key(|life| life.first);
+    lives
+}
+
+/// The smallest time in nanoseconds between one life's end and the next one's beginning: negative when two
+/// overlap, nothing when there are less than two.
+pub(crate) fn smallest_margin(lives: &[Life]) -> Option<i64> {
+    let mut latest_end = lives.first()?.last;
+    let mut smallest = None;
+    for life in &lives[1..] {
+        let margin = life.first - latest_end;
+        smallest = Some(smallest.map_or(margin, |known: i64| known.min(margin)));
+        latest_end = latest_end.max(life.last);
+    }
+    smallest
+}

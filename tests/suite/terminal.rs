@@ -1,0 +1,189 @@
+//! A run in front of somebody: control keys, job control, the foreground.
+
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::holder::is_free;
+use crate::support::processes::find_program;
+use crate::support::pty::Terminal;
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Store, eventually, witness};
+
+const PROMPT: &str = "prompt$ ";
+
+/// An interactive shell on a terminal, as a person has one. `lockrun` is an alias of it.
+fn shell(store: &Store) -> Terminal {
+    let mut command = Command::new(find_program("bash"));
+    command.args(["--norc", "--noprofile", "--noediting", "-i"]);
+    let url = store.url();
+    let env = [("PS1", PROMPT), ("LOCKRUN_STORE", url.as_str()), ("HISTFILE", "/dev/null")];
+    let mut terminal = Terminal::start(command, &env);
+    terminal.wait_for(PROMPT);
+    let program = crate::support::lockrun::PROGRAM;
+    enter(&mut terminal, &format!("stty -echo; alias lockrun={program}"));
+    terminal.wait_for(PROMPT);
+    terminal
+}
+
+fn enter(terminal: &mut Terminal, line: &str) {
+    terminal.type_keys(&format!("{line}\r"));
+}
+
+// "What the terminal sends to the group is then not sent again": Ctrl-C arrives once.
+on_every_store!(an_interrupt_arrives_once, |store| {
+    let mut terminal = shell(store);
+    let script = "trap \"echo caught\" INT; echo ready; while ! read -t 0.05 word; do :; done; echo got $word; exit 3";
+    enter(&mut terminal, &format!("lockrun -k tty bash -c '{script}'; echo status $?"));
+    terminal.wait_for("ready");
+    terminal.type_keys("\x03");
+    terminal.wait_for("caught");
+    let more = terminal.watch(Duration::from_millis(300));
+    assert!(!more.contains("caught"), "it came again: {more:?}");
+    enter(&mut terminal, "word");
+    terminal.wait_for("got word");
+    terminal.wait_for("status 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// "Where a signal ended it, lockrun dies of the same signal": Ctrl-C ends a script that runs lockrun, too.
+on_every_store!(an_interrupt_ends_what_started_it, |store| {
+    let mut terminal = shell(store);
+    enter(&mut terminal, "for n in 1 2 3; do lockrun -k tty sh -c 'echo round; exec sleep 60'; done");
+    terminal.wait_for("round");
+    terminal.type_keys("\x03");
+    let seen = terminal.wait_for(PROMPT);
+    assert!(!seen.contains("round"), "the loop went on: {seen:?}");
+    assert!(is_free(store, "tty"));
+});
+
+// "The terminal and job control reach COMMAND as they were": an interactive shell under lockrun reads the terminal and
+// has job control.
+on_every_store!(an_interactive_shell_has_job_control, |store| {
+    let mut terminal = shell(store);
+    let inner = "PS1='inner> ' lockrun -k tty bash --norc --noprofile --noediting -i";
+    enter(&mut terminal, inner);
+    let greeting = terminal.wait_for("inner> ");
+    assert!(!greeting.contains("no job control"), "{greeting:?}");
+    assert!(!greeting.contains("cannot set terminal"), "{greeting:?}");
+    enter(&mut terminal, "sleep 60");
+    std::thread::sleep(Duration::from_millis(200));
+    terminal.type_keys("\x1a");
+    terminal.wait_for("Stopped");
+    terminal.wait_for("inner> ");
+    enter(&mut terminal, "fg");
+    terminal.wait_for("sleep 60");
+    std::thread::sleep(Duration::from_millis(200));
+    terminal.type_keys("\x03");
+    terminal.wait_for("inner> ");
+    enter(&mut terminal, "read line; echo \"<$line>\"");
+    enter(&mut terminal, "typed");
+    terminal.wait_for("<typed>");
+    enter(&mut terminal, "exit 5");
+    terminal.wait_for(PROMPT);
+    enter(&mut terminal, "echo status $?");
+    terminal.wait_for("status 5");
+    assert!(is_free(store, "tty"));
+});
+
+// "Ctrl-Z stops both and returns the prompt; `fg` within the lease resumes both."
+on_every_store!(a_run_can_be_suspended_and_resumed, |store| {
+    let mut terminal = shell(store);
+    let script = "echo ready; while read word; do echo got $word; done; exit 3";
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'"));
+    terminal.wait_for("ready");
+    for word in ["first", "second"] {
+        terminal.type_keys("\x1a");
+        terminal.wait_for("Stopped");
+        terminal.wait_for(PROMPT);
+        assert!(!is_free(store, "tty"), "suspended, but within the lease");
+        enter(&mut terminal, "fg");
+        terminal.wait_for("lockrun");
+        enter(&mut terminal, word);
+        terminal.wait_for(&format!("got {word}"));
+    }
+    terminal.type_keys("\x04");
+    terminal.wait_for(PROMPT);
+    enter(&mut terminal, "echo status $?");
+    terminal.wait_for("status 3");
+    assert!(is_free(store, "tty"));
+});
+
+// "A run that is suspended past its lease is ended", before the lock passes on.
+#[test]
+fn a_run_suspended_past_its_lease_is_dead() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let record = directory.path().join("record");
+    let mut terminal = shell(&store);
+    let words = witness::command(&record, "old", &[]);
+    let script = directory.path().join("witness.py");
+    std::fs::write(&script, &words[2]).expect("the script is written");
+    let (python, script) = (&words[0], script.display());
+    enter(
+        &mut terminal,
+        &format!("lockrun -k tty --ttl 3s --kill-after 500ms {python} {script} {} old", record.display()),
+    );
+    terminal.wait_for("ready");
+    let next = Lockrun::new(&store).key("tty").args(["--wait", "-v"]);
+    let mut next = next.command(witness::command(&record, "next", &[])).spawn();
+    next.wait_for_stderr("waiting");
+    terminal.type_keys("\x1a");
+    terminal.wait_for("Stopped");
+    next.wait_for_line("ready");
+    // Whoever resumes it now finds nothing that could stamp on.
+    enter(&mut terminal, "fg");
+    eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
+    terminal.wait_for(PROMPT);
+    std::thread::sleep(Duration::from_millis(100));
+    next.kill_everything();
+    let lives = witness::lives(&record);
+    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
+}
+
+// "It shares lockrun's group like any job of a shell, so that pipelines keep working and nobody steals the foreground."
+on_every_store!(a_pager_reads_the_keyboard, |store| {
+    let mut terminal = shell(store);
+    enter(&mut terminal, "stty rows 10 cols 80");
+    terminal.wait_for(PROMPT);
+    enter(&mut terminal, "lockrun -k tty seq 1 1000 | LESS= less; echo status ${PIPESTATUS[0]}");
+    terminal.wait_for("9\r\n");
+    terminal.type_keys(" ");
+    terminal.wait_for("17\r\n");
+    terminal.type_keys("G");
+    terminal.wait_for("1000\r\n");
+    terminal.type_keys("q");
+    terminal.wait_for("status 0");
+    assert!(is_free(store, "tty"));
+});
+
+// "While it waits and stderr is a terminal, one line refreshed in place says who holds the lock; it is gone when COMMAND
+// starts."
+on_every_store!(a_waiter_says_whom_it_waits_for, |store| {
+    let holder = crate::support::Holder::new(store, "tty");
+    let mut terminal = shell(store);
+    enter(&mut terminal, "lockrun -k tty --wait echo it runs");
+    terminal.wait_for(&format!("pid {}", holder.pid()));
+    terminal.watch(Duration::from_millis(100));
+    holder.end();
+    let line = terminal.wait_for("it runs");
+    let last = line.rsplit('\n').next().expect("a line");
+    assert!(last.contains('\r') || last == "it runs", "the line is gone: {last:?}");
+    terminal.wait_for(PROMPT);
+});
+
+// "A signal ends a wait": Ctrl-C at a waiter returns the prompt, and the command never runs.
+on_every_store!(an_interrupt_ends_a_wait, |store| {
+    let holder = crate::support::Holder::new(store, "tty");
+    let mut terminal = shell(store);
+    enter(&mut terminal, "lockrun -k tty --wait -v echo it runs");
+    terminal.wait_for("waiting");
+    terminal.wait_for(&format!("pid {}", holder.pid()));
+    terminal.type_keys("\x03");
+    let seen = terminal.wait_for(PROMPT);
+    assert!(!seen.contains("it runs"), "{seen:?}");
+    enter(&mut terminal, "echo status $?");
+    terminal.wait_for("status 130");
+});
