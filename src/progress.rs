@@ -38,9 +38,9 @@ impl<'a> Progress<'a> {
         let Some(width) = terminal::stderr_width() else { return };
         let now = Moment::now();
         let held = Held { since: held.since.map(|since| since + now.since(*told_at)), ..held.clone() };
-        let place = held.place.map_or_else(String::new, |place| format!("number {} in the queue; ", place + 1));
+        let place = held.place.map_or_else(String::new, |place| format!(", number {} in the queue", place + 1));
         let waited = duration::say(now.since(self.began));
-        let line = format!("lockrun: waiting for {waited}; {place}{}", report::held(self.key, &held));
+        let line = format!("lockrun: waiting {waited}{place}: held by {held}");
         // A line that wraps could not be taken back.
         let line: String = line.chars().take(width.saturating_sub(1)).collect();
         let _ = write!(std::io::stderr(), "\r{line}\x1b[K");

@@ -45,7 +45,7 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         for signal in stops.take_in(signals) {
             supervisor.forward(signal);
         }
-        let stopped = supervisor.reap().is_some();
+        let stopped = supervisor.reap();
         let now = Moment::now();
         supervisor.tick(now);
         if let Some(finished) = supervisor.finished(now) {
@@ -101,8 +101,6 @@ impl JobControl {
             }
             if signals::is_stop(caught.signal) {
                 self.stop_wanted = true;
-                // Ctrl-Z came after what continued us: it counts.
-                passed_on.retain(|signal| *signal != libc::SIGCONT);
             }
             if caught.sent {
                 passed_on.push(caught.signal);

@@ -185,7 +185,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
                 }
             }
         }
-        if supervisor.reap().is_some() {
+        if supervisor.reap() {
             link.tell(News::Stopped);
         }
         let now = Moment::now();

@@ -19,13 +19,13 @@ unsafe extern "C" fn forget(info: *mut libc::dl_phdr_info, _size: usize, _data: 
     unsafe {
         let info = &*info;
         let headers = std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
-        let page = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(4096);
+        let page = u64::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(4096);
         for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0)
         {
-            let start = (info.dlpi_addr + header.p_vaddr) as usize;
-            let end = start + header.p_memsz as usize;
-            let start = start / page * page;
-            libc::madvise(start as *mut c_void, end - start, libc::MADV_DONTNEED);
+            let from = info.dlpi_addr + header.p_vaddr;
+            let length = header.p_memsz + from % page;
+            let from = (from - from % page) as *mut c_void;
+            libc::madvise(from, usize::try_from(length).unwrap_or(0), libc::MADV_DONTNEED);
         }
     }
     1

@@ -140,7 +140,7 @@ fn environment(changes: &[CString]) -> Vec<*const c_char> {
         static environ: *const *const c_char;
     }
     let name = |assignment: &CStr| assignment.to_bytes().split(|byte| *byte == b'=').next().map(<[u8]>::to_vec);
-    let changed: Vec<_> = changes.iter().map(|change| name(change)).collect();
+    let replaced: Vec<_> = changes.iter().map(|change| name(change)).collect();
     let mut all = Vec::with_capacity(64);
     // SAFETY: the C library's environment is a null-terminated vector of strings, or null, and there is one thread.
     unsafe {
@@ -148,7 +148,7 @@ fn environment(changes: &[CString]) -> Vec<*const c_char> {
         while !next.is_null() && !(*next).is_null() {
             let assignment = CStr::from_ptr(*next);
             // Few variables can be meant, and a look at the first letters spares the others a comparison.
-            if !assignment.to_bytes().starts_with(b"LOCKRUN_") || !changed.contains(&name(assignment)) {
+            if !assignment.to_bytes().starts_with(b"LOCKRUN_") || !replaced.contains(&name(assignment)) {
                 all.push(*next);
             }
             next = next.add(1);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use super::tree::{Change, Tree};
+use super::tree::Tree;
 use super::{Descendants, Launch};
 use crate::clock::Moment;
 use crate::lease::Deadline;
@@ -128,16 +128,14 @@ impl Supervisor {
     }
 
     /// Passes on a signal that lockrun was sent.
-    pub(super) fn forward(&self, signal: c_int) {
+    pub(super) fn forward(&mut self, signal: c_int) {
         self.tree.forward(signal);
     }
 
-    /// Takes in which children have ended or stopped. Gives the signal that stopped COMMAND, if one did.
-    pub(super) fn reap(&mut self) -> Option<c_int> {
-        match self.tree.reap() {
-            Some(Change::Stopped(signal)) => Some(signal),
-            _ => None,
-        }
+    /// Takes in which children have ended or stopped. Gives whether COMMAND was stopped.
+    pub(super) fn reap(&mut self) -> bool {
+        self.tree.reap();
+        self.tree.has_stopped()
     }
 
     /// How it all ended, once it has. May begin to end what COMMAND left behind.

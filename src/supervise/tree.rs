@@ -28,17 +28,20 @@ pub(super) struct Tree {
     own_child: bool,
     /// How COMMAND ended, once it was reaped.
     ended: Option<Ending>,
+    /// Whether COMMAND is stopped, as far as has been heard.
+    motion: Motion,
     /// No child is left.
     gone: bool,
 }
 
-/// What a reaping found out about COMMAND's own process.
+/// Whether COMMAND goes on or is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// It was stopped by this signal.
-    Stopped(c_int),
-    /// It ended.
-    Ended(Ending),
+enum Motion {
+    Running,
+    Stopped {
+        /// Whether [`Tree::has_stopped`] has said so.
+        told: bool,
+    },
 }
 
 impl Tree {
@@ -46,12 +49,19 @@ impl Tree {
     pub(super) fn start(launch: &Launch, setup: Setup, signals: &Signals) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let command = spawn::spawn(launch, setup, signals)?;
-        Ok(Tree { command, own_group: setup.own_group, own_child: true, ended: None, gone: false })
+        Ok(Tree {
+            command,
+            own_group: setup.own_group,
+            own_child: true,
+            ended: None,
+            motion: Motion::Running,
+            gone: false,
+        })
     }
 
     /// The tree of a COMMAND that another process had started, and that has come to this one with its death.
     pub(super) fn adopt(command: pid_t, own_group: bool) -> Self {
-        Tree { command, own_group, own_child: false, ended: None, gone: false }
+        Tree { command, own_group, own_child: false, ended: None, motion: Motion::Running, gone: false }
     }
 
     /// How COMMAND ended, if it has.
@@ -73,24 +83,24 @@ impl Tree {
     ///
     /// All of COMMAND's processes are those of its process group; where it shares lockrun's, those of its descendants
     /// that are in it too, because the rest of the group is none of our business.
-    pub(super) fn forward(&self, signal: c_int) {
+    pub(super) fn forward(&mut self, signal: c_int) {
+        if signal == libc::SIGCONT && !self.own_group && !self.wants_continuing() {
+            return;
+        }
         if !signals::FOR_ALL.contains(&signal) {
             self.signal_command(signal);
             return;
         }
         let mut stopped = Vec::new();
         if self.own_group && self.own_child && self.ended.is_none() {
-            // SAFETY: plain system call. The group is COMMAND's: its leader is not reaped, so the id is not another's.
+            // SAFETY: plain system call. The group is COMMAND's: its leader is our child and not reaped, so the id is not
+            // another's.
             unsafe { libc::kill(-self.command, signal) };
             if signal == libc::SIGTERM {
                 stopped.extend(self.members().into_iter().filter(|member| member.is_stopped()));
             }
         } else {
             for member in self.members() {
-                // A shell continues the whole group that we share; a second CONT could undo a Ctrl-Z that came since.
-                if signal == libc::SIGCONT && !member.is_stopped() {
-                    continue;
-                }
                 member.signal(signal);
                 stopped.extend(Some(member).filter(|_| signal == libc::SIGTERM && member.is_stopped()));
             }
@@ -98,6 +108,15 @@ impl Tree {
         for member in stopped {
             member.signal(libc::SIGCONT);
         }
+    }
+
+    /// Whether a CONT that reached lockrun is still to be passed on, where COMMAND shares lockrun's group. A shell's `fg`
+    /// continues the whole group: then COMMAND has gone on already, and may even have been stopped by the next Ctrl-Z,
+    /// which our CONT must not undo.
+    fn wants_continuing(&mut self) -> bool {
+        let was_stopped = matches!(self.motion, Motion::Stopped { .. });
+        let heard = self.reap();
+        was_stopped && !heard
     }
 
     /// Sends TERM to everything, and CONT to what is stopped, which would not see TERM otherwise.
@@ -124,30 +143,40 @@ impl Tree {
         }
     }
 
-    /// Reaps every child that has ended, and tells what became of COMMAND. Never waits.
-    pub(super) fn reap(&mut self) -> Option<Change> {
-        let mut change = None;
+    /// Reaps every child that has ended, and takes in whether COMMAND has stopped or gone on. Never waits. Gives whether there
+    /// was anything to hear of COMMAND.
+    pub(super) fn reap(&mut self) -> bool {
+        let mut heard = false;
         loop {
             let mut status = 0;
+            let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
             // SAFETY: plain system call that writes one status.
-            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+            let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
-                0 => return change,
+                0 => return heard,
                 -1 if Errno::last() == Errno::EINTR => {}
                 -1 => {
                     self.gone = true;
-                    return change;
+                    return heard;
                 }
                 pid if pid != self.command || self.ended.is_some() => {}
-                _ if libc::WIFSTOPPED(status) => change = Some(Change::Stopped(libc::WSTOPSIG(status))),
                 _ => {
-                    if let Some(ending) = ending(status) {
-                        self.ended = Some(ending);
-                        change = Some(Change::Ended(ending));
-                    }
+                    heard = true;
+                    let stopped = libc::WIFSTOPPED(status);
+                    self.motion = if stopped { Motion::Stopped { told: false } } else { Motion::Running };
+                    self.ended = ending(status);
                 }
             }
         }
+    }
+
+    /// Whether COMMAND was stopped, and that has not been told yet.
+    pub(super) fn has_stopped(&mut self) -> bool {
+        let news = self.motion == Motion::Stopped { told: false };
+        if news {
+            self.motion = Motion::Stopped { told: true };
+        }
+        news
     }
 
     /// Sends `signal` to COMMAND's own process, if it has not been reaped.

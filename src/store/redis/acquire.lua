@@ -16,13 +16,16 @@ drop_ended_leases()
 
 -- Whoever asks is listening. Mail that it has not read yet may tell it when to look.
 local look_in = REFRESH
-for _, letter in ipairs(redis.call('LRANGE', BOX .. TOKEN, 0, -1)) do
+local letters = redis.call('LRANGE', BOX .. TOKEN, 0, -1)
+for _, letter in ipairs(letters) do
   local written, wait = string.match(letter, '^(%d+) (%d+)$')
   if tonumber(wait) > 0 then
     look_in = math.min(look_in, math.max(0, written + wait - now))
   end
 end
-redis.call('DEL', BOX .. TOKEN)
+if #letters > 0 then
+  redis.call('DEL', BOX .. TOKEN)
+end
 
 local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
 local handed = {}

@@ -12,6 +12,9 @@ drop_ended_leases()
 if not redis.call('ZSCORE', HOLDERS, TOKEN) then
   return {0, holder()}
 end
+-- A server that is out of memory refuses ZADD as the first change of a script, though this one takes no more memory; a lease
+-- must not be lost for that. After another change it lets it pass.
+redis.call('PERSIST', HOLDERS)
 redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
 expire_keys()
 return {1}
