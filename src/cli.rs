@@ -107,7 +107,8 @@ pub fn documented() -> Command {
     command().after_long_help(after_long_help())
 }
 
-/// The definition of the command line of a run.
+/// The definition of the command line of a run. What excludes what is for [`crate::plan`] to say, which also knows the other
+/// places that options come from.
 pub fn command() -> Command {
     Command::new("lockrun")
         .version(env!("CARGO_PKG_VERSION"))
@@ -150,7 +151,6 @@ fn lock_options() -> [Arg; 3] {
                  default lockrun), ca=FILE, cert=FILE, key=FILE (TLS: whom to trust, and who we are; PEM).",
             ),
         option(name::STORE_FILE, "PATH", LOCK)
-            .conflicts_with(name::STORE)
             .help("Read the store's URL from a file, so that no password stands in ps or a crontab")
             .long_help("Read the store's URL from the file PATH, so that no password stands in ps or a crontab."),
     ]
@@ -163,9 +163,8 @@ fn held_options() -> [Arg; 4] {
             .short('n')
             .visible_alias("nonblock")
             .alias("nb")
-            .conflicts_with_all([name::SKIP, name::WAIT])
             .help("Say who holds it and exit 75; this is the default (--nonblock is the same)"),
-        switch(name::SKIP, HELD).conflicts_with(name::WAIT).help("Exit 0, silently"),
+        switch(name::SKIP, HELD).help("Exit 0, silently"),
         // `--wait` takes a word only if that word is a duration; `tie_wait` writes it as `--wait=DURATION`.
         option(name::WAIT, "DURATION", HELD)
             .short('w')
@@ -216,10 +215,7 @@ fn lease_options() -> [Arg; 4] {
 fn run_options() -> [Arg; 4] {
     const RUN: &str = "The command";
     [
-        option(name::COMMAND_STRING, "STRING", RUN)
-            .short('c')
-            .conflicts_with(name::COMMAND)
-            .help("Run STRING by `sh -c`, as flock(1) does"),
+        option(name::COMMAND_STRING, "STRING", RUN).short('c').help("Run STRING by `sh -c`, as flock(1) does"),
         option(name::MAX_RUNTIME, "DURATION", RUN).help("Stop COMMAND when it has run for that long, and exit 124"),
         option(name::KILL_AFTER, "DURATION", RUN)
             .help("The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]"),
@@ -241,7 +237,6 @@ fn output_options() -> [Arg; 2] {
     [
         switch(name::VERBOSE, OUTPUT)
             .short('v')
-            .conflicts_with(name::QUIET)
             .help("Say on stderr what happens: waiting, acquired, started, finished, released"),
         switch(name::QUIET, OUTPUT).short('q').help("Say nothing when the lock is held"),
     ]
@@ -286,7 +281,13 @@ pub fn tie_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> {
             }
         }
         if waits {
-            let value = words.next_if(|next| next.to_str().is_some_and(|next| duration::parse(next).is_ok()));
+            // A word in front of `--` cannot be the command: if it is no duration either, the reader of the value says so.
+            let before_dashes = words.clone().nth(1).is_some_and(|after| after == "--");
+            let is_value = |next: &OsString| {
+                let text = next.to_str().unwrap_or_default();
+                duration::parse(text).is_ok() || (before_dashes && !text.starts_with('-'))
+            };
+            let value = words.next_if(is_value);
             tied.push(value.map_or_else(
                 || OsString::from("--wait"),
                 |value| {
@@ -344,6 +345,8 @@ mod tests {
             (&["-k", "a", "--wait", "run", "-v"], &["-k", "a", "--wait", "run", "-v"]),
             (&["-k", "a", "-w", "--", "5"], &["-k", "a", "--wait", "--", "5"]),
             (&["-k", "a", "--wait=5", "run"], &["-k", "a", "--wait=5", "run"]),
+            (&["-k", "a", "-w", "5x", "--", "run"], &["-k", "a", "--wait=5x", "--", "run"]),
+            (&["-k", "a", "-w", "-v", "--", "run"], &["-k", "a", "--wait", "-v", "--", "run"]),
         ] {
             assert_eq!(tied(typed), meant, "{typed:?}");
         }

@@ -21,6 +21,21 @@ use crate::supervise::{memory, readable};
 /// Requests need little, a TLS handshake more; pages that are not touched cost nothing.
 const STACK: usize = 512 * 1024;
 
+/// What the keeper needs of the system, had before COMMAND starts.
+pub struct Provisions {
+    stop: Arc<EventFd>,
+    alarm: Alarm,
+}
+
+impl Provisions {
+    /// Fails if the process has no descriptor left.
+    pub fn new() -> Result<Self, anyhow::Error> {
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let stop = stop.context("cannot prepare to renew the lease")?;
+        Ok(Provisions { stop: Arc::new(stop), alarm: Alarm::new().context("cannot prepare to renew the lease")? })
+    }
+}
+
 /// The renewal thread of one lease.
 pub struct Keeper {
     thread: JoinHandle<Box<dyn Store>>,
@@ -42,13 +57,13 @@ struct Work {
 impl Keeper {
     /// Starts to renew. With a `control` COMMAND is ended when the lease is lost, without one a warning is all.
     pub fn start(
+        provisions: Provisions,
         store: Box<dyn Store>,
         claim: Claim,
         lease: Lease,
         control: Option<Control>,
     ) -> Result<Self, anyhow::Error> {
-        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let alarm = Alarm::new()?;
+        let Provisions { stop, alarm } = provisions;
         let mut work = Work { store, claim, lease, control, stop: Arc::clone(&stop), alarm, last_error: None };
         let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(move || {
             work.keep();
@@ -74,6 +89,7 @@ impl Work {
                         return;
                     }
                 }
+                Due::Renew if self.is_told_to_stop() => return,
                 Due::Renew => {
                     if let Some(holder) = self.renew() {
                         return self.lost(&format!("it is not ours any more: {holder}"));
@@ -118,6 +134,10 @@ impl Work {
         }
     }
 
+    fn is_told_to_stop(&self) -> bool {
+        self.stop.read().is_ok()
+    }
+
     /// Sleeps until `until`; tells whether it is over before.
     fn is_told_to_stop_before(&mut self, until: Moment) -> bool {
         // Without an alarm the lease cannot be kept; not renewing it is the end that is sure.
@@ -128,7 +148,7 @@ impl Work {
         loop {
             match poll(&mut [readable(&*self.stop), readable(&self.alarm)], PollTimeout::NONE) {
                 Err(Errno::EINTR) => {}
-                _ => return self.stop.read().is_ok(),
+                _ => return self.is_told_to_stop(),
             }
         }
     }

@@ -51,10 +51,23 @@ impl Terms {
     /// fit into the lease. On failure gives the inequality that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         let sum = self.renew_every.saturating_add(self.kill_after).saturating_add(self.store_timeout);
-        if sum < self.ttl {
-            return Ok(());
-        }
         let say = |span: Duration| humantime::format_duration(span).to_string();
+        if sum < self.ttl {
+            let boot = Moment::from_boot(Duration::ZERO);
+            let usable = self.deadline(boot).term_at.since(boot);
+            if usable > self.store_timeout.saturating_add(self.retry_after()) {
+                return Ok(());
+            }
+            let margins = self.ttl.saturating_sub(self.deadline(boot).kill_at.since(boot));
+            return Err(format!(
+                "--kill-after {} + --store-timeout {} + {} for clocks and killing leave no time to renew within --ttl {}; \
+                 use a longer --ttl or shorter others",
+                say(self.kill_after),
+                say(self.store_timeout),
+                say(margins),
+                say(self.ttl)
+            ));
+        }
         Err(format!(
             "--renew-every {} + --kill-after {} + --store-timeout {} = {} is not below --ttl {}: \
              a lease that cannot be renewed could not be given up in time; use a longer --ttl or shorter others",
@@ -153,7 +166,8 @@ impl Lease {
                 let deadline = self.terms.deadline(sent_at);
                 if deadline.horizon > self.deadline.horizon {
                     self.deadline = deadline;
-                    self.renew_at = self.terms.renew_at(sent_at);
+                    // A store that is slower than the renewals are frequent is not asked without a pause.
+                    self.renew_at = self.terms.renew_at(sent_at).max(now + self.terms.retry_after());
                     return Some(deadline);
                 }
             }
@@ -300,6 +314,7 @@ mod tests {
             let mut proven = granted_at;
             let mut lost = false;
             let mut lease = Lease::granted(terms, granted_at);
+            prop_assert!(matches!(lease.due(granted_at), Due::Sleep(_)), "terms that are accepted can be kept");
             for step in steps {
                 match step {
                     Step::Pass(span) => now = now + span,

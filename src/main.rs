@@ -33,7 +33,11 @@ use supervise::signals::Signals;
 /// What `main` does: gives the status to exit with, or does not return because a signal ended the process.
 fn main_story() -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
-    std::panic::set_hook(Box::new(|panic| report::say(&format!("a fault in lockrun itself: {panic}"))));
+    std::panic::set_hook(Box::new(|panic| {
+        report::say(&format!("a fault in lockrun itself: {panic}"));
+        // Not by way of an abort: a core file would have the store's password in it. The guardian sees this end like any.
+        supervise::end_now(Outcome::Failed.ending());
+    }));
     let words = std::env::args_os().skip(1).collect();
     let outcome = dispatch(words).unwrap_or_else(|error| {
         report::error(&error);
@@ -93,6 +97,7 @@ fn explain(error: &clap::Error) -> Outcome {
         let _ = std::io::stdout().write_all(text.as_bytes());
         return Outcome::Printed;
     }
-    report::say(&report::escaped_lines(text.trim_start_matches("error: ")));
+    let text = report::without_credentials(text.trim_start_matches("error: "));
+    report::say(&report::escaped_lines(&text));
     Outcome::BadUsage
 }

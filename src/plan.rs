@@ -95,12 +95,13 @@ struct Environment<'a>(&'a dyn Fn(&str) -> Option<OsString>);
 
 impl Layer for Environment<'_> {
     fn value(&self, name: &str) -> Option<OsString> {
-        (self.0)(&self.spell(name)).filter(|value| !value.is_empty())
+        (self.0)(&self.spell(name))
     }
 
     fn switch(&self, name: &str) -> Result<Option<bool>, String> {
         let Some(value) = self.value(name) else { return Ok(None) };
         match value.to_str().map(str::to_ascii_lowercase).as_deref() {
+            Some("") => Ok(None),
             Some("1" | "true" | "yes" | "on") => Ok(Some(true)),
             Some("0" | "false" | "no" | "off") => Ok(Some(false)),
             _ => Err(format!("{}: {} is neither true nor false", self.spell(name), value.display())),
@@ -171,7 +172,7 @@ pub fn make(
     let layers = Layers(vec![Box::new(Typed(matches)), Box::new(Environment(environment))]);
     let key = matches.get_one::<OsString>(name::KEY).ok_or("no key: name the lock with --key KEY")?;
     let key = Key::new(key)?;
-    let argv = argv(matches)?;
+    let argv = argv(matches, &layers)?;
     let store = store(&layers, read_file)?;
     let held_status = layers.value(name::CONFLICT, |text| {
         text.parse().map_err(|_| format!("{text:?} is not an exit status from 0 to 255"))
@@ -210,15 +211,18 @@ pub fn make(
 }
 
 /// The words to execute.
-fn argv(matches: &ArgMatches) -> Result<Vec<OsString>, String> {
-    if let Some(string) = matches.get_one::<OsString>(name::COMMAND_STRING) {
-        return Ok(vec!["sh".into(), "-c".into(), string.clone()]);
-    }
+fn argv(matches: &ArgMatches, layers: &Layers<'_>) -> Result<Vec<OsString>, String> {
+    let by_sh = |string: &OsString| vec!["sh".into(), "-c".into(), string.clone()];
     let words: Vec<OsString> = matches.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
-    match words.first() {
-        None => Err("no command: give the COMMAND to run, or one for sh with --command".into()),
-        Some(first) if first.is_empty() => Err("the command is an empty word".into()),
-        Some(_) => Ok(words),
+    match (words.first(), matches.get_one::<OsString>(name::COMMAND_STRING)) {
+        (Some(_), Some(_)) => Err("--command and COMMAND exclude each other".into()),
+        (None, Some(string)) => Ok(by_sh(string)),
+        (Some(first), None) if first.is_empty() => Err("the command is an empty word".into()),
+        (Some(_), None) => Ok(words),
+        (None, None) => match layers.value(name::COMMAND_STRING, |text| Ok(OsString::from(text)))? {
+            Some(string) => Ok(by_sh(&string)),
+            None => Err("no command: give the COMMAND to run, or one for sh with --command".into()),
+        },
     }
 }
 
@@ -233,13 +237,16 @@ fn store(layers: &Layers<'_>, read_file: &dyn Fn(&Path) -> io::Result<String>) -
         value.into_string().map_err(|_| format!("{spelled}: is not valid UTF-8"))?
     } else {
         let path = Path::new(&value);
+        if value.as_encoded_bytes().windows(3).any(|part| part == b"://") {
+            return Err(format!("{spelled}: is a URL, and must be the path of a file that has one in it"));
+        }
         let url = read_file(path).map_err(|error| format!("{spelled}: cannot read {}: {error}", path.display()))?;
         if url.trim().is_empty() {
             return Err(format!("{spelled}: {} is empty; it must hold the store's URL", path.display()));
         }
         url
     };
-    Address::parse(url.trim()).map_err(|why| format!("{spelled}: {why}"))
+    Address::parse(url.trim_start_matches('\u{feff}').trim()).map_err(|why| format!("{spelled}: {why}"))
 }
 
 fn on_held(layers: &Layers<'_>) -> Result<OnHeld, String> {

@@ -34,7 +34,7 @@ impl<'a> Progress<'a> {
 
     /// Writes the line anew.
     fn draw(&self) {
-        let (true, Some((held, told_at))) = (self.on_terminal, &self.latest) else { return };
+        let (true, Some((held, told_at))) = (self.on_terminal && terminal::is_ours(), &self.latest) else { return };
         let Some(width) = terminal::stderr_width() else { return };
         let now = Moment::now();
         let held = Held { since: held.since.map(|since| since + now.since(*told_at)), ..held.clone() };
@@ -48,7 +48,7 @@ impl<'a> Progress<'a> {
 
     /// Takes the line back.
     fn clear(&self) {
-        if self.on_terminal && self.latest.is_some() {
+        if self.on_terminal && terminal::is_ours() && self.latest.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

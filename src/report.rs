@@ -80,6 +80,25 @@ pub fn escaped(text: &str) -> String {
     safe
 }
 
+/// The text with whatever could be the user's part of a URL replaced: for words that the user typed in the wrong place.
+pub fn without_credentials(text: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        let end = after.find([' ', '\'', '"', '\n']).unwrap_or(after.len());
+        shown.push_str(before);
+        shown.push_str("://");
+        match after[..end].rfind('@') {
+            Some(at) => {
+                shown.push_str("***");
+                rest = &after[at..];
+            }
+            None => rest = after,
+        }
+    }
+    shown + rest
+}
+
 /// Like [`escaped`], but for a text of ours of several lines that has somebody else's words in it.
 pub fn escaped_lines(text: &str) -> String {
     text.lines().map(escaped).collect::<Vec<_>>().join("\n")
@@ -94,6 +113,12 @@ mod tests {
     fn hostile_text_reaches_no_terminal() {
         assert_eq!(escaped("a\x1b[31mb\nc\u{202e}d\u{9b}"), "a\\u{1b}[31mb\\nc\\u{202e}d\\u{9b}");
         assert_eq!(escaped("ключ 'ok' \"x\""), "ключ 'ok' \"x\"");
+    }
+
+    #[test]
+    fn credentials_are_not_said_again() {
+        let said = "unexpected value 'redis://u:pass@word@host' for '--skip', file:///x";
+        assert_eq!(without_credentials(said), "unexpected value 'redis://***@host' for '--skip', file:///x");
     }
 
     #[test]

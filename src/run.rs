@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::clock::Moment;
 use crate::holder::Holder;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Provisions};
 use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
 use crate::plan::{OnHeld, Plan};
@@ -29,17 +29,29 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
-    let running = match run.start(&grant, signals) {
-        Ok(running) => running,
+    // All that is needed while COMMAND runs is had before it starts.
+    let started = match (signals.obey(), Provisions::new()) {
+        (Some(signal), _) => Err(Outcome::Ended(Ending::Signaled(signal))),
+        (None, Err(error)) => {
+            report::error(&error);
+            Err(Outcome::Failed)
+        }
+        (None, Ok(provisions)) => run.start(&grant, signals).map(|running| (running, provisions)),
+    };
+    let (running, provisions) = match started {
+        Ok(started) => started,
         Err(outcome) => {
             run.release(&mut *store, None);
             return Ok(outcome);
         }
     };
-    let (finished, mut store) = run.keep(store, &grant, running, signals)?;
+    let (finished, mut store) = run.keep(store, &grant, running, provisions, signals)?;
     run.tell_how_it_ended(finished);
     if finished.stuck {
         report::say("some of the command's processes cannot be killed; the lock is left to run out by itself");
+    } else if finished.why == Some(Why::Lost) {
+        // What may be left of it is taken back, but it is no news if that fails too.
+        let _ = store.release(&run.claim, LastRun { ending: finished.command });
     } else {
         run.release(&mut *store, finished.command);
     }
@@ -113,10 +125,6 @@ impl<'a> Run<'a> {
             Custody::Kernel => Running::direct(&launch, signals),
             Custody::Lease(sent_at) => {
                 let deadline = self.plan.terms.deadline(sent_at);
-                if self.plan.expires && Moment::now() >= deadline.term_at {
-                    report::say(&format!("the store gave the lock \"{}\" too late to be of use", self.key()));
-                    return Err(Outcome::StoreFailed);
-                }
                 let ends_command = self.plan.expires && self.plan.kill_on_lost;
                 Running::guarded(&launch, signals, ends_command.then_some(deadline))
             }
@@ -131,6 +139,13 @@ impl<'a> Run<'a> {
                 report::say(&format!("cannot run {program}: {}", errno.desc()));
                 Outcome::CannotExecute
             }
+            StartFailure::TooLate => {
+                report::say(&format!(
+                    "the lock \"{}\" came too late to be of use; the command was not started",
+                    self.key()
+                ));
+                Outcome::StoreFailed
+            }
             StartFailure::Preparing(errno) => {
                 report::say(&format!("cannot start a process for {program}: {}", errno.desc()));
                 Outcome::Failed
@@ -144,20 +159,29 @@ impl<'a> Run<'a> {
         store: Box<dyn Store>,
         grant: &Grant,
         running: Running,
+        provisions: Provisions,
         signals: &Signals,
     ) -> Result<(Finished, Box<dyn Store>)> {
         const WAITING: &str = "cannot wait for the command";
-        let Custody::Lease(sent_at) = grant.custody else {
-            return Ok((running.until_the_end(signals).context(WAITING)?, store));
+        let sent_at = match grant.custody {
+            Custody::Lease(sent_at) if self.plan.expires => sent_at,
+            _ => return Ok((running.until_the_end(signals).context(WAITING)?, store)),
         };
-        if !self.plan.expires {
-            return Ok((running.until_the_end(signals).context(WAITING)?, store));
-        }
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
-        let keeper = Keeper::start(store, self.claim.clone(), lease, control)?;
-        let finished = running.until_the_end(signals).context(WAITING)?;
-        Ok((finished, keeper.finish()?))
+        match Keeper::start(provisions, store, self.claim.clone(), lease, control) {
+            Ok(keeper) => {
+                let finished = running.until_the_end(signals).context(WAITING)?;
+                Ok((finished, keeper.finish()?))
+            }
+            Err(error) => {
+                running.abandon(signals);
+                if let Ok(mut store) = store::open(self.plan.store.clone(), self.plan.terms.store_timeout) {
+                    self.release(&mut *store, None);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.

@@ -58,6 +58,7 @@ pub struct TlsFiles {
 }
 
 const SCHEMES: &str = "file:, redis://, rediss:// and redis+unix://";
+const SCHEME_NAMES: [&str; 4] = ["file", "redis", "rediss", "redis+unix"];
 
 impl Address {
     /// Reads a URL. On failure says what is wrong with it, without its password.
@@ -99,7 +100,10 @@ fn file(rest: &str) -> Result<Address, String> {
 fn redis(scheme: &str, text: &str) -> Result<Address, String> {
     let unix = scheme == "redis+unix";
     // A socket has no host, but may have a user before its path.
-    let patched = if unix { text.replacen("@/", "@localhost/", 1) } else { text.to_owned() };
+    let patched = match text.split_once("://").filter(|_| unix).and_then(|(_, rest)| rest.split_once('/')) {
+        Some((user, path)) if user.ends_with('@') => format!("{scheme}://{user}localhost/{path}"),
+        _ => text.to_owned(),
+    };
     let url = Url::parse(&patched).map_err(|error| format!("cannot be read: {error}"))?;
     if !text[scheme.len()..].starts_with("://") {
         return Err(format!("lacks the // after {scheme}:"));
@@ -187,16 +191,23 @@ fn decoded_path(part: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(percent_decode_str(part).collect()))
 }
 
-/// The URL with the password replaced, whatever else may be wrong with it: everything between the first colon of the
-/// user's part and the last @ of what could be the user's part.
-pub fn hide_password(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let Some(at) = rest.rfind('@') else { return text.to_owned() };
-    let (user, host) = rest.split_at(at);
-    match user.split_once(':') {
-        Some((user, _)) => format!("{scheme}://{user}:***{host}"),
+/// The URL without what could be a password, whatever else may be wrong with it: all that stands before the last @, and the
+/// values of parameters that we do not know.
+fn hide_password(text: &str) -> String {
+    const HARMLESS: [&str; 5] = ["prefix", "ca", "cert", "key", "db"];
+    let shown = match text.rsplit_once('@') {
+        Some((before, after)) => match before.split_once(':') {
+            Some((scheme, _)) if SCHEME_NAMES.contains(&scheme) => format!("{scheme}://***@{after}"),
+            _ => format!("***@{after}"),
+        },
         None => text.to_owned(),
-    }
+    };
+    let Some((place, query)) = shown.split_once('?') else { return shown };
+    let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
+        Some((name, _)) if !HARMLESS.contains(&name) => format!("{name}=***"),
+        _ => parameter.to_owned(),
+    });
+    format!("{place}?{}", parameters.collect::<Vec<_>>().join("&"))
 }
 
 /// Says where the server is, for messages: never with a password.
@@ -243,6 +254,7 @@ mod tests {
         let socket = server("redis+unix://:secret@/run/r.sock?db=2");
         assert_eq!(socket.endpoint, Endpoint::Unix("/run/r.sock".into()));
         assert_eq!((socket.user, socket.password.as_deref(), socket.database), (None, Some("secret"), 2));
+        assert_eq!(server("redis+unix:///run/a@/r.sock").endpoint, Endpoint::Unix("/run/a@/r.sock".into()));
         assert_eq!(server("redis+unix:///run/r.sock").endpoint, Endpoint::Unix("/run/r.sock".into()));
     }
 
@@ -274,6 +286,13 @@ mod tests {
             "redis+unix://",
             "redis://u:secret@host#x",
             "redis://u:sec/secret@host",
+            "redis:u:secret@host",
+            "redis:/u:secret@host",
+            "u:secret@host:6379",
+            ":secret@host",
+            "http://u:secret@host",
+            "redis://host?password=secret",
+            "redis://host/x?a=secret&b=secret",
         ] {
             let refused = Address::parse(text).expect_err(text);
             assert!(!refused.contains("secret"), "{refused}");

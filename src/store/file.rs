@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::fcntl::{FlockArg, OFlag, openat};
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::{Mode, fchmod, fstat};
 
 use super::{Acquired, Claim, Custody, Grant, Held, LastRun, Renewed, Store, StoreError, Wait};
 use crate::clock::Moment;
@@ -56,7 +56,12 @@ impl Store for FileStore {
                 return Ok(Acquired::Held(held(&Record::read(&file))));
             }
             // Somebody may have removed the file before we locked it; then it is not the one that others would lock.
-            if fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
+            let stat = fstat(&file).with_context(|| format!("cannot look at {}", directory.show(&claim.key)))?;
+            if stat.st_nlink > 0 {
+                if stat.st_mode & 0o777 != 0o600 {
+                    // The umask has had its say; the next run must be able to open it.
+                    let _ = fchmod(&file, Mode::S_IRUSR | Mode::S_IWUSR);
+                }
                 let mut record = Record::read(&file);
                 record.take(claim, SystemTime::now(), Moment::now());
                 record.write(&file).with_context(|| format!("cannot write {}", directory.show(&claim.key)))?;

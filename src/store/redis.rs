@@ -41,6 +41,13 @@ const SETTLE: &str = script!("settle");
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
 
+/// Whether a request for the lock may still be on its way to the server when the claim is withdrawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    None,
+    Pending,
+}
+
 /// A store in one Redis or Valkey.
 pub struct RedisStore {
     server: Server,
@@ -81,27 +88,36 @@ impl RedisStore {
     }
 
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it.
-    fn ask(&mut self, claim: &Claim, wait: bool) -> Result<Asked, StoreError> {
+    ///
+    /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
+    fn ask(&mut self, claim: &Claim, wait: bool) -> Result<Asked, Failure> {
         let mut script = self.script(ACQUIRE, claim);
         script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string());
         let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).take();
         let sent_at = Moment::now();
-        match self.run(&script, self.timeout) {
-            Ok(reply) => Asked::read(&reply, sent_at),
-            Err(failure) => {
-                // A waiter asks again under the same token, and so does not lose what it may have got.
-                if failure.may_have_run() && !wait {
-                    self.withdraw(claim);
-                }
-                Err(failure.explain(&self.server))
-            }
+        let reply = self.run(&script, self.timeout)?;
+        Asked::read(&reply, sent_at).map_err(Failure::Strange)
+    }
+
+    /// Gives up on a claim after a failure, as an error.
+    fn give_up(&mut self, claim: &Claim, failure: &Failure) -> StoreError {
+        self.withdraw_after(claim, failure);
+        failure.explain(&self.server)
+    }
+
+    /// Takes back a claim whose answer was not heard, or came from where we are not welcome.
+    fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
+        match failure {
+            Failure::Unreachable(_) => {}
+            Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, Doubt::None),
+            Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
         }
     }
 
-    /// Takes back a claim whose answer was not heard, and leaves the queue. As well as it can be done; if it cannot, the
-    /// lease runs out.
-    fn withdraw(&mut self, claim: &Claim) {
-        let script = self.script(RELEASE, claim).arg("").take();
+    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
+    /// not be used again.
+    fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
+        let script = self.script(RELEASE, claim).arg("").arg(u8::from(doubt == Doubt::Pending)).take();
         if let Ok(reply) = self.run(&script, self.timeout / 2) {
             self.settle(claim, Handed::read(&reply));
         }
@@ -141,13 +157,14 @@ impl RedisStore {
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
-            return Ok(match self.ask(claim, false)? {
-                Asked::Mine(grant) => Acquired::Mine(grant),
-                Asked::NotMine { held, handed, .. } => {
+            return match self.ask(claim, false) {
+                Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
+                Ok(Asked::NotMine { held, handed, .. }) => {
                     self.settle(claim, handed);
-                    Acquired::Held(held)
+                    Ok(Acquired::Held(held))
                 }
-            });
+                Err(failure) => Err(self.give_up(claim, &failure)),
+            };
         };
         self.wait_in_turn(claim, wait)
     }
@@ -155,7 +172,7 @@ impl Store for RedisStore {
     fn renew(&mut self, claim: &Claim) -> Result<Renewed, StoreError> {
         let script = self.script(RENEW, claim).arg(ttl_ms(claim)).take();
         let reply = self.run(&script, self.timeout).map_err(|failure| failure.explain(&self.server))?;
-        reply::read_renewal(&reply)
+        reply::read_renewal(&reply).map_err(|strange| Failure::Strange(strange).explain(&self.server))
     }
 
     fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError> {
@@ -164,8 +181,15 @@ impl Store for RedisStore {
             Some(Ending::Exited(status)) => json!({ "status": status }),
             Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
         };
-        let script = self.script(RELEASE, claim).arg(ending.to_string()).take();
-        let reply = self.run(&script, self.timeout).map_err(|failure| failure.explain(&self.server))?;
+        let script = self.script(RELEASE, claim).arg(ending.to_string()).arg(0).take();
+        // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
+        // twice does no harm, and a lock that never expires has no second chance.
+        let was_idle = self.connection.is_some();
+        let reply = match self.run(&script, self.timeout) {
+            Err(Failure::NoAnswer(_)) if was_idle => self.run(&script, self.timeout),
+            reply => reply,
+        };
+        let reply = reply.map_err(|failure| failure.explain(&self.server))?;
         self.settle(claim, Handed::read(&reply));
         Ok(())
     }

@@ -24,8 +24,8 @@ impl Direct {
     /// Starts COMMAND.
     pub(super) fn start(launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
-        let setup = Setup { own_group: !has_terminal, dies_with_parent: false };
-        let tree = Tree::start(launch, setup, signals)?;
+        let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
+        let tree = Tree::start(launch, setup, signals, None)?;
         Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
     }
 
@@ -46,9 +46,7 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
             supervisor.forward(signal);
         }
         let stopped = supervisor.reap();
-        let now = Moment::now();
-        supervisor.tick(now);
-        if let Some(finished) = supervisor.finished(now) {
+        if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);
         }
         if stopped && stops.follows() {
@@ -91,8 +89,8 @@ impl JobControl {
         JobControl { has_terminal, stop_wanted: false }
     }
 
-    /// Takes in the signals that have come, and gives those that are passed on to COMMAND. What the kernel sent has reached
-    /// COMMAND without us (a terminal signals the whole group), or is none of its business.
+    /// Takes in the signals that have come, and gives those that are passed on to COMMAND. What the terminal sent has
+    /// reached COMMAND without us, because it shares our group.
     pub(super) fn take_in(&mut self, signals: &Signals) -> Vec<c_int> {
         let mut passed_on = Vec::new();
         while let Some(caught) = signals.next() {
@@ -102,7 +100,7 @@ impl JobControl {
             if signals::is_stop(caught.signal) {
                 self.stop_wanted = true;
             }
-            if caught.sent {
+            if caught.sent || !(self.has_terminal && signals::is_terminals(caught.signal)) {
                 passed_on.push(caught.signal);
             }
         }

@@ -21,12 +21,14 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
+use super::cgroup::Cgroup;
 use super::direct::{JobControl, readable, watch};
 use super::link::{Link, News, Order};
+use super::process::Process;
 use super::signals::{self, Signals};
 use super::spawn::{Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
-use super::tree::{Tree, reap_child};
+use super::tree::{Tree, children_before, reap_child};
 use super::{Launch, memory, terminal};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
@@ -40,6 +42,8 @@ pub struct Guardian {
     launch: Launch,
     has_terminal: bool,
     deadline: Arc<Mutex<Option<Deadline>>>,
+    alarm: Alarm,
+    strangers: Vec<Process>,
 }
 
 /// What the keeper of a lease tells the guardian through.
@@ -67,7 +71,10 @@ impl Guardian {
     pub(super) fn start(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
         let (ours, theirs) = Link::pair().map_err(Failure::Preparing)?;
+        // All that lockrun needs while COMMAND runs is had before COMMAND starts.
+        let alarm = Alarm::new().map_err(Failure::Preparing)?;
         prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
+        let strangers = children_before();
         // SAFETY: the process has one thread, so the child may do whatever its parent could.
         let forked = Errno::result(unsafe { libc::fork() }).map_err(Failure::Preparing)?;
         if forked == 0 {
@@ -77,17 +84,35 @@ impl Guardian {
             unsafe { libc::_exit(0) }
         }
         drop(theirs);
-        let failure = match ours.await_news() {
-            Ok(Some(News::Started(command))) => {
-                let deadline = Arc::new(Mutex::new(deadline));
-                let launch = launch.clone();
-                return Ok(Guardian { link: ours, pid: forked, command, launch, has_terminal, deadline });
-            }
-            Ok(Some(News::NotStarted(failure))) => failure,
-            Ok(_) | Err(_) => Failure::Preparing(Errno::EPIPE),
+        let news = ours.await_news();
+        let command = if let Ok(Some(News::Started(command))) = news { command } else { 0 };
+        let guardian = Guardian {
+            link: ours,
+            pid: forked,
+            command,
+            launch: launch.clone(),
+            has_terminal,
+            deadline: Arc::new(Mutex::new(deadline)),
+            alarm,
+            strangers,
         };
-        reap_child(forked);
-        Err(failure)
+        match news {
+            Ok(Some(News::Started(_))) => Ok(guardian),
+            Ok(Some(News::NotStarted(failure))) => {
+                reap_child(forked);
+                Err(failure)
+            }
+            _ => {
+                // It died on the way; what it had started comes to us, and must go.
+                let _ = guardian.take_over(Why::Unguarded, signals);
+                Err(Failure::Preparing(Errno::ECHILD))
+            }
+        }
+    }
+
+    /// Ends COMMAND at once: lockrun cannot do its part.
+    pub(super) fn abandon(self, signals: &Signals) {
+        let _ = self.take_over(Why::Unguarded, signals);
     }
 
     /// Where renewals are told.
@@ -96,9 +121,8 @@ impl Guardian {
     }
 
     /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
-    pub(super) fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
+    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<Finished> {
         let mut stops = JobControl::new(self.has_terminal);
-        let mut alarm = Alarm::new()?;
         memory::forget_program_pages();
         loop {
             for signal in stops.take_in(signals) {
@@ -130,21 +154,21 @@ impl Guardian {
             if backstop.is_some_and(|at| Moment::now() >= at) {
                 return self.take_over(Why::Lost, signals);
             }
-            alarm.set(backstop)?;
-            match poll(&mut [readable(signals), readable(&self.link), readable(&alarm)], PollTimeout::NONE) {
+            self.alarm.set(backstop)?;
+            match poll(&mut [readable(signals), readable(&self.link), readable(&self.alarm)], PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them.
+    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them. `why` is told as the reason.
     fn take_over(self, why: Why, signals: &Signals) -> nix::Result<Finished> {
         // SAFETY: plain system call; the guardian is our child and not reaped.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
         reap_child(self.pid);
         let now = Moment::now();
-        let tree = Tree::adopt(self.command, !self.has_terminal);
+        let tree = Tree::adopt(self.command, !self.has_terminal, self.strangers);
         let mut supervisor = Supervisor::new(tree, &self.launch, None, now);
         supervisor.end(Why::Unguarded, now);
         let finished = watch(&mut supervisor, false, signals)?;
@@ -156,8 +180,15 @@ impl Guardian {
 fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, deadline: Option<Deadline>) {
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
-    let setup = Setup { own_group: !has_terminal, dies_with_parent: true };
-    let tree = match Tree::start(launch, setup, signals) {
+    let cgroup = Cgroup::make();
+    let entrance = cgroup.as_ref().map(Cgroup::entrance);
+    let setup = Setup {
+        own_group: !has_terminal,
+        dies_with_parent: true,
+        not_after: deadline.map(|deadline| deadline.term_at),
+        cgroup: entrance,
+    };
+    let tree = match Tree::start(launch, setup, signals, cgroup) {
         Ok(tree) => tree,
         Err(failure) => return link.tell(News::NotStarted(failure)),
     };
@@ -171,8 +202,12 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
     let mut orphaned = false;
     memory::forget_program_pages();
     let finished = loop {
-        // Of its own signals only a child's end is of interest, and any of them ends the wait below.
-        while signals.next().is_some() {}
+        // COMMAND knows this process as its parent: what it sends here is meant for lockrun.
+        while let Some(caught) = signals.next() {
+            if caught.sent {
+                supervisor.forward(caught.signal);
+            }
+        }
         while !orphaned {
             match link.next_order() {
                 Ok(None) => break,
@@ -188,9 +223,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
         if supervisor.reap() {
             link.tell(News::Stopped);
         }
-        let now = Moment::now();
-        supervisor.tick(now);
-        if let Some(finished) = supervisor.finished(now) {
+        if let Some(finished) = supervisor.proceed(Moment::now()) {
             break finished;
         }
         let _ = alarm.set(supervisor.wakes_at());
@@ -204,6 +237,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
     if orphaned {
         report::orphaned(&finished);
     }
+    supervisor.dismiss();
     link.tell(News::Finished(finished));
 }
 

@@ -127,7 +127,7 @@ pub fn wait_for(
                 watcher.pause();
                 signals::stop_self();
                 watcher.tick();
-            } else if signals::is_fatal(caught.signal) && caught.signal != libc::SIGPIPE {
+            } else if signals::is_fatal(caught.signal) {
                 return Ok(Woken::Signal(caught.signal));
             }
         }

@@ -82,6 +82,8 @@ impl Link {
 
     fn send(&self, words: Words) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        // A message is lost only if the other end is dead, which it will hear of, or has left hundreds unread: then it is
+        // stopped, and what it does not hear of (a renewal) it makes up for by ending COMMAND.
         let _ = send(self.0.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
@@ -134,6 +136,7 @@ impl News {
         match self {
             News::Started(pid) => [1, pid.into_word(), 0, 0],
             News::NotStarted(Failure::NotFound) => [2, 0, 0, 0],
+            News::NotStarted(Failure::TooLate) => [2, 3, 0, 0],
             News::NotStarted(Failure::CannotExecute(errno)) => [2, 1, (errno as i32).into_word(), 0],
             News::NotStarted(Failure::Preparing(errno)) => [2, 2, (errno as i32).into_word(), 0],
             News::Stopped => [3, 0, 0, 0],
@@ -153,6 +156,7 @@ impl News {
         Some(match (kind, a) {
             (1, _) => News::Started(int(a)),
             (2, 0) => News::NotStarted(Failure::NotFound),
+            (2, 3) => News::NotStarted(Failure::TooLate),
             (2, 1) => News::NotStarted(Failure::CannotExecute(Errno::from_raw(int(b)))),
             (2, _) => News::NotStarted(Failure::Preparing(Errno::from_raw(int(b)))),
             (3, _) => News::Stopped,
@@ -215,7 +219,12 @@ mod tests {
         let ends = commands.iter().flat_map(|command| {
             WHYS.iter().map(|why| Some(*why)).chain([None]).map(|why| Finished { command: *command, why, stuck: true })
         });
-        let failures = [Failure::NotFound, Failure::CannotExecute(Errno::EACCES), Failure::Preparing(Errno::EAGAIN)];
+        let failures = [
+            Failure::TooLate,
+            Failure::NotFound,
+            Failure::CannotExecute(Errno::EACCES),
+            Failure::Preparing(Errno::EAGAIN),
+        ];
         for news in ends
             .map(News::Finished)
             .chain(failures.map(News::NotStarted))

@@ -9,6 +9,7 @@ pub mod guardian;
 pub mod interrupt;
 pub mod signals;
 
+mod cgroup;
 mod direct;
 mod exit;
 mod link;
@@ -23,7 +24,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use direct::readable;
-pub use exit::end_as;
+pub use exit::{end_as, end_now};
 pub use spawn::{Failure as StartFailure, pass_on};
 pub use supervisor::{Finished, Why};
 
@@ -85,6 +86,15 @@ impl Running {
         match self {
             Running::Direct(direct) => direct.until_the_end(signals),
             Running::Guarded(guardian) => guardian.until_the_end(signals),
+        }
+    }
+
+    /// Ends COMMAND at once and waits until it is gone, where lockrun cannot do its part.
+    pub fn abandon(self, signals: &Signals) {
+        match self {
+            // Without a lease there is nothing that lockrun would have to do beside waiting.
+            Running::Direct(_) => {}
+            Running::Guarded(guardian) => guardian.abandon(signals),
         }
     }
 

@@ -57,16 +57,20 @@ impl Process {
     }
 
     fn is_still_there(self) -> bool {
-        read(self.pid).is_some_and(|now| now.started == self.started)
+        read(self.pid).is_some_and(|now| self.is_the_same(now))
+    }
+
+    fn is_the_same(self, other: Process) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
-/// All living descendants of `root`, parents before children. Empty where /proc cannot be read.
-pub(super) fn descendants(root: pid_t) -> Vec<Process> {
+/// All living descendants of `root`, parents before children, without `strangers` and theirs. Empty where /proc cannot be
+/// read.
+pub(super) fn descendants(root: pid_t, strangers: &[Process]) -> Vec<Process> {
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        if let Some(process) = pid.and_then(read) {
+    for process in everybody() {
+        if !strangers.iter().any(|stranger| stranger.is_the_same(process)) {
             children.entry(process.parent).or_default().push(process);
         }
     }
@@ -79,6 +83,17 @@ pub(super) fn descendants(root: pid_t) -> Vec<Process> {
     }
     found.retain(|process| !process.is_dead());
     found
+}
+
+/// The children of `parent`.
+pub(super) fn children(parent: pid_t) -> Vec<Process> {
+    everybody().filter(|process| process.parent == parent).collect()
+}
+
+/// Every process that /proc shows.
+fn everybody() -> impl Iterator<Item = Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?))
 }
 
 /// What /proc tells of `pid`.
@@ -114,6 +129,6 @@ mod tests {
     fn we_are_our_parents_descendant() {
         let me = pid_t::try_from(std::process::id()).expect("fits");
         let parent = read(me).expect("is there").parent;
-        assert!(descendants(parent).iter().any(|process| process.pid == me));
+        assert!(descendants(parent, &[]).iter().any(|process| process.pid == me));
     }
 }

@@ -58,8 +58,36 @@ impl Signals {
         Ok(Signals { fd, inherited, child_was_ignored })
     }
 
-    /// The next signal, if there is one. Never waits.
+    /// The next signal that concerns anybody but ourselves, if there is one. Never waits.
     pub fn next(&self) -> Option<Caught> {
+        loop {
+            let info = self.read()?;
+            let signal = info.ssi_signo.cast_signed();
+            // A write of ours to a closed pipe raises SIGPIPE in our own name, and alarms of ours may have come too late.
+            let own_pipe = signal == libc::SIGPIPE && info.ssi_pid == std::process::id();
+            let own_alarm = signal == libc::SIGALRM && info.ssi_code == libc::SI_TIMER;
+            let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
+            if !(own_pipe || own_alarm || childs_end) {
+                let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+                return Some(Caught { signal, sent });
+            }
+        }
+    }
+
+    /// Does what the signals that have come would do to any process: a stop stops lockrun, and one that would end it is
+    /// given back.
+    pub fn obey(&self) -> Option<libc::c_int> {
+        while let Some(caught) = self.next() {
+            if is_stop(caught.signal) {
+                stop_self();
+            } else if is_fatal(caught.signal) {
+                return Some(caught.signal);
+            }
+        }
+        None
+    }
+
+    fn read(&self) -> Option<libc::signalfd_siginfo> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
         // SAFETY: the buffer is as large as said, and the kernel writes one whole record or none.
@@ -68,12 +96,7 @@ impl Signals {
             return None;
         }
         // SAFETY: a whole record was written.
-        let info = unsafe { info.assume_init() };
-        let signal = info.ssi_signo.cast_signed();
-        // A write of ours to a closed pipe raises SIGPIPE in our own name. It is no news to anyone else.
-        let own = info.ssi_pid == std::process::id() && signal == libc::SIGPIPE;
-        let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) && !own;
-        Some(Caught { signal, sent })
+        Some(unsafe { info.assume_init() })
     }
 
     /// The mask that lockrun was started with.
@@ -106,6 +129,11 @@ pub fn is_fatal(signal: libc::c_int) -> bool {
             | libc::SIGTTOU
             | libc::SIGSTOP
     )
+}
+
+/// Whether a terminal sends `signal`, or a shell for it, to the whole process group in front of it.
+pub fn is_terminals(signal: libc::c_int) -> bool {
+    FOR_ALL.contains(&signal) || is_stop(signal)
 }
 
 /// Whether the default action of `signal` stops a process, and it can be caught.

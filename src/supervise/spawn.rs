@@ -17,6 +17,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use super::Launch;
 use super::signals::Signals;
+use crate::clock::Moment;
 
 /// Why COMMAND was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub enum Failure {
     NotFound,
     /// It is there, but the system does not execute it.
     CannotExecute(Errno),
+    /// The lease would have been over too soon.
+    TooLate,
     /// lockrun could not come so far as to try.
     Preparing(Errno),
 }
@@ -36,6 +39,10 @@ pub(super) struct Setup {
     pub(super) own_group: bool,
     /// The kernel kills it when its parent dies.
     pub(super) dies_with_parent: bool,
+    /// It must not begin to run at or after this moment.
+    pub(super) not_after: Option<Moment>,
+    /// It enters a cgroup by writing here.
+    pub(super) cgroup: Option<RawFd>,
 }
 
 /// The lowest descriptor that is passed on to COMMAND: a script's own `exec 3>file` must not close it.
@@ -104,6 +111,7 @@ pub(super) fn spawn(launch: &Launch, setup: Setup, signals: &Signals) -> Result<
     unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
     Err(match Errno::from_raw(failure) {
         Errno::ENOENT => Failure::NotFound,
+        Errno::ETIME => Failure::TooLate,
         errno => Failure::CannotExecute(errno),
     })
 }
@@ -123,10 +131,19 @@ extern "C" fn run(child: *mut c_void) -> c_int {
                 libc::_exit(127);
             }
         }
+        if let Some(entrance) = child.setup.cgroup {
+            // If it cannot enter, it is killed one by one.
+            libc::write(entrance, c"0".as_ptr().cast(), 1);
+        }
         if child.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
         libc::sigprocmask(libc::SIG_SETMASK, child.mask, ptr::null_mut());
+        // The last look at the clock: lockrun may have stood still since the lock was granted.
+        if child.setup.not_after.is_some_and(|limit| Moment::now() >= limit) {
+            ptr::write_volatile(&raw mut child.failure, libc::ETIME);
+            libc::_exit(127);
+        }
         libc::execvpe(child.file, child.argv, child.envp);
         ptr::write_volatile(&raw mut child.failure, *libc::__errno_location());
         libc::_exit(127)

@@ -82,7 +82,7 @@ impl Supervisor {
         self.lease = Some(deadline);
     }
 
-    /// When [`Self::tick`] wants to be called next, if nothing happens before.
+    /// When [`Self::proceed`] wants to be called next, if nothing happens before.
     pub(super) fn wakes_at(&self) -> Option<Moment> {
         match &self.closing {
             Some(closing) => {
@@ -93,8 +93,16 @@ impl Supervisor {
         }
     }
 
-    /// Does what is due at `now`.
-    pub(super) fn tick(&mut self, now: Moment) {
+    /// Does what is due at `now`. Gives how it all ended, once it has.
+    pub(super) fn proceed(&mut self, now: Moment) -> Option<Finished> {
+        // What has ended by itself in time is not ended by us.
+        self.finished(now).or_else(|| {
+            self.tick(now);
+            self.finished(now)
+        })
+    }
+
+    fn tick(&mut self, now: Moment) {
         if self.closing.is_none() {
             if self.lease.is_some_and(|lease| now >= lease.term_at) {
                 self.end(Why::Lost, now);
@@ -139,7 +147,7 @@ impl Supervisor {
     }
 
     /// How it all ended, once it has. May begin to end what COMMAND left behind.
-    pub(super) fn finished(&mut self, now: Moment) -> Option<Finished> {
+    fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
         if let Some(closing) = self.closing {
             let stuck = closing.again_at.is_some() && now >= closing.give_up_at;
@@ -158,6 +166,11 @@ impl Supervisor {
             self.end(Why::LeftBehind, now);
         }
         None
+    }
+
+    /// Lets go of what is left: nothing will be signalled any more.
+    pub(super) fn dismiss(&self) {
+        self.tree.dismiss();
     }
 
     /// `kill_at`, or when the lease demands it if that is earlier.

@@ -24,3 +24,9 @@ pub fn stderr_width() -> Option<usize> {
     let columns = usize::from(size.ws_col);
     Some(if asked == 0 && columns > 0 { columns } else { 80 })
 }
+
+/// Whether this process is in front of the terminal that standard error is, and not a job in the background.
+pub fn is_ours() -> bool {
+    // SAFETY: plain system calls.
+    unsafe { libc::tcgetpgrp(libc::STDERR_FILENO) == libc::getpgrp() }
+}

@@ -11,6 +11,7 @@ use libc::{c_int, pid_t};
 use nix::errno::Errno;
 use nix::sys::prctl;
 
+use super::cgroup::Cgroup;
 use super::process::{self, Process};
 use super::signals::{self, Signals};
 use super::spawn::{self, Setup};
@@ -22,6 +23,8 @@ use crate::outcome::Ending;
 pub(super) struct Tree {
     /// COMMAND's own process.
     command: pid_t,
+    /// COMMAND's process group when it started: its own, or the one that it shares with lockrun.
+    group: pid_t,
     /// COMMAND leads a process group of its own.
     own_group: bool,
     /// COMMAND was started by this process, so its id is not another's until it is reaped here.
@@ -32,6 +35,10 @@ pub(super) struct Tree {
     motion: Motion,
     /// No child is left.
     gone: bool,
+    /// The cgroup that COMMAND was started in, if it has one of its own.
+    cgroup: Option<Cgroup>,
+    /// Children that this process had before, as after a shell's `exec lockrun`. They are none of our business.
+    strangers: Vec<Process>,
 }
 
 /// Whether COMMAND goes on or is stopped.
@@ -46,22 +53,45 @@ enum Motion {
 
 impl Tree {
     /// Makes this process a child subreaper, and starts COMMAND.
-    pub(super) fn start(launch: &Launch, setup: Setup, signals: &Signals) -> Result<Self, spawn::Failure> {
+    pub(super) fn start(
+        launch: &Launch,
+        setup: Setup,
+        signals: &Signals,
+        cgroup: Option<Cgroup>,
+    ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let command = spawn::spawn(launch, setup, signals)?;
+        let strangers = children_before();
+        let started = spawn::spawn(launch, setup, signals);
+        if let (Err(_), Some(cgroup)) = (&started, &cgroup) {
+            cgroup.dissolve();
+        }
+        let command = started?;
         Ok(Tree {
             command,
+            group: if setup.own_group { command } else { own_group_id() },
             own_group: setup.own_group,
             own_child: true,
             ended: None,
             motion: Motion::Running,
             gone: false,
+            cgroup,
+            strangers,
         })
     }
 
     /// The tree of a COMMAND that another process had started, and that has come to this one with its death.
-    pub(super) fn adopt(command: pid_t, own_group: bool) -> Self {
-        Tree { command, own_group, own_child: false, ended: None, motion: Motion::Running, gone: false }
+    pub(super) fn adopt(command: pid_t, own_group: bool, strangers: Vec<Process>) -> Self {
+        Tree {
+            command,
+            group: if own_group { command } else { own_group_id() },
+            own_group,
+            own_child: false,
+            ended: None,
+            motion: Motion::Running,
+            gone: false,
+            cgroup: None,
+            strangers,
+        }
     }
 
     /// How COMMAND ended, if it has.
@@ -121,7 +151,7 @@ impl Tree {
 
     /// Sends TERM to everything, and CONT to what is stopped, which would not see TERM otherwise.
     pub(super) fn terminate(&self) {
-        let members = all();
+        let members = self.all();
         for member in &members {
             member.signal(libc::SIGTERM);
             if member.is_stopped() {
@@ -137,8 +167,11 @@ impl Tree {
 
     /// Sends KILL to everything. What was forked meanwhile may have been missed: call again until it is gone.
     pub(super) fn kill(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
+        }
         self.signal_command(libc::SIGKILL);
-        for member in all() {
+        for member in self.all() {
             member.signal(libc::SIGKILL);
         }
     }
@@ -153,7 +186,11 @@ impl Tree {
             // SAFETY: plain system call that writes one status.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
-                0 => return heard,
+                0 => {
+                    // Strangers are never reaped to the last; then /proc must tell what is left.
+                    self.gone = self.ended.is_some() && !self.strangers.is_empty() && self.all().is_empty();
+                    return heard;
+                }
                 -1 if Errno::last() == Errno::EINTR => {}
                 -1 => {
                     self.gone = true;
@@ -162,11 +199,19 @@ impl Tree {
                 pid if pid != self.command || self.ended.is_some() => {}
                 _ => {
                     heard = true;
-                    let stopped = libc::WIFSTOPPED(status);
+                    // SIGSTOP is not the terminal's: whoever sent it to COMMAND alone will continue COMMAND alone.
+                    let stopped = libc::WIFSTOPPED(status) && signals::is_stop(libc::WSTOPSIG(status));
                     self.motion = if stopped { Motion::Stopped { told: false } } else { Motion::Running };
                     self.ended = ending(status);
                 }
             }
+        }
+    }
+
+    /// Lets go of what is left of it.
+    pub(super) fn dismiss(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.dissolve();
         }
     }
 
@@ -189,20 +234,32 @@ impl Tree {
 
     /// The descendants that belong to COMMAND's process group.
     fn members(&self) -> Vec<Process> {
-        // SAFETY: cannot fail for our own child or for ourselves.
-        let group = if self.own_group { self.command } else { unsafe { libc::getpgid(self.command) } };
-        all().into_iter().filter(|process| process.group == group || process.pid == self.command).collect()
+        self.all().into_iter().filter(|process| process.group == self.group || process.pid == self.command).collect()
+    }
+
+    /// Everything that descends from this process, and was not there before COMMAND.
+    fn all(&self) -> Vec<Process> {
+        process::descendants(own_pid(), &self.strangers)
     }
 }
 
-/// Everything that descends from this process.
-fn all() -> Vec<Process> {
-    process::descendants(own_pid())
+/// The children that this process has already.
+pub(super) fn children_before() -> Vec<Process> {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::uninit();
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no child at all.
+    let childless = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) } == -1;
+    if childless { Vec::new() } else { process::children(own_pid()) }
 }
 
 fn own_pid() -> pid_t {
     // SAFETY: cannot fail.
     unsafe { libc::getpid() }
+}
+
+fn own_group_id() -> pid_t {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpgrp() }
 }
 
 /// Waits until the child `pid` has ended, and reaps it.

@@ -43,6 +43,8 @@ impl Directory {
     /// have planted or can write to.
     pub(super) fn open(named: Option<&Path>) -> Result<Self, StoreError> {
         if let Some(path) = named {
+            // Without a slash or dot at its end, which would lead through a symbolic link.
+            let path: &Path = &path.components().collect::<PathBuf>();
             return Self::open_or_create(path, OTHERS_WRITE)?
                 .map_err(|error| anyhow!("cannot create the lock directory {}: {error}", path.display()));
         }
@@ -52,6 +54,11 @@ impl Directory {
             let path = Path::new(parent).join(&name);
             match Self::open_or_create(&path, OTHERS_AT_ALL)? {
                 Ok(directory) => return Ok(directory),
+                // Only where nothing can ever be made is the next place ours: a full disk, say, is no reason to lock elsewhere
+                // than others do.
+                Err(error) if !is_no_place(&error) => {
+                    bail!("cannot create the lock directory {}: {error}", path.display())
+                }
                 Err(error) => {
                     let _ =
                         write!(failures, "{}{}: {error}", if failures.is_empty() { "" } else { ", " }, path.display());
@@ -105,6 +112,12 @@ impl Directory {
     pub(super) fn show(&self, key: &Key) -> String {
         self.path.join(file_name(key)).display().to_string()
     }
+}
+
+/// Whether this error says that a directory cannot be made at that place at all.
+fn is_no_place(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::EPERM | Errno::EROFS))
 }
 
 impl AsFd for Directory {

@@ -17,6 +17,9 @@ drop_ended_leases()
 -- Whoever asks is listening. Mail that it has not read yet may tell it when to look.
 local look_in = REFRESH
 local letters = redis.call('LRANGE', BOX .. TOKEN, 0, -1)
+if letters[1] == WITHDRAWN then
+  return {0, {}, 0, REFRESH, '', ''}
+end
 for _, letter in ipairs(letters) do
   local written, wait = string.match(letter, '^(%d+) (%d+)$')
   if tonumber(wait) > 0 then

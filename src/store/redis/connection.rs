@@ -10,6 +10,7 @@ use anyhow::anyhow;
 use redis::{Cmd, Parser, ServerError, Value};
 
 use super::dial::dial;
+use super::reply::Strange;
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::clock::Moment;
@@ -34,6 +35,8 @@ pub(super) enum Failure {
     Closed,
     /// No answer came in time, or none that could be read: what it was.
     NoAnswer(&'static str),
+    /// An answer came that a Redis would not give.
+    Strange(Strange),
     /// The server has refused the request, or our introduction.
     Refused {
         /// The command.
@@ -90,10 +93,13 @@ impl Connection {
         sent.map_err(|error| Failure::of_write(&error))
     }
 
-    /// Waits for the answer to a command that was sent.
-    pub(super) fn receive(&mut self, deadline: Moment) -> Result<Value, Failure> {
+    /// Waits for the answer to `command`, which was sent.
+    pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         self.stream.set_deadline(deadline);
-        self.reply()
+        match self.reply()? {
+            Value::ServerError(error) => Err(Failure::refused(command, &error)),
+            reply => Ok(reply),
+        }
     }
 
     fn reply(&mut self) -> Result<Value, Failure> {
@@ -133,21 +139,20 @@ impl Failure {
         }
     }
 
-    /// Whether the server may have done what was asked.
-    pub(super) fn may_have_run(&self) -> bool {
-        !matches!(self, Failure::Unreachable(_))
-    }
-
     /// The failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
             Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
+            Failure::Strange(Strange) => anyhow!("what {server} answers is no answer to our scripts: is it a Redis?"),
             Failure::NoAnswer(what) => anyhow!("{server} is of no use: {what}"),
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {
                     "NOAUTH" => "; give a password in the store's URL",
                     "WRONGPASS" => "; check the user and the password in the store's URL",
+                    _ if error.contains("can't run this command") || error.contains("NOPERM") => {
+                        "; this user lacks rights that a lock needs"
+                    }
                     "NOPERM" => "; this user lacks rights that a lock needs",
                     "READONLY" => "; this is a replica: name the primary in the store's URL",
                     "OOM" => "; it is out of memory",

@@ -22,6 +22,8 @@ local CLAIM_WINDOW, GRACE = 2000, 500
 local ALIVE_FOR = 20000
 -- A mailbox that was forgotten goes by itself.
 local BOX_TTL = 60000
+-- In the mailbox of a token that was withdrawn: what comes under it later was long on its way, and gets nothing.
+local WITHDRAWN, WITHDRAWN_TTL = 'withdrawn', 300000
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -3,9 +3,10 @@
 --
 -- ARGV  1 token     of the acquisition
 --       2 ending    JSON {status} or {signal} or {}; empty: there was no run, write nothing down
+--       3 doubt     1: a request for the lock under this token may still be on its way; it must not get it
 -- Reply {granted, told}  tokens of waiters, or '' (see settle)
 
-local TOKEN, ENDING = ARGV[1], ARGV[2]
+local TOKEN, ENDING, DOUBT = ARGV[1], ARGV[2], ARGV[3] == '1'
 
 drop_ended_leases()
 
@@ -13,6 +14,10 @@ local info = info_of(TOKEN)
 local held = redis.call('ZREM', HOLDERS, TOKEN) == 1
 redis.call('HDEL', INFO, TOKEN)
 forget_waiter(TOKEN)
+if DOUBT then
+  redis.call('RPUSH', BOX .. TOKEN, WITHDRAWN)
+  redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
+end
 if held and info.fence and ENDING ~= '' then
   local last = cjson.decode(ENDING)
   last.who, last.started, last.ended = info.who, info.since, now

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
 use redis::Value;
 use serde::Deserialize;
 
 use crate::clock::Moment;
 use crate::holder::Holder;
-use crate::store::{Custody, Grant, Held, Renewed, StoreError};
+use crate::store::{Custody, Grant, Held, Renewed};
+
+/// An answer that none of our scripts gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Strange;
 
 /// The answer to a request for the lock.
 #[derive(Debug)]
@@ -43,10 +46,10 @@ struct Info {
 
 impl Asked {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
-    pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, StoreError> {
+    pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
         match fields(reply) {
             [Value::Int(1), Value::Int(fence)] => {
-                let fence = u64::try_from(*fence).context("the store's fence is negative")?;
+                let fence = u64::try_from(*fence).map_err(|_| Strange)?;
                 Ok(Asked::Mine(Grant { fence, custody: Custody::Lease(sent_at) }))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told] => Ok(Asked::NotMine {
@@ -54,7 +57,7 @@ impl Asked {
                 look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
                 handed: handed(granted, told),
             }),
-            _ => Err(not_understood("acquire", reply)),
+            _ => Err(Strange),
         }
     }
 }
@@ -70,11 +73,11 @@ impl Handed {
 }
 
 /// Reads the renew script's reply.
-pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, StoreError> {
+pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, Strange> {
     match fields(reply) {
         [Value::Int(1)] => Ok(Renewed::Mine),
         [Value::Int(0), holder] => Ok(Renewed::NotMine(read_holder(holder))),
-        _ => Err(not_understood("renew", reply)),
+        _ => Err(Strange),
     }
 }
 
@@ -112,10 +115,6 @@ fn fields(reply: &Value) -> &[Value] {
         Value::Array(fields) => fields,
         _ => &[],
     }
-}
-
-fn not_understood(script: &str, reply: &Value) -> StoreError {
-    anyhow!("the {script} script's reply is not understood: {reply:?}")
 }
 
 #[cfg(test)]

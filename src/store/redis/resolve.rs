@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use nix::poll::PollFlags;
@@ -21,6 +22,8 @@ pub(super) fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
     let mut command = Command::new("getent");
+    // Out of reach of a Ctrl-C, which is for lockrun to see.
+    command.process_group(0);
     command.args(["ahosts", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut getent = command.spawn().map_err(|error| {
         io::Error::new(error.kind(), format!("its name cannot be looked up, because getent(1) cannot be run: {error}"))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, read_mail};
-use super::{RedisStore, key_base};
+use super::{Doubt, RedisStore, key_base};
 use crate::clock::Moment;
 use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
@@ -28,6 +28,8 @@ enum Slept {
     Interrupted(i32),
     /// The connection is lost.
     Lost,
+    /// The server does not let us wait.
+    Refused(Failure),
 }
 
 impl RedisStore {
@@ -48,7 +50,7 @@ impl RedisStore {
                         return Ok(Acquired::Held(held));
                     }
                     watcher.waiting(&held);
-                    (heard_at, retry_in) = (Some(Moment::now()), RETRY.0);
+                    heard_at = Some(Moment::now());
                     let look_at = Moment::now() + look_in;
                     match self.sleep_at_mailbox(
                         claim,
@@ -56,28 +58,33 @@ impl RedisStore {
                         signals,
                         watcher,
                     ) {
-                        Slept::Look => continue,
+                        Slept::Look => {
+                            retry_in = RETRY.0;
+                            continue;
+                        }
                         Slept::Interrupted(signal) => {
-                            self.withdraw(claim);
+                            self.withdraw(claim, Doubt::None);
                             return Ok(Acquired::Interrupted(signal));
                         }
-                        Slept::Lost => Duration::ZERO,
+                        Slept::Refused(failure) => {
+                            self.withdraw(claim, Doubt::None);
+                            return Err(failure.explain(&self.server));
+                        }
+                        // An answer in between is no proof that the connection will hold.
+                        Slept::Lost => longer(&mut retry_in),
                     }
                 }
-                Err(error) => {
+                Err(failure) => {
                     let bearable = heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX);
-                    if !bearable || out_of_patience {
-                        self.withdraw(claim);
-                        return Err(error);
+                    if out_of_patience || !bearable || matches!(failure, Failure::Strange(_)) {
+                        return Err(self.give_up(claim, &failure));
                     }
-                    let pause = retry_in;
-                    retry_in = (retry_in * 2).min(RETRY.1);
-                    pause
+                    longer(&mut retry_in)
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
             if let Woken::Signal(signal) = interrupt::wait_for(None, wake_at, signals, watcher)? {
-                self.withdraw(claim);
+                self.withdraw(claim, Doubt::None);
                 return Ok(Acquired::Interrupted(signal));
             }
         }
@@ -108,13 +115,23 @@ impl RedisStore {
                     self.connection = None;
                     return Slept::Interrupted(signal);
                 }
-                Err(_) => {
+                Err(failure) => {
                     self.connection = None;
-                    return Slept::Lost;
+                    return match failure {
+                        Failure::Refused { .. } => Slept::Refused(failure),
+                        _ => Slept::Lost,
+                    };
                 }
             }
         }
     }
+}
+
+/// The pause before the next attempt, and twice as long a one after that.
+fn longer(retry_in: &mut Duration) -> Duration {
+    let pause = *retry_in;
+    *retry_in = (pause * 2).min(RETRY.1);
+    pause
 }
 
 /// What came of waiting for mail.
@@ -141,6 +158,6 @@ fn pop(
         Ok(Woken::Ready) => {}
         Ok(Woken::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
     }
-    let reply = connection.receive(deadline)?;
+    let reply = connection.receive(&command, deadline)?;
     Ok(Popped::Mail(read_mail(&reply)))
 }

@@ -1,0 +1,99 @@
+//! A cgroup of COMMAND's own, where the system lets us have one: KILL then reaches everything in it in one stroke, however
+//! fast it forks.
+//!
+//! Only below a cgroup (version 2) that was delegated, which systemd marks by an extended attribute; elsewhere the tree of
+//! cgroups is somebody else's to change, and the walk through /proc must do.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The attributes by which a cgroup is marked as delegated: for a user's services, and for the system's.
+const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
+
+/// A cgroup that COMMAND is started in.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    path: PathBuf,
+    procs: File,
+}
+
+impl Cgroup {
+    /// Makes a cgroup below our own, if that was delegated, under a name that no other run has.
+    pub(super) fn make() -> Option<Self> {
+        let ours = own_cgroup()?;
+        if !is_delegated(&ours) || !ours.join("cgroup.kill").exists() {
+            return None;
+        }
+        let path = ours.join(format!("lockrun-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let procs = File::options().write(true).open(path.join("cgroup.procs")).ok();
+        if procs.is_none() {
+            let _ = fs::remove_dir(&path);
+        }
+        Some(Cgroup { procs: procs?, path })
+    }
+
+    /// Where a process writes `0` to enter.
+    pub(super) fn entrance(&self) -> RawFd {
+        self.procs.as_raw_fd()
+    }
+
+    /// Kills everything in it.
+    pub(super) fn kill(&self) {
+        let _ = fs::write(self.path.join("cgroup.kill"), "1");
+    }
+
+    /// Removes it; what is still in it goes back to where it would have been.
+    pub(super) fn dissolve(&self) {
+        let Some(parent) = self.path.parent() else { return };
+        for pid in fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(parent.join("cgroup.procs"), pid);
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// The directory of the cgroup that this process is in.
+fn own_cgroup() -> Option<PathBuf> {
+    let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let ours = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| mount_point(line)).map(|mount| Path::new(mount).join(ours))
+}
+
+/// The mount point that a line of mountinfo tells of, if it is of the whole tree of cgroups: see proc(5).
+fn mount_point(line: &str) -> Option<&str> {
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ').skip(3);
+    let (root, point) = (fields.next()?, fields.next()?);
+    (file_system.starts_with("cgroup2 ") && root == "/").then_some(point)
+}
+
+fn is_delegated(cgroup: &Path) -> bool {
+    let Ok(path) = CString::new(cgroup.as_os_str().as_bytes()) else { return false };
+    DELEGATED.iter().any(|attribute| {
+        let mut value = [0_u8; 8];
+        // SAFETY: two terminated strings, and a buffer as large as said.
+        let length =
+            unsafe { libc::getxattr(path.as_ptr(), attribute.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+        length == 1 && value[0] == b'1'
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_point_is_found() {
+        let line = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate";
+        assert_eq!(mount_point(line), Some("/sys/fs/cgroup"));
+        assert_eq!(mount_point("30 24 0:26 /a /mnt rw - cgroup2 cgroup2 rw"), None);
+        assert_eq!(mount_point("31 24 0:27 / /proc rw - proc proc rw"), None);
+    }
+}
