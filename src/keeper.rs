@@ -12,6 +12,7 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::clock::{Alarm, Moment};
+use crate::escape::escaped;
 use crate::lease::{Answer, Due, Lease};
 use crate::report;
 use crate::store::{Claim, Held, Renewed, Store, StoreError};
@@ -125,7 +126,7 @@ impl Work {
     }
 
     fn lost(&self, why: &str) {
-        let key = report::escaped(self.claim.key.as_str());
+        let key = escaped(self.claim.key.as_str());
         if let Some(control) = &self.control {
             control.lost();
             report::say(&format!("lock \"{key}\" is lost, and the command is stopped: {why}"));

@@ -9,6 +9,7 @@ mod cli;
 mod clock;
 mod commands;
 mod duration;
+mod escape;
 mod holder;
 mod keeper;
 mod key;
@@ -97,7 +98,7 @@ fn explain(error: &clap::Error) -> Outcome {
         let _ = std::io::stdout().write_all(text.as_bytes());
         return Outcome::Printed;
     }
-    let text = report::without_credentials(text.trim_start_matches("error: "));
-    report::say(&report::escaped_lines(&text));
+    let text = escape::without_credentials(text.trim_start_matches("error: "));
+    report::say(&escape::escaped_lines(&text));
     Outcome::BadUsage
 }

@@ -9,6 +9,7 @@ use crate::duration;
 use crate::key::Key;
 use crate::report::{self, Verbosity};
 use crate::store::{Held, Watcher};
+use crate::supervise::interrupt::Ticking;
 use crate::supervise::terminal;
 
 /// The line changes with the seconds.
@@ -63,7 +64,9 @@ impl Watcher for Progress<'_> {
         self.latest = Some((held.clone(), Moment::now()));
         self.draw();
     }
+}
 
+impl Ticking for Progress<'_> {
     fn tick_every(&self) -> Option<Duration> {
         self.on_terminal.then_some(REFRESH)
     }

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use uuid::Uuid;
 
 use crate::clock::Moment;
+use crate::escape::escaped;
 use crate::holder::Holder;
 use crate::keeper::{Keeper, Provisions};
 use crate::lease::Lease;
@@ -129,7 +130,7 @@ impl<'a> Run<'a> {
                 Running::guarded(&launch, signals, ends_command.then_some(deadline))
             }
         };
-        let program = report::escaped(&self.plan.argv[0].to_string_lossy());
+        let program = escaped(&self.plan.argv[0].to_string_lossy());
         started.inspect(|_| self.tell(&format!("{program} started"))).map_err(|failure| match failure {
             StartFailure::NotFound => {
                 report::say(&format!("cannot run {program}: there is no such program"));
@@ -231,6 +232,6 @@ impl<'a> Run<'a> {
     }
 
     fn key(&self) -> String {
-        report::escaped(self.plan.key.as_str())
+        escaped(self.plan.key.as_str())
     }
 }

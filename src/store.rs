@@ -4,6 +4,7 @@ mod address;
 pub mod file;
 pub mod redis;
 
+use std::fmt;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -11,9 +12,12 @@ use uuid::Uuid;
 pub use address::Address;
 
 use crate::clock::Moment;
+use crate::duration;
+use crate::escape::escaped;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
+use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
 
 /// What a run asks of a store: this lock, under this token, for itself.
@@ -60,6 +64,19 @@ pub struct Held {
     pub place: Option<u64>,
 }
 
+/// Says the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };
+        let (host, user) = (escaped(&holder.host), escaped(&holder.user));
+        write!(f, "{host} pid {} ({user}: {}) for {}", holder.pid, escaped(&holder.command), span(self.since))
+    }
+}
+
+fn span(since: Option<Duration>) -> String {
+    since.map_or_else(|| "an unknown time".into(), duration::say)
+}
+
 /// The answer to a request for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
@@ -91,18 +108,9 @@ pub struct Wait<'a> {
 }
 
 /// Somebody who looks on while lockrun waits.
-pub trait Watcher {
+pub trait Watcher: Ticking {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     fn waiting(&mut self, held: &Held);
-
-    /// How often [`Watcher::tick`] wants to be called; `None`: never.
-    fn tick_every(&self) -> Option<Duration>;
-
-    /// Time has passed.
-    fn tick(&mut self);
-
-    /// Lockrun is about to be stopped by the terminal.
-    fn pause(&mut self);
 }
 
 /// What is kept about the last run of a key.
@@ -138,4 +146,19 @@ pub fn open(address: Address, timeout: Duration) -> Result<Box<dyn Store>, Strin
         Address::File(directory) => Box::new(file::FileStore::new(directory)),
         Address::Redis(server) => Box::new(redis::RedisStore::new(*server, timeout)?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_is_named() {
+        let holder = Holder { host: "web-1".into(), pid: 4242, user: "deploy".into(), command: "./report.sh".into() };
+        let message = crate::report::held(
+            &Key::new("nightly-report".as_ref()).expect("is a key"),
+            &Held { holder: Some(holder), since: Some(Duration::from_secs(192)), ..Held::default() },
+        );
+        assert_eq!(message, "lock \"nightly-report\" is held by web-1 pid 4242 (deploy: ./report.sh) for 3m 12s");
+    }
 }

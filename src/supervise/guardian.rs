@@ -235,7 +235,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
         };
     };
     if orphaned {
-        report::orphaned(&finished);
+        report::orphaned(finished.stuck);
     }
     supervisor.dismiss();
     link.tell(News::Finished(finished));

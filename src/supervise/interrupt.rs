@@ -16,7 +16,18 @@ use nix::time::ClockId;
 use super::direct::readable;
 use super::signals::{self, Signals};
 use crate::clock::{Alarm, Moment};
-use crate::store::Watcher;
+
+/// Somebody to whom a wait is not all the same.
+pub trait Ticking {
+    /// How often [`Ticking::tick`] wants to be called; `None`: never.
+    fn tick_every(&self) -> Option<Duration>;
+
+    /// Time has passed.
+    fn tick(&mut self);
+
+    /// Lockrun is about to be stopped by the terminal.
+    fn pause(&mut self);
+}
 
 /// Does nothing: its arrival alone makes a waiting system call return.
 extern "C" fn interrupt(_signal: c_int) {}
@@ -28,7 +39,7 @@ extern "C" fn interrupt(_signal: c_int) {}
 pub fn wait_in_call(
     until: Option<Moment>,
     signals: &Signals,
-    watcher: &mut dyn Watcher,
+    watcher: &mut (impl Ticking + ?Sized),
     mut call: impl FnMut() -> nix::Result<()>,
 ) -> nix::Result<Option<()>> {
     let interruptions = Interruptions::start(until, watcher.tick_every(), signals)?;
@@ -117,7 +128,7 @@ pub fn wait_for(
     source: Option<BorrowedFd<'_>>,
     until: Moment,
     signals: &Signals,
-    watcher: &mut dyn Watcher,
+    watcher: &mut (impl Ticking + ?Sized),
 ) -> nix::Result<Woken> {
     let mut alarm = Alarm::new()?;
     let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);

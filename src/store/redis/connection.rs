@@ -14,7 +14,7 @@ use super::reply::Strange;
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::clock::Moment;
-use crate::report::escaped;
+use crate::escape::escaped;
 use crate::store::StoreError;
 use crate::store::address::Server;
 

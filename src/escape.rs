@@ -1,0 +1,57 @@
+//! Text that somebody else wrote, made safe to show: another machine by way of a store, or the user in the wrong place.
+
+/// The text with everything escaped that could steer a terminal or deceive its reader: control characters, and the
+/// invisible ones that turn the direction of writing or break a line.
+pub fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        let deceives = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}');
+        if c.is_control() || deceives {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// The text with whatever could be the user's part of a URL replaced: for words that the user typed in the wrong place.
+pub fn without_credentials(text: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        let end = after.find([' ', '\'', '"', '\n']).unwrap_or(after.len());
+        shown.push_str(before);
+        shown.push_str("://");
+        match after[..end].rfind('@') {
+            Some(at) => {
+                shown.push_str("***");
+                rest = &after[at..];
+            }
+            None => rest = after,
+        }
+    }
+    shown + rest
+}
+
+/// Like [`escaped`], but for a text of ours of several lines that has somebody else's words in it.
+pub fn escaped_lines(text: &str) -> String {
+    text.lines().map(escaped).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_reaches_no_terminal() {
+        assert_eq!(escaped("a\x1b[31mb\nc\u{202e}d\u{9b}"), "a\\u{1b}[31mb\\nc\\u{202e}d\\u{9b}");
+        assert_eq!(escaped("ключ 'ok' \"x\""), "ключ 'ok' \"x\"");
+    }
+
+    #[test]
+    fn credentials_are_not_said_again() {
+        let said = "unexpected value 'redis://u:pass@word@host' for '--skip', file:///x";
+        assert_eq!(without_credentials(said), "unexpected value 'redis://***@host' for '--skip', file:///x");
+    }
+}
