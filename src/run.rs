@@ -30,14 +30,9 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
-    // All that is needed while COMMAND runs is had before it starts.
-    let started = match (signals.obey(), Provisions::new()) {
-        (Some(signal), _) => Err(Outcome::Ended(Ending::Signaled(signal))),
-        (None, Err(error)) => {
-            report::error(&error);
-            Err(Outcome::Failed)
-        }
-        (None, Ok(provisions)) => run.start(&grant, signals).map(|running| (running, provisions)),
+    let started = match signals.obey() {
+        Some(signal) => Err(Outcome::Ended(Ending::Signaled(signal))),
+        None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, signals)?, provisions))),
     };
     let (running, provisions) = match started {
         Ok(started) => started,
@@ -109,6 +104,17 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
+    fn provide(&self, grant: &Grant) -> Result<Option<Provisions>, Outcome> {
+        if grant.custody == Custody::Kernel || !self.plan.expires {
+            return Ok(None);
+        }
+        Provisions::new().map(Some).map_err(|error| {
+            report::error(&error);
+            Outcome::Failed
+        })
+    }
+
     /// Starts COMMAND under the lock.
     fn start(&self, grant: &Grant, signals: &Signals) -> Result<Running, Outcome> {
         let launch = Launch {
@@ -160,13 +166,12 @@ impl<'a> Run<'a> {
         store: Box<dyn Store>,
         grant: &Grant,
         running: Running,
-        provisions: Provisions,
+        provisions: Option<Provisions>,
         signals: &Signals,
     ) -> Result<(Finished, Box<dyn Store>)> {
         const WAITING: &str = "cannot wait for the command";
-        let sent_at = match grant.custody {
-            Custody::Lease(sent_at) if self.plan.expires => sent_at,
-            _ => return Ok((running.until_the_end(signals).context(WAITING)?, store)),
+        let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else {
+            return Ok((running.until_the_end(signals).context(WAITING)?, store));
         };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
