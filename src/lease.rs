@@ -234,6 +234,14 @@ mod tests {
     }
 
     #[test]
+    fn a_store_slower_than_the_renewals_is_not_asked_without_a_pause() {
+        let hasty = Terms { renew_every: millis(300), ..terms() };
+        let mut lease = Lease::granted(hasty, at(0));
+        assert!(lease.answered(at(300), Answer::Mine, at(2_000)).is_some());
+        assert_eq!(lease.due(at(2_000)), Due::Sleep(at(2_000) + hasty.renew_every / 8));
+    }
+
+    #[test]
     fn not_ours_is_final() {
         let mut lease = Lease::granted(terms(), at(0));
         assert_eq!(lease.answered(at(10_000), Answer::NotMine, at(10_001)), None);

@@ -174,3 +174,16 @@ fn a_server_out_of_memory_renews() {
     run.wait().exited(7).silent();
     assert_eq!(redis.keys().len(), 2, "{:?}", redis.keys());
 }
+
+// "\"Not yours\" is final: TERM at once": long before the lease that the server had promised would have run out.
+#[test]
+fn a_lease_that_is_not_ours_ends_the_command_at_once() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = Lockrun::new(&store).key("taken").args(["--ttl", "10m", "--renew-every", "500ms"]);
+    let mut run = call.sh("echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    redis.ask(&["DEL", "lockrun:{taken}:holders"]);
+    eventually(LONG, "the run has ended", || run.has_ended());
+    run.wait().exited(79);
+}
