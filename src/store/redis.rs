@@ -25,6 +25,7 @@ use crate::outcome::Ending;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed};
 use tls::Tls;
+use waiting::Seen;
 
 /// The scripts. What they share stands in front of each.
 macro_rules! script {
@@ -87,13 +88,15 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it.
+    /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
+    /// `seen` holding the lock.
     ///
     /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
-    fn ask(&mut self, claim: &Claim, wait: bool) -> Result<Asked, Failure> {
+    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
         let mut script = self.script(ACQUIRE, claim);
         script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string());
-        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).take();
+        let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
+        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
@@ -157,7 +160,7 @@ impl RedisStore {
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
-            return match self.ask(claim, false) {
+            return match self.ask(claim, false, None) {
                 Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, handed, .. }) => {
                     self.settle(claim, handed);

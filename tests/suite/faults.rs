@@ -238,3 +238,19 @@ fn the_guardian_is_stopped_and_the_network_cut() {
     }
     scene.judge("guardian stopped, traffic swallowed");
 }
+
+// "\"Not yours\" is final": the lock is deleted on the server under its holder, alone or with all that belongs to it. Who has
+// been waiting has seen the holder, and does not take its lock for free before its command is dead.
+#[test]
+fn the_lock_is_deleted() {
+    for all in [false, true] {
+        let mut scene = Scene::new();
+        for key in scene.redis.keys() {
+            if all || key.ends_with(":holders") {
+                scene.redis.ask(&["DEL", &key]);
+            }
+        }
+        all_lost(&mut scene);
+        scene.judge(if all { "all keys deleted" } else { "lock deleted" });
+    }
+}

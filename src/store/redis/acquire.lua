@@ -6,13 +6,16 @@
 --       3 who       JSON of the holder's particulars
 --       4 wait      1: wait in the queue; 0: do not wait (any more)
 --       5 refresh   how often a waiter looks at the lock when nothing happens, in ms
+--       6 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
+--       7 unseen    how long ago that was, in ms
 -- Reply {1, fence}  it is ours
 --       {0, {held for, expires in or -1, info} or {}, place in the queue from 0, look again in, granted, told}
 --                   it is not; times in ms; the last two are tokens of waiters, or '' (see settle)
 
 local TOKEN, TTL, WHO, WAIT, REFRESH = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
+local CAUTION, UNSEEN = tonumber(ARGV[6]), tonumber(ARGV[7])
 
-drop_ended_leases()
+local ended = drop_ended_leases()
 
 -- Whoever asks is listening. Mail that it has not read yet may tell it when to look.
 local look_in = REFRESH
@@ -34,9 +37,15 @@ local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
 local handed = {}
 if not mine then
   if redis.call('ZCARD', HOLDERS) == 0 then
+    -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
+    -- with the server's data. Its command may still run, until it hears of it or its lease is over.
+    local last = CAUTION > 0 and ended == 0 and redis.call('GET', LAST)
+    local forgotten = CAUTION > 0 and ended == 0 and (not last or cjson.decode(last).ended < now - UNSEEN)
     local first = waiters(1)[1]
-    mine = not first or first == TOKEN
-    if not mine then
+    mine = not forgotten and (not first or first == TOKEN)
+    if forgotten then
+      look_in = math.min(look_in, CAUTION)
+    elseif not mine and ended > 0 then
       handed = hand_over()
     end
   end
@@ -48,7 +57,7 @@ if mine then
     -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
     local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
     redis.call('SET', FENCE, whole(fence))
-    info = {who = cjson.decode(WHO), since = now, fence = fence}
+    info = {who = cjson.decode(WHO), since = now, fence = fence, ttl = TTL}
     set_info(TOKEN, info)
     forget_waiter(TOKEN)
   end

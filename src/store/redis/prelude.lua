@@ -1,7 +1,7 @@
 -- What the scripts share: it stands in front of each of them. Every script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON {who, since, fence}; of holders, and {who} of waiters
+--       2 info      hash: token -> JSON {who, since, fence, ttl}; of holders, and {who} of waiters
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
@@ -22,6 +22,8 @@ local CLAIM_WINDOW, GRACE = 2000, 500
 local ALIVE_FOR = 20000
 -- A mailbox that was forgotten goes by itself.
 local BOX_TTL = 60000
+-- For how long a lease that has run out is remembered.
+local REMEMBER = 60000
 -- In the mailbox of a token that was withdrawn: what comes under it later was long on its way, and gets nothing.
 local WITHDRAWN, WITHDRAWN_TTL = 'withdrawn', 300000
 
@@ -64,10 +66,11 @@ local function forget_waiter(token)
   redis.call('DEL', BOX .. token)
 end
 
--- Removes the holders whose lease has run out. One that had only been granted the lock and did not claim it keeps its
--- place, marked as absent.
+-- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
+-- not claim it keeps its place, marked as absent.
 local function drop_ended_leases()
-  for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now)) do
+  local ended = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now)
+  for _, token in ipairs(ended) do
     redis.call('ZREM', HOLDERS, token)
     if redis.call('ZSCORE', QUEUE, token) then
       redis.call('LPUSH', BOX .. token, whole(now - GRACE) .. ' 0')
@@ -76,6 +79,7 @@ local function drop_ended_leases()
       redis.call('HDEL', INFO, token)
     end
   end
+  return #ended
 end
 
 -- The first waiters, at most `count`, that are alive, listening as far as we know, and not `but`. Those ahead of them that
@@ -125,7 +129,8 @@ local function hand_over()
   return first
 end
 
--- Lets the keys expire with the last lease and the last sign of life, so that a crash leaves nothing behind.
+-- Lets the keys expire after the last lease and the last sign of life, so that a crash leaves nothing behind. Not at once: that
+-- a lease is there and has run out shows that the lock was not simply forgotten.
 local function expire_keys()
   local last_lease = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or '0'
   local last_life = redis.call('ZREVRANGE', ALIVE, 0, 0, 'WITHSCORES')[2] or '0'
@@ -133,8 +138,8 @@ local function expire_keys()
     redis.call('PERSIST', HOLDERS)
     redis.call('PERSIST', INFO)
   else
-    redis.call('PEXPIREAT', HOLDERS, whole(last_lease))
-    redis.call('PEXPIREAT', INFO, whole(math.max(tonumber(last_lease), tonumber(last_life))))
+    redis.call('PEXPIREAT', HOLDERS, whole(last_lease + REMEMBER))
+    redis.call('PEXPIREAT', INFO, whole(math.max(tonumber(last_lease), tonumber(last_life)) + REMEMBER))
   end
   redis.call('PEXPIREAT', QUEUE, whole(last_life))
   redis.call('PEXPIREAT', ALIVE, whole(last_life))

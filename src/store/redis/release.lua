@@ -8,7 +8,7 @@
 
 local TOKEN, ENDING, DOUBT = ARGV[1], ARGV[2], ARGV[3] == '1'
 
-drop_ended_leases()
+local ended = drop_ended_leases()
 
 local info = info_of(TOKEN)
 local held = redis.call('ZREM', HOLDERS, TOKEN) == 1
@@ -18,11 +18,12 @@ if DOUBT then
   redis.call('RPUSH', BOX .. TOKEN, WITHDRAWN)
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
-if held and info.fence and ENDING ~= '' then
+-- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
+if ENDING ~= '' then
   local last = cjson.decode(ENDING)
   last.who, last.started, last.ended = info.who, info.since, now
   redis.call('SET', LAST, cjson.encode(last))
 end
-local handed = held and hand_over() or {}
+local handed = (held or ended > 0 or ENDING ~= '') and hand_over() or {}
 expire_keys()
 return {handed[1] or '', handed[2] or ''}

@@ -7,9 +7,8 @@
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
-drop_ended_leases()
-
-if not redis.call('ZSCORE', HOLDERS, TOKEN) then
+local ends = redis.call('ZSCORE', HOLDERS, TOKEN)
+if not ends or (ends ~= 'inf' and tonumber(ends) <= now) then
   return {0, holder()}
 end
 -- A server that is out of memory refuses ZADD as the first change of a script, though this one takes no more memory; a lease

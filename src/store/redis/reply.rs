@@ -22,6 +22,8 @@ pub(super) enum Asked {
     NotMine {
         /// Whose it is.
         held: Held,
+        /// The length of its lease, where there is one that ends.
+        ttl: Option<Duration>,
         /// When to ask again if nothing happens.
         look_in: Duration,
         /// The waiters to whom the lock was handed by this request, if it was.
@@ -42,6 +44,8 @@ pub(super) struct Handed {
 #[derive(Deserialize)]
 struct Info {
     who: Holder,
+    #[serde(default)]
+    ttl: u64,
 }
 
 impl Asked {
@@ -54,6 +58,7 @@ impl Asked {
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told] => Ok(Asked::NotMine {
                 held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
+                ttl: read_ttl(holder),
                 look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
                 handed: handed(granted, told),
             }),
@@ -87,6 +92,13 @@ fn read_holder(holder: &Value) -> Option<Held> {
     let span = |millis: i64| u64::try_from(millis).ok().map(Duration::from_millis);
     let info = serde_json::from_slice::<Info>(info).ok();
     Some(Held { holder: info.map(|info| info.who), since: span(*since), expires_in: span(*expires_in), place: None })
+}
+
+/// The length of the lease of a holder as above.
+fn read_ttl(holder: &Value) -> Option<Duration> {
+    let [_, _, Value::BulkString(info)] = fields(holder) else { return None };
+    let ttl = serde_json::from_slice::<Info>(info).ok()?.ttl;
+    (ttl > 0).then(|| Duration::from_millis(ttl))
 }
 
 fn handed(granted: &Value, told: &Value) -> Option<Handed> {
@@ -139,13 +151,14 @@ mod tests {
 
     #[test]
     fn a_held_lock_is_read() {
-        let holder = array([Value::Int(5), Value::Int(-1), bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3}"#)]);
+        let holder =
+            array([Value::Int(5), Value::Int(-1), bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#)]);
         let reply = array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c")]);
         let asked = Asked::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let Asked::NotMine { held, look_in, handed: Some(handed) } = asked else { panic!("{asked:?}") };
+        let Asked::NotMine { held, ttl, look_in, handed: Some(handed) } = asked else { panic!("{asked:?}") };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
-        assert_eq!(look_in, Duration::from_secs(8));
+        assert_eq!((ttl, look_in), (Some(Duration::from_secs(30)), Duration::from_secs(8)));
         assert_eq!((handed.granted.as_str(), handed.told.as_str()), ("a", "b c"));
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, read_mail};
-use super::{Doubt, RedisStore, key_base};
+use super::{Doubt, RedisStore, key_base, millis};
 use crate::clock::Moment;
 use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
@@ -19,6 +19,32 @@ const OUTAGE_MAX: Duration = Duration::from_mins(1);
 
 /// The pauses between two attempts to reach a server that is away: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// The holder that a waiter has seen when it last looked. If the store forgets it, its command may still run: until it hears
+/// that its lock is gone, or for as long as its lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    ttl: Duration,
+    at: Moment,
+    /// Since when it has been missing, if it is.
+    missing_since: Option<Moment>,
+}
+
+impl Seen {
+    /// What is known after another look, at `now`, that found a holder with a lease of `ttl`, or none.
+    fn next(seen: Option<Self>, found: bool, ttl: Option<Duration>, now: Moment) -> Option<Self> {
+        if found {
+            return ttl.map(|ttl| Seen { ttl, at: now, missing_since: None });
+        }
+        seen.map(|seen| Seen { missing_since: seen.missing_since.or(Some(now)), ..seen })
+    }
+
+    /// The acquire script's `caution` and `unseen`, in milliseconds.
+    pub(super) fn caution(&self, now: Moment) -> (u64, u64) {
+        let is_over = self.missing_since.is_some_and(|since| now.since(since) >= self.ttl);
+        (if is_over { 0 } else { millis(self.ttl) }, millis(now.since(self.at)))
+    }
+}
 
 /// How the sleep at the mailbox ended.
 enum Slept {
@@ -39,12 +65,14 @@ impl RedisStore {
         // Before the server has been heard of once, its absence is an error like any other.
         let mut heard_at: Option<Moment> = None;
         let mut retry_in = RETRY.0;
+        let mut seen: Option<Seen> = None;
         loop {
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let pause = match self.ask(claim, !out_of_patience) {
+            let pause = match self.ask(claim, !out_of_patience, seen.as_ref()) {
                 Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
-                Ok(Asked::NotMine { held, look_in, handed }) => {
+                Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
+                    seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
                     self.settle(claim, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));
