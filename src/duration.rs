@@ -5,6 +5,8 @@ use std::time::Duration;
 /// The longest duration that is taken: ten years. More is a slip of the hand, and would overflow the clock.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
+const EXAMPLES: &str = "durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'";
+
 /// Reads plain seconds (`5`, `0.5`) or a duration with units (`500ms`, `2h 30m`). On failure says what is wrong.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let text = text.trim();
@@ -17,7 +19,9 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     match span {
         Some(span) if span > LONGEST => Err(format!("{text:?} is longer than ten years")),
         Some(span) => Ok(span),
-        None => Err(format!("{text:?} is not a duration; durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'")),
+        // What looks like part of a URL is not said again: it could be a password.
+        None if text.contains('@') => Err(format!("has a value that is not a duration; {EXAMPLES}")),
+        None => Err(format!("{text:?} is not a duration; {EXAMPLES}")),
     }
 }
 

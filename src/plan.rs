@@ -236,6 +236,9 @@ fn store(layers: &Layers<'_>, read_file: &dyn Fn(&Path) -> io::Result<String>) -
     let url = if which == name::STORE {
         value.into_string().map_err(|_| format!("{spelled}: is not valid UTF-8"))?
     } else {
+        if value.is_empty() {
+            return Err(format!("{spelled}: is empty; it must name the file that has the store's URL in it"));
+        }
         let path = Path::new(&value);
         if value.as_encoded_bytes().windows(3).any(|part| part == b"://") {
             return Err(format!("{spelled}: is a URL, and must be the path of a file that has one in it"));

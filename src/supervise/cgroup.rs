@@ -19,7 +19,8 @@ const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
-    procs: File,
+    /// Open until COMMAND has entered.
+    procs: Option<File>,
 }
 
 impl Cgroup {
@@ -34,13 +35,19 @@ impl Cgroup {
         let procs = File::options().write(true).open(path.join("cgroup.procs")).ok();
         if procs.is_none() {
             let _ = fs::remove_dir(&path);
+            return None;
         }
-        Some(Cgroup { procs: procs?, path })
+        Some(Cgroup { path, procs })
     }
 
-    /// Where a process writes `0` to enter.
-    pub(super) fn entrance(&self) -> RawFd {
-        self.procs.as_raw_fd()
+    /// Where a process writes `0` to enter, until it is closed.
+    pub(super) fn entrance(&self) -> Option<RawFd> {
+        self.procs.as_ref().map(File::as_raw_fd)
+    }
+
+    /// Nobody else is to enter.
+    pub(super) fn close_entrance(&mut self) {
+        self.procs = None;
     }
 
     /// Kills everything in it.

@@ -181,7 +181,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
     let cgroup = Cgroup::make();
-    let entrance = cgroup.as_ref().map(Cgroup::entrance);
+    let entrance = cgroup.as_ref().and_then(Cgroup::entrance);
     let setup = Setup {
         own_group: !has_terminal,
         dies_with_parent: true,

@@ -57,13 +57,16 @@ impl Tree {
         launch: &Launch,
         setup: Setup,
         signals: &Signals,
-        cgroup: Option<Cgroup>,
+        mut cgroup: Option<Cgroup>,
     ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let strangers = children_before();
         let started = spawn::spawn(launch, setup, signals);
-        if let (Err(_), Some(cgroup)) = (&started, &cgroup) {
-            cgroup.dissolve();
+        if let Some(cgroup) = &mut cgroup {
+            cgroup.close_entrance();
+            if started.is_err() {
+                cgroup.dissolve();
+            }
         }
         let command = started?;
         Ok(Tree {

@@ -36,11 +36,17 @@ const BAD_OPTIONS: &[Case<'static>] = &[
     (&["--wait=later"], "later"),
     (&["--wait=-1"], "-1"),
     (&["-wlater"], "later"),
+    (&["-w", "5x"], "5x"),
     // Values that cannot work together: renew-every + kill-after + store-timeout not below ttl.
     (&["--ttl", "10s", "--renew-every", "10s"], "renew-every"),
     (&["--ttl", "10s", "--kill-after", "10s"], "kill-after"),
     (&["--ttl", "10s", "--store-timeout", "10s"], "store-timeout"),
     (&["--ttl", "10s", "--renew-every", "4s", "--kill-after", "4s", "--store-timeout", "2s"], "ttl"),
+    // ... and what clocks and killing need, on top of it.
+    (
+        &["--ttl", "10s", "--kill-after", "9.6s", "--renew-every", "0.1s", "--store-timeout", "0.1s"],
+        "--kill-after 9s 600ms",
+    ),
     (&["--skip", "--wait"], "--skip"),
     (&["--skip", "-w", "5"], "--skip"),
     (&["--fail", "--skip"], "--skip"),
@@ -205,10 +211,13 @@ fn store_files() {
 // "Every option but `--key` also has a `LOCKRUN_…` variable": a bad value in one is as bad, and named.
 #[test]
 fn variables() {
-    for (name, value) in [("LOCKRUN_TTL", "soon"), ("LOCKRUN_TTL", "0.5"), ("LOCKRUN_STORE", "ftp://x/")] {
+    let bad = [("LOCKRUN_TTL", "soon"), ("LOCKRUN_TTL", "0.5"), ("LOCKRUN_STORE", "ftp://x/")];
+    // One that is empty, as a script's unset variable leaves it, is a mistake, and no wish for another store.
+    let empty = ["LOCKRUN_TTL", "LOCKRUN_STORE", "LOCKRUN_STORE_FILE"].map(|name| (name, ""));
+    for (name, value) in bad.into_iter().chain(empty) {
         let directory = TempDir::new().expect("a temporary directory");
         let mut call = Lockrun::bare().key("k").env(name, value);
-        if name != "LOCKRUN_STORE" {
+        if name == "LOCKRUN_TTL" {
             call = call.arg("--store").arg(format!("file:{}/locks", directory.path().display()));
         }
         is_refused(marked(call), name);
@@ -225,4 +234,27 @@ fn a_bad_word_is_no_danger_to_a_terminal() {
         let output = marked(Lockrun::bare().args(words).args(["--key", "k"])).exited(64);
         assert!(!output.stderr().contains(['\x1b', '\x07']), "{output}");
     }
+}
+
+// "A URL's password never appears in a message": also when the URL is mistyped, or typed in the wrong place.
+#[test]
+fn no_password_in_a_refusal() {
+    for words in [
+        ["--store", "redis:u:secret@h"],
+        ["--store", "redis:/u:secret@h"],
+        ["--store", "redis:///u:secret@h"],
+        ["--store", "u:secret@h:6379"],
+        ["--store", ":secret@h:6379"],
+        ["--store", "redis://h?password=secret"],
+        ["--store", "redis://u:secret@h:port"],
+        ["--store-file", "redis://u:secret@h"],
+        ["--ttl", "redis://u:secret@h"],
+        ["--skip=redis://u:secret@h", "--"],
+        ["--stoer=redis://u:secret@h", "--"],
+    ] {
+        let output = marked(Lockrun::bare().key("k").args(words)).exited(64).printed("").said("lockrun: ");
+        assert!(!output.stderr().contains("secret"), "{output}");
+    }
+    let output = marked(Lockrun::bare().key("k").env("LOCKRUN_STORE", "u:secret@h:6379")).exited(64);
+    assert!(!output.stderr().contains("secret"), "{output}");
 }

@@ -3,10 +3,12 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::process::Command;
 
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
+use crate::support::birth::Birth;
 use crate::support::{Holder, Lockrun, Output};
 
 fn at(directory: &Path) -> Lockrun {
@@ -136,4 +138,55 @@ fn a_directory_with_a_space() {
     let url = format!("file:{}/a%20b", parent.path().display());
     Lockrun::at(&url).key("dir").command(["true"]).run().exited(0).silent();
     assert!(parent.path().join("a b").is_dir());
+}
+
+// "No symbolic links, or refused": also with something behind its name that would lead through it.
+#[test]
+fn a_symbolic_link_with_a_slash_is_refused() {
+    let parent = TempDir::new().expect("a temporary directory");
+    let real = parent.path().join("real");
+    fs::create_dir(&real).expect("a directory");
+    set_mode(&real, 0o700);
+    let link = parent.path().join("link");
+    symlink(&real, &link).expect("a link");
+    for end in ["/", "//", "/.", "/./"] {
+        let url = format!("file:{}{end}", link.display());
+        let output = Lockrun::at(&url).key("dir").command(["echo", "ran"]).run();
+        output.exited(69).printed("").said(&link.display().to_string());
+        assert_eq!(fs::read_dir(&real).expect("ours").count(), 0);
+        let url = format!("file:{}{end}", real.display());
+        Lockrun::at(&url).key("other").command(["true"]).run().exited(0).silent();
+        fs::remove_dir_all(&real).expect("ours");
+        fs::create_dir(&real).expect("a directory");
+        set_mode(&real, 0o700);
+    }
+}
+
+// "No weaker lock by accident": a first choice that is full is an error, and no reason to lock elsewhere than others do.
+#[test]
+fn a_full_file_system_is_no_other_directory() {
+    let full = "exec unshare -m sh -c 'mount -t tmpfs -o nr_inodes=1 none /run/lock && exec \"$@\"' sh \"$@\"";
+    let probe = Command::new("sh").args(["-c", full, "sh", "true"]).output().expect("sh starts");
+    if !probe.status.success() {
+        println!("no file system of our own here: nothing to test");
+        return;
+    }
+    let call = Lockrun::bare().key("full").command(["echo", "ran"]);
+    call.in_shell(full).alone().exited(69).printed("").said("/run/lock/lockrun-");
+}
+
+// "Mode 0700", whatever the umask: what is made on first use can be used again.
+#[test]
+fn no_umask_spoils_the_directory() {
+    let parent = TempDir::new().expect("a temporary directory");
+    let directory = parent.path().join("locks");
+    let call = at(&directory).birth(Birth { umask: Some(0o777), ..Birth::default() }).command(["true"]);
+    call.run().exited(0).silent();
+    assert_eq!(fs::symlink_metadata(&directory).expect("it was made").mode() & 0o7777, 0o700);
+    let files: Vec<_> = fs::read_dir(&directory).expect("ours").map(|entry| entry.expect("ours").path()).collect();
+    assert!(!files.is_empty(), "a lock leaves its file");
+    for file in files {
+        assert_eq!(fs::metadata(&file).expect("ours").mode() & 0o7777, 0o600, "{}", file.display());
+    }
+    call.run().exited(0).silent();
 }

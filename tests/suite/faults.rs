@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::send;
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{LONG, Lockrun, Redis, Running, eventually, witness};
+use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually, witness};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -253,4 +253,15 @@ fn the_lock_is_deleted() {
         all_lost(&mut scene);
         scene.judge(if all { "all keys deleted" } else { "lock deleted" });
     }
+}
+
+// "At once when lockrun dies": long before the lease would have run out.
+#[test]
+fn the_command_of_a_killed_lockrun_is_dead_at_once() {
+    let store = Store::redis();
+    let call = Lockrun::new(&store).key("orphan").args(["--ttl", "10m"]);
+    let mut run = call.sh("trap '' TERM; setsid sleep 600 & echo ready; sleep 600; sleep 600").spawn();
+    run.wait_for_line("ready");
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "nothing of it is left", || run.processes().is_empty());
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, witness};
 
@@ -186,4 +187,45 @@ fn a_lease_that_is_not_ours_ends_the_command_at_once() {
     redis.ask(&["DEL", "lockrun:{taken}:holders"]);
     eventually(LONG, "the run has ended", || run.has_ended());
     run.wait().exited(79);
+}
+
+// "Keeps the lease alive from a background thread": from a store that is slower than the renewals are frequent, too, which
+// is asked one thing after the other, and not at all once the command has ended.
+#[test]
+fn a_slow_store_is_asked_no_faster_than_it_answers() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let proxy = Proxy::to(redis.port());
+    let latency = Duration::from_millis(600);
+    proxy.set(Mode::Delay(latency));
+    let call = Lockrun::at(&proxy.url()).key("slow").args(["--ttl", "10s", "--renew-every", "0.5s"]);
+    let call = call.args(["--store-timeout", "3s", "--kill-after", "1s"]);
+    let mut run = call.sh("sleep 1; exit 7").spawn();
+    eventually(LONG, "the run has ended", || run.has_ended());
+    let output = run.wait().exited(7).silent();
+    let most = output.took.as_millis() / latency.as_millis() + 1;
+    let asked = redis.scripts_run();
+    assert!(u128::from(asked) <= most, "asked {asked} times: {output}");
+    assert!(is_free(&store, "slow"));
+}
+
+// "Values that cannot work together are refused": those that just can leave a run that ends.
+#[test]
+fn a_tight_lease_is_refused_or_kept() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    for kill_after in ["9s", "9.2s", "9.3s", "9.4s"] {
+        let call = Lockrun::new(&store).key("tight").args(["--ttl", "10s", "--kill-after", kill_after]);
+        let call = call.args(["--renew-every", "0.3s", "--store-timeout", "0.2s"]);
+        let before = redis.scripts_run();
+        let mut run = call.sh("sleep 1; exit 7").spawn();
+        eventually(LONG, "the run has ended", || run.has_ended());
+        let output = run.wait();
+        // The third is the busy machine, on which so short a lease cannot be kept.
+        assert!(matches!(output.status, Some(7 | 64 | 79)), "{output}");
+        let asked = redis.scripts_run() - before;
+        // A renewal every 20 ms is the most that a failing store would see.
+        let most = output.took.as_millis() / 20 + 3;
+        assert!(u128::from(asked) <= most, "asked {asked} times: {output}");
+    }
 }

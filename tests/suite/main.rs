@@ -6,8 +6,11 @@
 mod support;
 
 mod bad_input;
+mod cgroups;
 mod clean;
+mod connections;
 mod crontab;
+mod descriptors;
 mod directory;
 mod exit_status;
 mod faults;
@@ -17,11 +20,14 @@ mod held;
 mod keys;
 mod lease;
 mod outliving;
+mod queue;
+mod queue_faults;
 mod racing;
 mod redis_urls;
 mod round_trips;
 mod signals;
 mod store_errors;
+mod strangers;
 mod terminal;
 mod transparent;
 mod waiting;

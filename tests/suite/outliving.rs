@@ -1,6 +1,7 @@
 //! What lives on when lockrun or its command has gone.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -131,6 +132,31 @@ on_every_store!(a_command_can_be_given_a_limit, |store| {
     assert!(is_free(store, "outliving"));
     let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "60s"]);
     call.sh("exit 4").run().exited(4).silent();
+});
+
+// "COMMAND's own: it ran and ended": in time, even if whoever has to notice it comes to that only when the limit has passed.
+on_every_store!(an_end_in_time_is_no_end_by_the_limit, |store| {
+    let limit = Duration::from_secs(3);
+    let directory = TempDir::new().expect("a temporary directory");
+    let go = directory.path().join("go");
+    let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "3s"]);
+    let script = "echo $PPID >parent; echo $$ >id; echo ready; while ! [ -e go ]; do sleep 0.01; done; exit 3";
+    let mut run = call.directory(directory.path()).sh(script).spawn();
+    let started = Instant::now();
+    run.wait_for_line("ready");
+    let (parent, command) = (written(&directory.path().join("parent")), written(&directory.path().join("id")));
+    send(parent, Signal::SIGSTOP);
+    fs::write(&go, "").expect("our own directory");
+    eventually(LONG, "the command has ended", || !is_alive(command));
+    let in_time = started.elapsed() < limit;
+    std::thread::sleep(limit.saturating_sub(started.elapsed()) + Duration::from_millis(500));
+    send(parent, Signal::SIGCONT);
+    let output = run.wait();
+    if in_time {
+        output.exited(3).silent();
+    } else {
+        println!("the machine was too busy: nothing was tested");
+    }
 });
 
 // "`--on-lost kill|warn`: what a lost lease does to COMMAND."

@@ -1,6 +1,7 @@
 //! The ways to name a Redis.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use tempfile::TempDir;
 
@@ -83,6 +84,18 @@ fn unix_socket() {
     assert_eq!(redis.keys(), ["p:{urls}:fence", "p:{urls}:last"]);
 }
 
+// "`redis+unix:///path`": all of it is the path, whatever stands in it.
+#[test]
+fn unix_socket_with_an_at_sign() {
+    let redis = Redis::start();
+    let parent = TempDir::new().expect("a temporary directory");
+    let directory = parent.path().join("a@");
+    fs::create_dir(&directory).expect("a directory");
+    symlink(redis.socket(), directory.join("b.sock")).expect("a link");
+    works(&format!("redis+unix://{}/b.sock", directory.display()));
+    assert!(redis.keys().contains(&FENCE.to_owned()));
+}
+
 // "`rediss://`" with "`ca`, `cert`, `key` (TLS)": the server is who it says, and so are we.
 #[test]
 fn tls() {
@@ -136,7 +149,7 @@ fn store_file_and_variables() {
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("store");
     let url = redis.url().replacen("://", "://:in%20a%20file@", 1);
-    for text in [format!("{url}\n"), url.clone(), format!("  {url}  \n\n")] {
+    for text in [format!("{url}\n"), url.clone(), format!("  {url}  \n\n"), format!("\u{feff}{url}\r\n")] {
         fs::write(&file, text).expect("a file");
         let call = Lockrun::bare().key("urls").command(["echo", "ran"]);
         let by_option = call.clone().arg("--store-file").arg(&file);

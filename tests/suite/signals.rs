@@ -204,3 +204,31 @@ on_every_store!(a_closed_pipe_ends_the_command, |store| {
     let output = command.output().expect("bash starts");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "y\n141\n");
 });
+
+// "Forwards signals": an alarm that was set before lockrun was executed is the command's, as it would be after any exec.
+on_every_store!(an_alarm_from_before_reaches_the_command, |store| {
+    let script =
+        "trap 'echo alarm; exit 5' ALRM; echo ready; n=0; while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done";
+    let set = "import os, signal, sys; signal.alarm(2); os.execv(sys.argv[1], sys.argv[1:])";
+    let call = Lockrun::new(store).key("alarm").sh(script);
+    let call = call.in_shell(&format!("exec {} -c '{set}' \"$@\"", find_program("python3").display()));
+    let mut run = call.spawn_alone();
+    eventually(LONG, "the alarm has ended the run", || run.has_ended());
+    let output = run.wait();
+    // On a machine so busy that the command has no handler yet, it ends it all the same.
+    if output.status.is_some() {
+        output.exited(5).printed("ready\nalarm\n").silent();
+    } else {
+        output.died_of(Signal::SIGALRM).silent();
+    }
+    assert!(is_free(store, "alarm"));
+});
+
+// "Forwards signals": whoever the command takes for its parent, TERM to it ends the command.
+on_every_store!(the_commands_parent_forwards_too, |store| {
+    let call = Lockrun::new(store).key("parent");
+    let mut run = call.sh("kill -TERM $PPID; exec sleep 600").spawn();
+    eventually(LONG, "the run has ended", || run.has_ended());
+    run.wait().died_of(Signal::SIGTERM).silent();
+    assert!(is_free(store, "parent"));
+});

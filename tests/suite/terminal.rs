@@ -1,12 +1,15 @@
 //! A run in front of somebody: control keys, job control, the foreground.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
-use crate::support::processes::find_program;
+use crate::support::processes::{find_program, is_alive, send, state};
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::pty::Terminal;
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Store, eventually, witness};
@@ -186,4 +189,86 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
     assert!(!seen.contains("it runs"), "{seen:?}");
     enter(&mut terminal, "echo status $?");
     terminal.wait_for("status 130");
+});
+
+// "A signal ends a wait", and the wait for an answer too: Ctrl-C while the lock is on its way.
+#[test]
+fn an_interrupt_ends_an_attempt() {
+    let store = Store::redis();
+    let proxy = Proxy::to(store.as_redis().expect("a server").port());
+    proxy.set(Mode::Delay(Duration::from_millis(1500)));
+    let directory = TempDir::new().expect("a temporary directory");
+    let trace = directory.path().join("trace");
+    let mut terminal = shell(&store);
+    enter(&mut terminal, &format!("lockrun --store {} -k tty touch {}", proxy.url(), trace.display()));
+    eventually(LONG, "the request is on its way", || proxy.flights() > 0);
+    terminal.type_keys("\x03");
+    terminal.wait_for(PROMPT);
+    enter(&mut terminal, "echo status $?");
+    terminal.wait_for("status 130");
+    assert!(!trace.exists(), "the command was started");
+    assert!(is_free(&store, "tty"));
+}
+
+/// The process id that the command has written into this file.
+fn written(file: &Path) -> i32 {
+    let mut pid = None;
+    eventually(LONG, "the command has written its id", || {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        pid = text.strip_suffix('\n').and_then(|text| text.parse().ok());
+        pid.is_some()
+    });
+    pid.expect("just found")
+}
+
+// "Ctrl-Z stops both": but somebody who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it ends.
+on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (id, go) = (directory.path().join("id"), directory.path().join("go"));
+    let mut terminal = shell(store);
+    let script = format!("echo $$ >{}; while ! [ -e {} ]; do sleep 0.01; done; exit 3", id.display(), go.display());
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s sh -c '{script}'; echo status $?"));
+    let command = written(&id);
+    send(command, Signal::SIGSTOP);
+    eventually(LONG, "the command is stopped", || state(command) == Some('T'));
+    let seen = terminal.watch(Duration::from_millis(300));
+    assert!(!seen.contains("Stopped"), "{seen:?}");
+    send(command, Signal::SIGCONT);
+    eventually(LONG, "the command goes on", || state(command) != Some('T'));
+    std::fs::write(&go, "").expect("our own directory");
+    terminal.wait_for("status 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// "TERM is for all of COMMAND's processes": for those that it left behind and that lockrun waits for, too.
+on_every_store!(what_is_waited_for_can_be_ended, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (id, left) = (directory.path().join("id"), directory.path().join("left"));
+    let mut terminal = shell(store);
+    let script = format!("echo $$ >{}; sleep 600 & echo $! >{}; exit 3", id.display(), left.display());
+    enter(&mut terminal, &format!("lockrun -k tty --descendants wait sh -c '{script}'"));
+    let (command, left) = (written(&id), written(&left));
+    eventually(LONG, "the command has ended", || !is_alive(command));
+    assert!(!is_free(store, "tty"));
+    send(terminal.foreground().as_raw(), Signal::SIGTERM);
+    eventually(LONG, "what it left behind has ended", || !is_alive(left));
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// "One line refreshed in place": in front of the one who looks at it, and not over the prompt of a shell that has put the
+// waiter into the background.
+on_every_store!(a_waiter_in_the_background_draws_nothing, |store| {
+    let holder = crate::support::Holder::new(store, "tty");
+    let mut terminal = shell(store);
+    enter(&mut terminal, "lockrun -k tty --wait -v echo it runs &");
+    terminal.wait_for("waiting");
+    terminal.wait_for("\n");
+    let seen = terminal.watch(Duration::from_millis(1500));
+    assert!(!seen.contains(['\x1b']), "{seen:?}");
+    assert!(!seen.contains("pid"), "{seen:?}");
+    holder.end();
+    let seen = terminal.wait_for("it runs");
+    assert!(!seen.contains(['\x1b']), "{seen:?}");
 });

@@ -4,10 +4,10 @@
 //! is never reached through a symbolic link in its last place.
 
 use std::fmt::Write as _;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, Permissions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
@@ -89,6 +89,11 @@ impl Directory {
                 Err(errno) => return Ok(Err(errno.into())),
             }
         };
+        if created {
+            // The umask has had its say; the next run must be able to enter. By the open descriptor, which is what was made.
+            let made = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
+        }
         let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", path.display(), errno.desc()))?;
         if stat.st_uid != geteuid().as_raw() {
             bail!(

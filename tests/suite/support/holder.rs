@@ -1,8 +1,7 @@
 //! Somebody who holds a lock while the test looks at it from outside.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -61,11 +60,13 @@ impl Holder {
     }
 }
 
-/// Writes an executable file and gives its path.
+/// Writes an executable file and gives its path. By a process of its own: a program that another test starts while the file
+/// is open for writing here would have it open too for a moment, and what is open for writing is not executed.
 pub(crate) fn write_script(directory: &Path, name: &str, text: &str) -> String {
     let path = directory.join(name);
-    fs::write(&path, text).expect("the script is written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    let write = "printf %s \"$2\" >\"$1\" && chmod 755 \"$1\"";
+    let status = Command::new("sh").args(["-c", write, "sh"]).arg(&path).arg(text).status().expect("sh starts");
+    assert!(status.success(), "the script is written");
     path.to_str().expect("a plain path").to_owned()
 }
 

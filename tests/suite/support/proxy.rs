@@ -28,6 +28,12 @@ pub(crate) enum Mode {
     Refuse,
     /// Every reply is held back for so long.
     Delay(Duration),
+    /// The connections up to this one fall silent as in `Swallow`; later ones pass.
+    SwallowUpTo(u64),
+    /// The requests of the connections up to this one are held back until the mode changes; later ones pass.
+    HoldUpTo(u64),
+    /// A connection on which this word is sent is closed instead.
+    CloseAt(&'static str),
 }
 
 struct Shared {
@@ -124,8 +130,8 @@ impl Shared {
                 listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok();
             }
             if let Some(stream) = listener.as_ref().and_then(next) {
-                self.connections.fetch_add(1, Ordering::Relaxed);
-                pumps.extend(self.join(stream));
+                let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+                pumps.extend(self.join(stream, number));
             } else {
                 thread::sleep(TICK / 5);
             }
@@ -136,7 +142,7 @@ impl Shared {
     }
 
     /// Ties a client to the server by two threads.
-    fn join(self: &Arc<Self>, client: TcpStream) -> Vec<JoinHandle<()>> {
+    fn join(self: &Arc<Self>, client: TcpStream, number: u64) -> Vec<JoinHandle<()>> {
         if self.mode() == Mode::Reset {
             reset(&client);
             return Vec::new();
@@ -150,12 +156,12 @@ impl Shared {
             .map(|(from, to, is_request)| {
                 let (from, to) = (from.expect("a descriptor"), to.expect("a descriptor"));
                 let (shared, answered) = (Arc::clone(self), Arc::clone(&answered));
-                thread::spawn(move || shared.pump(&from, &to, is_request, &answered))
+                thread::spawn(move || shared.pump(number, (&from, &to), is_request, &answered))
             })
             .collect()
     }
 
-    fn pump(&self, mut from: &TcpStream, mut to: &TcpStream, is_request: bool, answered: &AtomicBool) {
+    fn pump(&self, number: u64, (mut from, mut to): (&TcpStream, &TcpStream), is_request: bool, answered: &AtomicBool) {
         from.set_read_timeout(Some(TICK)).expect("a time-out");
         let _ = to.set_nodelay(true);
         let mut buffer = [0; 16384];
@@ -174,8 +180,14 @@ impl Shared {
             self.count(count, is_request, answered);
             match self.mode() {
                 Mode::Swallow => continue,
+                Mode::SwallowUpTo(last) if number <= last => continue,
                 Mode::SwallowReplies if !is_request => continue,
                 Mode::Delay(time) if !is_request => thread::sleep(time),
+                Mode::HoldUpTo(last) if is_request && number <= last => self.hold(number),
+                Mode::CloseAt(word) if is_request && contains(&buffer[..count], word) => {
+                    let _ = from.shutdown(std::net::Shutdown::Both);
+                    break;
+                }
                 _ => {}
             }
             if to.write_all(&buffer[..count]).is_err() {
@@ -187,6 +199,13 @@ impl Shared {
             thread::sleep(TICK);
         }
         let _ = to.shutdown(std::net::Shutdown::Write);
+    }
+
+    /// Waits until requests on this connection are let through.
+    fn hold(&self, number: u64) {
+        while matches!(self.mode(), Mode::HoldUpTo(last) if number <= last) && !self.is_over() {
+            thread::sleep(TICK);
+        }
     }
 
     fn count(&self, bytes: usize, is_request: bool, answered: &AtomicBool) {
@@ -208,6 +227,10 @@ fn next(listener: &TcpListener) -> Option<TcpStream> {
 
 fn is_pause(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+fn contains(bytes: &[u8], word: &str) -> bool {
+    bytes.windows(word.len()).any(|part| part == word.as_bytes())
 }
 
 /// Makes the end of this connection a reset instead of a farewell.

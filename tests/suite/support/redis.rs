@@ -148,6 +148,16 @@ impl Redis {
         self.ask(&["KEYS", "*"]).texts()
     }
 
+    /// How many scripts it has run for its clients.
+    #[track_caller]
+    pub(crate) fn scripts_run(&self) -> u64 {
+        let statistics = self.ask(&["INFO", "commandstats"]);
+        let calls = |line: &str| {
+            line.strip_prefix("cmdstat_eval")?.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok()
+        };
+        statistics.text().lines().filter_map(calls).sum::<u64>()
+    }
+
     /// Stops the server process without ending it: connections stay, nothing is answered.
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);

@@ -35,13 +35,18 @@ impl Reply {
         }
     }
 
+    #[track_caller]
+    pub(crate) fn list(&self) -> &[Reply] {
+        match self {
+            Self::List(list) => list,
+            other => panic!("no list: {other:?}"),
+        }
+    }
+
     /// The texts of a list, sorted.
     #[track_caller]
     pub(crate) fn texts(&self) -> Vec<String> {
-        let Self::List(list) = self else {
-            panic!("no list: {self:?}");
-        };
-        let mut texts: Vec<_> = list.iter().map(|one| one.text().to_owned()).collect();
+        let mut texts: Vec<_> = self.list().iter().map(|one| one.text().to_owned()).collect();
         texts.sort();
         texts
     }
@@ -66,7 +71,7 @@ impl Client {
         self.reply()
     }
 
-    fn reply(&mut self) -> std::io::Result<Reply> {
+    pub(crate) fn reply(&mut self) -> std::io::Result<Reply> {
         let mut line = String::new();
         if self.0.read_line(&mut line)? == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());

@@ -1,0 +1,154 @@
+//! Control groups: left alone where they are somebody else's, and left as they were where they are ours.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::processes::{find_program, is_alive};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Store, eventually};
+
+/// A control group of the test's own that is marked as delegated. Removed when it is dropped.
+struct Delegated(PathBuf);
+
+impl Delegated {
+    /// `None` where there can be none: it takes version 2 of control groups, and root.
+    fn make(name: &str) -> Option<Self> {
+        let made = Self::below_ours(name);
+        if made.is_none() {
+            println!("no control group can be delegated here: nothing to test");
+        }
+        made
+    }
+
+    fn below_ours(name: &str) -> Option<Self> {
+        let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let ours = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ") && line.split(' ').nth(3) == Some("/"))?;
+        let mount = Path::new(mount.split(' ').nth(4)?);
+        let path = mount.join(ours).join(format!("suite-{}-{name}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let made = Self(path);
+        let mark = "import os, sys; os.setxattr(sys.argv[1], 'trusted.delegate', b'1')";
+        let marked = Command::new(find_program("python3")).args(["-c", mark]).arg(&made.0).output().ok()?;
+        (marked.status.success() && made.0.join("cgroup.kill").exists()).then_some(made)
+    }
+
+    /// The words of a shell that executes its arguments in this group.
+    fn entering(&self) -> String {
+        format!("echo 0 >{}/cgroup.procs && exec \"$@\"", self.0.display())
+    }
+
+    /// The groups below this one.
+    fn below(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.0).expect("our own group");
+        entries.map(|entry| entry.expect("our own group").path()).filter(|path| path.is_dir()).collect()
+    }
+}
+
+impl Drop for Delegated {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+        for _ in 0..200 {
+            for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(below.path());
+            }
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+}
+
+// "Transparent": the command is in the control groups in which it would be without lockrun.
+on_every_store!(the_command_stays_in_its_control_groups, |store| {
+    let call = Lockrun::new(store).key("cgroup").command(["cat", "/proc/self/cgroup"]);
+    let (alone, under) = (call.alone().exited(0), call.run().exited(0).silent());
+    assert_eq!(under.stdout(), alone.stdout());
+});
+
+/// Replaces itself by a child again and again, in sessions of their own, in some lines at once.
+const FORKS: &str = "
+import os, time
+def line():
+    while True:
+        time.sleep(0.005)
+        if os.fork() != 0:
+            os._exit(0)
+        os.setsid()
+for _ in range(4):
+    if os.fork() == 0:
+        line()
+print('ready', flush=True)
+time.sleep(600)
+";
+
+// "If lockrun is killed, the command's processes are dead before the lease can pass on": also those that are never the
+// same for long, and nothing is left of the control group that they were in.
+#[test]
+fn what_forks_fast_is_dead_too() {
+    let Some(group) = Delegated::make("forks") else { return };
+    let store = Store::redis();
+    let python = find_program("python3");
+    let words = [python.to_str().expect("a plain path"), "-c", FORKS];
+    let call = Lockrun::new(&store).key("cgroup").args(["--ttl", "3s"]).command(words);
+    let mut run = call.in_shell(&group.entering()).spawn_alone();
+    run.wait_for_line("ready");
+    let below = group.below();
+    assert_eq!(below.len(), 1, "the command has a group of its own");
+    let inside = fs::read_to_string(below[0].join("cgroup.procs")).expect("our own group");
+    assert!(inside.lines().count() >= 2, "the command and its children are in it: {inside:?}");
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "everything is dead", || run.has_ended() && run.processes().is_empty());
+    eventually(LONG, "the group is gone", || group.below().is_empty());
+    let output = Lockrun::new(&store).key("cgroup").args(["--wait", "20s"]).command(["echo", "ran"]).run();
+    output.exited(0).printed("ran\n").silent();
+}
+
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124": whatever forks fast, on every store, and the group is gone.
+#[test]
+fn what_forks_fast_is_ended_in_time() {
+    let Some(group) = Delegated::make("limit") else { return };
+    for store in [Store::file(), Store::redis()] {
+        let python = find_program("python3");
+        let words = [python.to_str().expect("a plain path"), "-c", FORKS];
+        let call = Lockrun::new(&store).key("cgroup").args(["--max-runtime", "1s", "--kill-after", "0.5s"]);
+        let mut run = call.command(words).in_shell(&group.entering()).spawn_alone();
+        eventually(LONG, "the run has ended", || run.has_ended());
+        assert_eq!(run.processes(), Vec::<i32>::new());
+        run.wait().exited(124);
+        assert_eq!(group.below(), Vec::<PathBuf>::new());
+    }
+}
+
+// "`--descendants leave`: release anyway": a daemon that was left behind lives on in the group that it would be in
+// without lockrun.
+#[test]
+fn a_daemon_goes_back_to_its_group() {
+    let Some(group) = Delegated::make("daemon") else { return };
+    for store in [Store::file(), Store::redis()] {
+        let directory = TempDir::new().expect("a temporary directory");
+        let id = directory.path().join("id");
+        let script = format!(
+            "setsid sh -c 'echo $$ >{0}.new; mv {0}.new {0}; exec sleep 600' & while ! [ -e {0} ]; do sleep 0.01; done",
+            id.display()
+        );
+        let call = Lockrun::new(&store).key("cgroup").sh(&script);
+        let run = call.in_shell(&group.entering()).spawn_alone();
+        run.wait_and_leave(|output| {
+            output.exited(0).silent();
+            let text = fs::read_to_string(&id).expect("it was written");
+            let daemon: i32 = text.trim().parse().expect("a number");
+            assert!(is_alive(daemon), "the daemon is left alone");
+            let cgroup = fs::read_to_string(format!("/proc/{daemon}/cgroup")).expect("it lives");
+            let name = group.0.file_name().and_then(|name| name.to_str()).expect("a plain name");
+            assert!(cgroup.lines().any(|line| line.starts_with("0::") && line.ends_with(name)), "{cgroup}");
+            assert_eq!(group.below(), Vec::<PathBuf>::new());
+        });
+    }
+}

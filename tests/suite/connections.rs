@@ -1,0 +1,142 @@
+//! Connections to a Redis that fall silent, are closed, or carry requests that arrive when nobody expects them any more.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::holder::is_free;
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::{Holder, LONG, Lockrun, Redis, Running, Store, eventually};
+
+/// A server, a network before it, and a lock that was taken once: the server knows all scripts.
+fn scene(key: &str) -> (Store, Proxy) {
+    let store = Store::redis();
+    let proxy = Proxy::to(server(&store).port());
+    assert!(is_free(&store, key));
+    (store, proxy)
+}
+
+fn server(store: &Store) -> &Redis {
+    store.as_redis().expect("a server")
+}
+
+/// Waits for the lock over this proxy; returns when it says that it waits.
+fn waiter(proxy: &Proxy, key: &str, script: &str) -> Running {
+    let call = Lockrun::at(&proxy.url()).key(key).args(["--wait", "-v", "--store-timeout", "1s"]);
+    let mut waiter = call.sh(script).spawn();
+    waiter.wait_for_stderr("waiting");
+    waiter
+}
+
+// "A clean end frees the lock at once": also over a network that has forgotten the connection while it was idle.
+#[test]
+fn a_lock_is_released_over_a_connection_that_fell_silent() {
+    let (store, proxy) = scene("idle");
+    let directory = TempDir::new().expect("a temporary directory");
+    let go = directory.path().join("go");
+    let call = Lockrun::at(&proxy.url()).key("idle").args(["--ttl", "none", "--store-timeout", "2s"]);
+    let script = format!("echo ready; while ! [ -e {} ]; do sleep 0.01; done", go.display());
+    let mut run = call.sh(&script).spawn();
+    run.wait_for_line("ready");
+    proxy.set(Mode::SwallowUpTo(proxy.connections()));
+    std::fs::write(&go, "").expect("our own directory");
+    run.wait().exited(0).silent();
+    assert!(is_free(&store, "idle"), "held by a run that has ended");
+}
+
+// "Unknown (an error, possibly done: clean up by token)": also when it is done only after it was cleaned up.
+#[test]
+fn a_request_that_arrives_after_its_withdrawal_takes_nothing() {
+    let (store, proxy) = scene("late");
+    for wait in [false, true] {
+        let first = proxy.connections() + 1;
+        proxy.set(Mode::HoldUpTo(first));
+        let mut call = Lockrun::at(&proxy.url()).key("late").args(["--ttl", "none", "--store-timeout", "1s"]);
+        if wait {
+            call = call.arg("--wait");
+        }
+        call.command(["echo", "ran"]).run().exited(69).printed("").said("lockrun: ");
+        assert!(proxy.connections() > first, "it is withdrawn over a connection that works");
+        let before = server(&store).scripts_run();
+        proxy.set(Mode::Pass);
+        eventually(LONG, "the late request arrives", || server(&store).scripts_run() > before);
+        assert!(is_free(&store, "late"), "held by a run that has ended");
+    }
+}
+
+// "Every write checks the token": what a waiter has sent over a connection that it gave up, and what arrives only when it
+// holds the lock, does not take the lock from it.
+#[test]
+fn late_requests_of_a_waiter_do_not_harm_its_lock() {
+    let (store, proxy) = scene("old");
+    let holder = Holder::new(&store, "old");
+    let mut next = waiter(&proxy, "old", "echo ready; exec sleep 600");
+    proxy.set(Mode::HoldUpTo(proxy.connections()));
+    holder.end();
+    next.wait_for_line("ready");
+    let before = server(&store).scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "a late request arrives", || server(&store).scripts_run() > before);
+    for _ in 0..20 {
+        assert!(!is_free(&store, "old"), "free while the command runs");
+    }
+    assert!(!next.has_ended());
+    next.signal(Signal::SIGTERM);
+    next.wait().died_of(Signal::SIGTERM);
+    assert!(is_free(&store, "old"));
+}
+
+// "The waiter whose answer is lost asks again": whatever arrives twice, one command runs at a time.
+#[test]
+fn lost_answers_of_a_waiter_lead_to_no_overlap() {
+    let (store, proxy) = scene("lost");
+    let holder = Holder::new(&store, "lost");
+    let mut next = waiter(&proxy, "lost", "echo ready; exec sleep 600");
+    proxy.set(Mode::SwallowUpTo(proxy.connections()));
+    holder.end();
+    next.wait_for_line("ready");
+    proxy.set(Mode::Pass);
+    for _ in 0..20 {
+        assert!(!is_free(&store, "lost"), "free while the command runs");
+    }
+    next.signal(Signal::SIGTERM);
+    next.wait().died_of(Signal::SIGTERM);
+    assert!(is_free(&store, "lost"));
+}
+
+// "69: the store refuses us": a user who may do all but wait is told so, and the server is left in peace.
+#[test]
+fn a_user_who_may_not_wait() {
+    let (store, _) = scene("refused");
+    let redis = server(&store);
+    redis.ask(&["ACL", "SETUSER", "hasty", "on", ">pw", "~*", "+@all", "-blpop"]);
+    let holder = Holder::new(&store, "refused");
+    let before = redis.scripts_run();
+    let call = Lockrun::at(&redis.url().replacen("://", "://hasty:pw@", 1)).key("refused").arg("--wait");
+    let mut run = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "the run has ended", || run.has_ended());
+    run.wait().exited(69).printed("").said("blpop");
+    let asked = redis.scripts_run() - before;
+    assert!(asked <= 4, "asked {asked} times");
+    holder.end();
+    assert!(is_free(&store, "refused"), "it still stands in the queue");
+}
+
+// "Redis commands a second of one idle waiter": one whose connection is closed whenever it waits tries again, but not
+// without a pause.
+#[test]
+fn a_connection_that_is_closed_at_each_wait() {
+    let (store, proxy) = scene("closed");
+    let holder = Holder::new(&store, "closed");
+    proxy.set(Mode::CloseAt("\r\nBLPOP\r\n"));
+    let next = waiter(&proxy, "closed", "echo ran");
+    let (before, started) = (server(&store).scripts_run(), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let asked = server(&store).scripts_run() - before;
+    let most = 10 + started.elapsed().as_secs() * 4;
+    assert!(asked <= most, "asked {asked} times in {:?}", started.elapsed());
+    proxy.set(Mode::Pass);
+    holder.end();
+    next.wait().exited(0).printed("ran\n");
+}

@@ -1,0 +1,260 @@
+//! Waiters that join the queue of one lock one after the other, and the record of how they ran.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::deadline::{LONG, eventually};
+use super::lockrun::{Lockrun, Running};
+use super::redis::Redis;
+use super::store::Store;
+
+/// Appends `in` and `out` with a tag and the time to a file, and runs a command in between. Appending is atomic and
+/// keeps the order, so the file tells without any clock who ran when. The shell reads the time by itself.
+const SCRIPT: &str = "
+stamp() { read now rest </proc/uptime; echo \"$1 $tag $now\" >>\"$file\"; }
+tag=$1 file=$2
+stamp in
+eval \"$3\"
+stamp out";
+
+/// The words of a command that stamps into `file` under `tag`, and runs `body` in between.
+fn stamping(file: &Path, tag: &str, body: &str) -> [String; 7] {
+    let file = file.to_str().expect("a plain path");
+    ["sh", "-c", SCRIPT, "sh", tag, file, body].map(str::to_owned)
+}
+
+/// The time of the clock by which the stamps are made.
+pub(crate) fn now() -> Duration {
+    let uptime = fs::read_to_string("/proc/uptime").expect("/proc is mounted");
+    read_time(uptime.split(' ').next().expect("two numbers"))
+}
+
+fn read_time(seconds: &str) -> Duration {
+    Duration::from_secs_f64(seconds.parse().expect("a time"))
+}
+
+/// The waiters of one lock. When this is dropped, they are killed.
+pub(crate) struct Queue<'a> {
+    store: &'a Store,
+    key: String,
+    call: Lockrun,
+    directory: TempDir,
+    waiters: Vec<Option<Running>>,
+    somebody_died: bool,
+}
+
+impl<'a> Queue<'a> {
+    pub(crate) fn new(store: &'a Store, key: &str) -> Self {
+        Self::through(&store.url(), store, key)
+    }
+
+    /// With waiters that reach the store by another URL.
+    pub(crate) fn through(url: &str, store: &'a Store, key: &str) -> Self {
+        let directory = TempDir::new().expect("a temporary directory");
+        let call = Lockrun::at(url).key(key);
+        Self { store, key: key.to_owned(), call, directory, waiters: Vec::new(), somebody_died: false }
+    }
+
+    /// Further options for those who join from now on.
+    pub(crate) fn with(mut self, options: &[&str]) -> Self {
+        self.call = self.call.args(options);
+        self
+    }
+
+    fn redis(&self) -> &'a Redis {
+        self.store.as_redis().expect("a Redis")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.path().join("log")
+    }
+
+    fn call(&self, tag: &str, body: &str) -> Lockrun {
+        self.call.clone().command(stamping(&self.log(), tag, body))
+    }
+
+    /// A run for the same lock that is none of the waiters; its command stamps into the same record.
+    pub(crate) fn newcomer(&self, tag: &str, options: &[&str]) -> Lockrun {
+        Lockrun::new(self.store).key(&self.key).args(options).command(stamping(&self.log(), tag, ""))
+    }
+
+    /// Lets as many waiters come, each when the one before it stands in the queue.
+    #[track_caller]
+    pub(crate) fn join(&mut self, count: usize) {
+        for _ in 0..count {
+            self.join_to("");
+        }
+    }
+
+    /// Lets one waiter come whose command does this.
+    #[track_caller]
+    pub(crate) fn join_to(&mut self, body: &str) {
+        let number = self.waiters.len();
+        let call = self.call(&number.to_string(), body).arg("--wait");
+        let waiter = if self.store.as_redis().is_some() {
+            let waiter = call.spawn();
+            eventually(LONG, &format!("waiter {number} has joined"), || self.length() == number + 1);
+            waiter
+        } else {
+            let mut waiter = call.arg("-v").spawn();
+            waiter.wait_for_stderr("waiting");
+            waiter
+        };
+        self.waiters.push(Some(waiter));
+    }
+
+    /// Lets as many waiters come at once.
+    pub(crate) fn storm(&mut self, count: usize) {
+        for number in self.waiters.len()..self.waiters.len() + count {
+            let waiter = self.call(&number.to_string(), "").arg("--wait").spawn();
+            self.waiters.push(Some(waiter));
+        }
+    }
+
+    /// How many places the server has in its queue, those of the dead included.
+    pub(crate) fn length(&self) -> usize {
+        let queue = format!("lockrun:{{{}}}:queue", self.key);
+        usize::try_from(self.redis().ask(&["ZCARD", &queue]).number()).expect("a count")
+    }
+
+    /// How many waiters sleep at the server at this moment.
+    pub(crate) fn asleep(&self) -> usize {
+        let clients = self.redis().ask(&["INFO", "clients"]);
+        let count = clients.text().lines().find_map(|line| line.strip_prefix("blocked_clients:"));
+        count.expect("the server counts").trim().parse().expect("a count")
+    }
+
+    /// Waits until every waiter sleeps at the server.
+    #[track_caller]
+    pub(crate) fn settles(&self) {
+        let waiters = self.waiters.iter().flatten().count();
+        eventually(LONG, &format!("{waiters} waiters sleep"), || self.asleep() == waiters);
+    }
+
+    pub(crate) fn waiter(&mut self, number: usize) -> &mut Running {
+        self.waiters[number].as_mut().expect("it is still there")
+    }
+
+    /// Takes a waiter out, to look at its end.
+    pub(crate) fn take(&mut self, number: usize) -> Running {
+        self.waiters[number].take().expect("it is still there")
+    }
+
+    /// Kills a waiter; its place in the queue stays.
+    #[track_caller]
+    pub(crate) fn kill(&mut self, number: usize) {
+        let mut waiter = self.take(number);
+        waiter.signal(Signal::SIGKILL);
+        eventually(LONG, "the waiter is dead", || waiter.has_ended());
+        self.somebody_died = true;
+    }
+
+    pub(crate) fn signal_all(&self, signal: Signal) {
+        self.waiters.iter().flatten().for_each(|waiter| waiter.signal(signal));
+    }
+
+    /// Who has run so far, or runs, in this order.
+    pub(crate) fn begun(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        log.lines().filter_map(|line| Some(line.strip_prefix("in ")?.split(' ').next()?.to_owned())).collect()
+    }
+
+    /// Waits until all have ended as they should, and gives the record.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Record {
+        let mut left: Vec<Running> = self.waiters.drain(..).flatten().collect();
+        // First all have to end: to clean up after one costs time that the others would need.
+        eventually(LONG, "all waiters have ended", || left.iter_mut().all(Running::has_ended));
+        for waiter in left {
+            let output = waiter.wait().exited(0);
+            if self.store.as_redis().is_some() {
+                output.silent();
+            }
+        }
+        if let Some(redis) = self.store.as_redis() {
+            self.nothing_is_left(redis);
+        }
+        Record::read(&self.log())
+    }
+
+    /// "Nothing is left" of a lock that is free and awaited by nobody, but two keys. The rest of waiters that died goes by
+    /// itself.
+    #[track_caller]
+    fn nothing_is_left(&self, redis: &Redis) {
+        let stay = ["fence", "last"].map(|name| format!("lockrun:{{{}}}:{name}", self.key));
+        let mut keys = redis.keys();
+        if self.somebody_died {
+            // A key that is gone by now gives -2, one that stays -1.
+            keys.retain(|key| redis.ask(&["PTTL", key]).number() == -1);
+        }
+        assert_eq!(keys, stay);
+    }
+}
+
+/// One run of a command.
+pub(crate) struct Ran {
+    pub(crate) tag: String,
+    pub(crate) began: Duration,
+    pub(crate) ended: Duration,
+}
+
+/// Who ran, in this order.
+pub(crate) struct Record(pub(crate) Vec<Ran>);
+
+impl Record {
+    /// Reads a record; fails if two ran at once.
+    #[track_caller]
+    pub(crate) fn read(log: &Path) -> Self {
+        let log = fs::read_to_string(log).expect("somebody has run");
+        let lines: Vec<&str> = log.lines().collect();
+        let runs = lines.chunks(2).map(|pair| {
+            let words: Vec<&str> = pair.iter().flat_map(|line| line.split(' ')).collect();
+            let ["in", tag, began, "out", same, ended] = words[..] else {
+                panic!("overlap: {pair:?} in {lines:?}");
+            };
+            assert_eq!(tag, same, "overlap in {lines:?}");
+            Ran { tag: tag.to_owned(), began: read_time(began), ended: read_time(ended) }
+        });
+        Self(runs.collect())
+    }
+
+    pub(crate) fn tags(&self) -> Vec<&str> {
+        self.0.iter().map(|ran| ran.tag.as_str()).collect()
+    }
+
+    /// These have run, in this order, and nobody else.
+    #[track_caller]
+    pub(crate) fn in_order(self, numbers: impl IntoIterator<Item = usize>) -> Self {
+        let wanted: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
+        assert_eq!(self.tags(), wanted);
+        self
+    }
+
+    /// These have run, once each, in some order.
+    #[track_caller]
+    pub(crate) fn in_any_order(self, numbers: Range<usize>) -> Self {
+        assert_eq!(self.0.len(), numbers.len());
+        let ran: BTreeSet<&str> = self.tags().into_iter().collect();
+        let wanted: BTreeSet<String> = numbers.map(|number| number.to_string()).collect();
+        assert_eq!(ran, wanted.iter().map(String::as_str).collect());
+        self
+    }
+
+    /// The lock stood unused for at most `limit` at a time, from `since` on.
+    #[track_caller]
+    pub(crate) fn without_gap(self, since: Duration, limit: Duration) -> Self {
+        let mut free_since = since;
+        for ran in &self.0 {
+            let gap = ran.began.saturating_sub(free_since);
+            assert!(gap <= limit, "nobody ran for {gap:?} before {}", ran.tag);
+            free_since = ran.ended;
+        }
+        self
+    }
+}
