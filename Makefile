@@ -2,7 +2,7 @@
 # make test       install what the tests need (apt-get), then run them all
 # make check      formatting, lints, and whether the generated files are up to date
 # make generate   write the manual page and the completions anew from the command line's definition
-# make bench      measure against flock(1)
+# make bench      measure beside the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=
 
 CARGO ?= cargo

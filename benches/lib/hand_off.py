@@ -1,0 +1,71 @@
+"""Measures the hand-off: the gap between one command's end and the next one's beginning, with many waiters."""
+
+import statistics
+
+from .contenders import Etcdctl, Flock, LockrunFile, LockrunRedis
+from .report import Limit, Section
+from .turns import Turns, gaps_ms, inversions, order_of, overlaps
+
+WAITERS = 100
+REPETITIONS = 7
+# Repetitions of what takes long.
+FEWER = 2
+HOLD_US = 5000
+
+METHOD = f"""\
+{WAITERS} waiters join one after the other while a holder has the lock; then each runs a command that sleeps
+{HOLD_US / 1000:.0f} ms. A gap is the time from one command's last stamp to the next one's first. {REPETITIONS} repetitions
+({FEWER} for etcdctl), the contenders taking turns at being first. "of flock" is the median over the repetitions of a
+repetition's median gap divided by flock's in the same repetition. Overlaps are runs that began while another one was
+going on; inversions are pairs of runs in another order than they joined. Clients and servers share this machine."""
+
+HEADER = ["program", "median gap", "of flock", "95th percentile", "largest", "overlaps", "inversions", "not run"]
+
+
+def measure(bench):
+    contenders = [Flock(bench.directory), LockrunFile(bench.lockrun, bench.directory)]
+    if bench.redis:
+        contenders.append(LockrunRedis(bench.lockrun, bench.redis))
+    if bench.etcd:
+        contenders.append(Etcdctl(bench.etcd))
+    results = {contender.name: [] for contender in contenders}
+    for repetition in range(REPETITIONS):
+        shift = repetition % len(contenders)
+        for contender in contenders[shift:] + contenders[:shift]:
+            if contender.name != Etcdctl.name or repetition < FEWER:
+                results[contender.name].append(repeat(bench, contender))
+
+    section = Section(f"Hand-off among {WAITERS} waiters", METHOD, HEADER)
+    flock = [statistics.median(gaps_ms(runs)) for runs in results[Flock.name]]
+    medians, ratios = {}, {}
+    for name, repetitions in results.items():
+        gaps = sorted(gap for runs in repetitions for gap in gaps_ms(runs))
+        medians[name] = statistics.median(gaps)
+        own = [statistics.median(gaps_ms(runs)) for runs in repetitions]
+        ratios[name] = statistics.median(mine / base for mine, base in zip(own, flock))
+        percentile = gaps[int(len(gaps) * 0.95)]
+        section.rows.append(
+            [name, f"{medians[name]:.2f} ms", f"{ratios[name]:.2f}", f"{percentile:.2f} ms", f"{gaps[-1]:.2f} ms"]
+            + [sum(overlaps(runs) for runs in repetitions), sum(inversions(order_of(runs)) for runs in repetitions)]
+            + [sum(WAITERS + 1 - len(runs) for runs in repetitions)]
+        )
+    shown = {name: f"{name} {medians[name]:.2f} ms" for name in medians}
+    peers = ", ".join(shown[name] for name in (Flock.name, Etcdctl.name) if name in shown)
+    for contender, what in ((LockrunFile, "files"), (LockrunRedis, "Redis")):
+        if contender.name in ratios:
+            ratio = round(ratios[contender.name], 2)
+            ours = f"{medians[contender.name]:.2f} ms, {ratio:.2f} of flock's"
+            section.limits.append(
+                Limit(f"hand-off, {WAITERS} waiters, {what}", peers, ours, "at most 1.2 of flock's", ratio <= 1.2)
+            )
+    return section
+
+
+def repeat(bench, contender):
+    turns = Turns(bench, contender, HOLD_US)
+    turns.hold()
+    turns.join(WAITERS)
+    bench.settle()
+    turns.let_go()
+    turns.finish(60)
+    return turns.runs()

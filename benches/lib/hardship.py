@@ -1,0 +1,142 @@
+"""Measures waiting in turn on Redis when it is hard: waiters that are killed, and a thousand that come at once."""
+
+import os
+import random
+import time
+
+from .contenders import LockrunRedis
+from .processes import eventually
+from .report import Limit, Section
+from .turns import Turns, gaps_ms, inversions, order_of, overlaps
+
+WAITERS = 100
+KILLED = 50
+EARLIER = 0.5
+# Of the scenes whose outcome is a race.
+REPETITIONS = 6
+HERD = 1000
+HOLD_US = 1000
+
+KILL_METHOD = f"""\
+{WAITERS} waiters join one after the other; {KILLED} of them are killed with KILL, so that they cannot say good-bye. The rest
+must run in the order in which they joined. "some" are picked at random. "earlier" is {EARLIER} s before the holder lets go,
+so that the server has seen their connections close. "at that moment" is without a pause between the last kill and the
+holder's end, so that the server may still take them for alive: a race, so it is run {REPETITIONS} times. "one by one" is while
+the others run, from the later four fifths of the queue."""
+
+HERD_METHOD = f"""\
+{HERD:,} shells sleep at one gate, and become {HERD:,} waiters when it opens, while a holder has the lock. When all stand in the
+queue, its order is read from the server, and the holder lets go; each then runs a command of {HOLD_US / 1000:.0f} ms. A lost
+place is a pair of runs in another order than the queue had. Time-outs and options are lockrun's defaults, and so are the
+server's."""
+
+
+def measure_killed(bench):
+    header = ["killed", "times", "ran", "overlaps", "inversions", "largest gap"]
+    section = Section(f"{KILLED} of {WAITERS} waiters killed", KILL_METHOD, header)
+    # The same ones in every run of the benchmark.
+    dice = random.Random(4)
+    scenes = {
+        "the first in the queue, earlier": lambda turns: kill_before(turns, range(KILLED), EARLIER),
+        "the first in the queue, at that moment": lambda turns: kill_before(turns, range(KILLED)),
+        "some, earlier": lambda turns: kill_before(turns, dice.sample(range(WAITERS), KILLED), EARLIER),
+        "some, at that moment": lambda turns: kill_before(turns, dice.sample(range(WAITERS), KILLED)),
+        "some, one by one": lambda turns: kill_meanwhile(turns, dice.sample(range(WAITERS // 5, WAITERS), KILLED)),
+    }
+    largest, wrong = 0.0, 0
+    for name, kill in scenes.items():
+        repetitions = REPETITIONS if kill_is_a_race(name) else 1
+        found = [kill_some(bench, kill) for _ in range(repetitions)]
+        ran, expected, overlapping, inverted = (sum(counts) for counts in list(zip(*found))[:4])
+        gap = max(result[4] for result in found)
+        largest = max(largest, gap)
+        wrong += expected - ran + overlapping + inverted
+        section.rows.append([name, repetitions, f"{ran} of {expected}", overlapping, inverted, f"{gap:.0f} ms"])
+    ours = f"{largest / 1000:.2f} s, {wrong} wrong"
+    section.limits.append(
+        Limit(f"{KILLED} of {WAITERS} waiters killed: largest gap", "-", ours, "at most 2 s, 0 wrong", largest <= 2000 and not wrong)
+    )
+    return section
+
+
+def kill_is_a_race(name):
+    return name.endswith("at that moment")
+
+
+def kill_some(bench, kill):
+    """How many ran, how many should have, overlaps, inversions, and the largest gap."""
+    turns = Turns(bench, LockrunRedis(bench.lockrun, bench.redis), HOLD_US)
+    turns.hold()
+    turns.join(WAITERS)
+    bench.settle()
+    survivors = set(range(WAITERS)) - set(kill(turns))
+    turns.finish(60)
+    runs = turns.runs()
+    ran = survivors & set(order_of(runs))
+    return len(ran), len(survivors), overlaps(runs), inversions(order_of(runs)), max(gaps_ms(runs))
+
+
+def kill_before(turns, numbers, pause=0.0):
+    for number in numbers:
+        turns.bench.processes.kill(turns.pids[number])
+    time.sleep(pause)
+    turns.let_go()
+    return numbers
+
+
+def kill_meanwhile(turns, numbers):
+    """Gives those of them that were killed before they ran."""
+    turns.let_go()
+    for number in numbers:
+        time.sleep(0.003)
+        turns.bench.processes.has_ended(turns.pids[number])
+        turns.bench.processes.kill(turns.pids[number])
+    statuses = turns.bench.processes.wait([turns.pids[number] for number in numbers], 10)
+    return [number for number in numbers if statuses.get(turns.pids[number]) == -9]
+
+
+def measure_herd(bench):
+    header = ["waiters", "all in the queue after", "ran", "failed", "overlaps", "lost places", "largest gap"]
+    section = Section("A thousand waiters at once", HERD_METHOD, header)
+    turns = Turns(bench, LockrunRedis(bench.lockrun, bench.redis), HOLD_US)
+    turns.hold()
+    gate = os.path.join(bench.directory, "gate")
+    os.mkfifo(gate)
+    for number in range(HERD):
+        shell = ["/bin/sh", "-c", 'read -r _ <"$0"; exec "$@"', gate, *turns.waiter_argv(number)]
+        turns.pids.append(bench.processes.start(shell))
+    time.sleep(1)
+    opened = time.monotonic()
+    # Its readers see the end of it at once.
+    os.close(os.open(gate, os.O_WRONLY))
+    try:
+        eventually(lambda: waiting_or_ended(turns) >= HERD, 60, "all waiters stand in the queue")
+    except RuntimeError as error:
+        section.notes.append(str(error))
+    joined = time.monotonic() - opened
+    bench.settle()
+    queue = bench.redis.control.ask("ZRANGE", f"lockrun:{{{turns.key}}}:queue", 0, -1)
+    turns.let_go()
+    statuses = turns.finish(60)
+
+    runs = turns.runs()
+    place = {token: number for number, token in enumerate(queue)}
+    ran = [run for run in runs if run.name != "holder"]
+    lost = inversions([place.get(run.token, -1) for run in ran])
+    failed = HERD - sum(status == 0 for status in statuses.values())
+    section.rows.append(
+        [f"{HERD:,}", f"{joined:.1f} s", f"{len(ran):,}", failed, overlaps(runs), lost, f"{max(gaps_ms(runs)):.0f} ms"]
+    )
+    if failed:
+        section.notes.append(f"The last message on stderr: `{bench.processes.last_error()}`")
+    wrong = failed + overlaps(runs) + lost + abs(HERD - len(ran)) + abs(HERD - len(queue))
+    ours = f"{failed} failed, {overlaps(runs)} overlaps, {lost} lost places"
+    section.limits.append(Limit(f"{HERD:,} waiters at once", "-", ours, "0", wrong == 0))
+    return section
+
+
+def waiting_or_ended(turns):
+    """How many stand in the queue, or have ended without it."""
+    turns.bench.processes.has_ended(turns.holder)
+    time.sleep(0.02)
+    return turns.waiting() + sum(pid in turns.bench.processes.ended for pid in turns.pids)

@@ -1,0 +1,79 @@
+"""Measures the memory that a run takes while it holds the lock: all of its processes but COMMAND's own."""
+
+import os
+import statistics
+import time
+
+from .contenders import Etcdctl, Flock, LockrunFile, LockrunRedis
+from .report import Limit, Section
+from .turns import Turns
+
+SECONDS = 5
+# Short, so that renewals fall into the time in which we look.
+LEASE = ["--ttl", "6s"]
+
+METHOD = f"""\
+The proportional set size (PSS) of all processes of a run but COMMAND's own, summed, which counts a page that several
+processes share by parts. Taken every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On Redis the lease is 6 s, so that
+it is renewed while we look. At any time there is one lockrun on the machine, so it shares its program file's pages with
+nobody; flock shares the C library with all other processes. The largest is what the limits are held against."""
+
+
+def measure(bench):
+    section = Section("Memory while holding", METHOD, ["program", "processes", "median", "largest"])
+    contenders = [(Flock(bench.directory), {}), (LockrunFile(bench.lockrun, bench.directory), {})]
+    if bench.redis:
+        contenders.append((LockrunRedis(bench.lockrun, bench.redis), {"options": LEASE}))
+    if bench.etcd:
+        contenders.append((Etcdctl(bench.etcd), {}))
+    largest = {}
+    for contender, options in contenders:
+        turns = Turns(bench, contender)
+        turns.hold(**options)
+        sizes, processes = watch(turns.holder, os.path.realpath(bench.stamp))
+        turns.let_go()
+        turns.finish(10)
+        largest[contender.name] = max(sizes)
+        shown = [f"{size / 1e6:.2f} MB" for size in (statistics.median(sizes), max(sizes))]
+        section.rows.append([contender.name, processes, *shown])
+
+    megabytes = lambda name: f"{name} {largest[name] / 1e6:.2f} MB"
+    peers = ", ".join(megabytes(name) for name in (Flock.name, Etcdctl.name) if name in largest)
+    for contender, what, limit in ((LockrunFile, "files", 1), (LockrunRedis, "Redis, guardian included", 2)):
+        if contender.name in largest:
+            ours = largest[contender.name] / 1e6
+            section.limits.append(
+                Limit(f"memory while holding (PSS), {what}", peers, f"{ours:.2f} MB", f"at most {limit} MB", ours <= limit)
+            )
+    return section
+
+
+def watch(session, command):
+    """The sizes in bytes, and the number of processes."""
+    time.sleep(1)
+    pids = [pid for pid in processes_of(session) if os.readlink(f"/proc/{pid}/exe") != command]
+    sizes, until = [], time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        sizes.append(sum(proportional_size(pid) for pid in pids))
+        time.sleep(0.02)
+    return sizes, len(pids)
+
+
+def processes_of(session):
+    """All processes of a session."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as stat:
+                # The fields after the program's name, which stands in parentheses: state, ppid, pgrp, session.
+                fields = stat.read().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session:
+            found.append(int(name))
+    return found
+
+
+def proportional_size(pid):
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
+        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
