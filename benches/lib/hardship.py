@@ -13,7 +13,7 @@ WAITERS = 100
 KILLED = 50
 EARLIER = 0.5
 # Of the scenes whose outcome is a race.
-REPETITIONS = 6
+REPETITIONS = 4
 HERD = 1000
 HOLD_US = 1000
 

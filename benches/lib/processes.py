@@ -39,6 +39,8 @@ class Processes:
                 setsigdef=_SHELL_DISPOSITIONS,
             )
             self.live.add(pid)
+            # The number may have been another process's before.
+            self.ended.pop(pid, None)
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -92,6 +92,7 @@ fn a_waiter_that_stands_still_is_passed_over() {
     let freed_at = now();
     holder.end();
     eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
+    assert_eq!(queue.length(), 3, "one has left the queue: the one that runs");
     let asleep = queue.asleep();
     queue.signal_all(Signal::SIGCONT);
     eventually(LONG, "the first one waits again", || queue.asleep() > asleep);

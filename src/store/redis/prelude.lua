@@ -17,7 +17,7 @@
 local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX = unpack(KEYS)
 
 -- For how long a waiter that was granted the lock may take to claim it, and one that is not listening to come back.
-local CLAIM_WINDOW, GRACE = 2000, 500
+local CLAIM_WINDOW, GRACE = 1500, 500
 -- For how long a waiter counts as alive after each sign of life. It gives one every few seconds.
 local ALIVE_FOR = 20000
 -- A mailbox that was forgotten goes by itself.
