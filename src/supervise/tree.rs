@@ -191,7 +191,8 @@ impl Tree {
             match pid {
                 0 => {
                     // Strangers are never reaped to the last; then /proc must tell what is left.
-                    self.gone = self.ended.is_some() && !self.strangers.is_empty() && self.all().is_empty();
+                    let may_be_gone = self.ended.is_some() || !self.own_child;
+                    self.gone = may_be_gone && !self.strangers.is_empty() && self.all().is_empty();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}

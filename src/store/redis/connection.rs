@@ -153,7 +153,6 @@ impl Failure {
                     _ if error.contains("can't run this command") || error.contains("NOPERM") => {
                         "; this user lacks rights that a lock needs"
                     }
-                    "NOPERM" => "; this user lacks rights that a lock needs",
                     "READONLY" => "; this is a replica: name the primary in the store's URL",
                     "OOM" => "; it is out of memory",
                     "LOADING" => "; it is still starting",

@@ -66,6 +66,8 @@ impl RedisStore {
         let mut heard_at: Option<Moment> = None;
         let mut retry_in = RETRY.0;
         let mut seen: Option<Seen> = None;
+        // Once a request went unanswered it may still be on its way, whatever was answered since.
+        let mut doubt = Doubt::None;
         loop {
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
@@ -91,11 +93,11 @@ impl RedisStore {
                             continue;
                         }
                         Slept::Interrupted(signal) => {
-                            self.withdraw(claim, Doubt::None);
+                            self.withdraw(claim, doubt);
                             return Ok(Acquired::Interrupted(signal));
                         }
                         Slept::Refused(failure) => {
-                            self.withdraw(claim, Doubt::None);
+                            self.withdraw(claim, doubt);
                             return Err(failure.explain(&self.server));
                         }
                         // An answer in between is no proof that the connection will hold.
@@ -107,12 +109,15 @@ impl RedisStore {
                     if out_of_patience || !bearable || matches!(failure, Failure::Strange(_)) {
                         return Err(self.give_up(claim, &failure));
                     }
+                    if matches!(failure, Failure::Closed | Failure::NoAnswer(_)) {
+                        doubt = Doubt::Pending;
+                    }
                     longer(&mut retry_in)
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
             if let Woken::Signal(signal) = interrupt::wait_for(None, wake_at, signals, watcher)? {
-                self.withdraw(claim, Doubt::None);
+                self.withdraw(claim, doubt);
                 return Ok(Acquired::Interrupted(signal));
             }
         }
