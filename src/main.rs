@@ -19,6 +19,7 @@ mod plan;
 mod progress;
 mod report;
 mod run;
+mod settings;
 mod store;
 mod supervise;
 
@@ -29,6 +30,7 @@ use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 
 use outcome::Outcome;
+use settings::{Settings, Wrong};
 use supervise::signals::Signals;
 
 /// What `main` does: gives the status to exit with, or does not return because a signal ended the process.
@@ -42,7 +44,7 @@ fn main_story() -> libc::c_int {
     let words = std::env::args_os().skip(1).collect();
     let outcome = dispatch(words).unwrap_or_else(|error| {
         report::error(&error);
-        Outcome::Failed
+        if error.is::<Wrong>() { Outcome::BadUsage } else { Outcome::Failed }
     });
     supervise::end_as(outcome.ending())
 }
@@ -69,13 +71,8 @@ fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
         Err(error) => return Ok(explain(&error)),
     };
     let environment = |name: &str| std::env::var_os(name);
-    match plan::make(&matches, &environment, &|path| std::fs::read_to_string(path)) {
-        Ok(plan) => run::run(&plan, &Signals::take_over().context("cannot block signals")?),
-        Err(why) => {
-            report::say(&why);
-            Ok(Outcome::BadUsage)
-        }
-    }
+    let plan = plan::make(&Settings::new(&matches, &environment, &|path| std::fs::read_to_string(path)))?;
+    run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
 /// Prints a generated file.
