@@ -1,6 +1,7 @@
 //! The settings of a run become one checked plan.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::name;
@@ -15,11 +16,14 @@ pub use crate::settings::OnHeld;
 
 /// Everything that a run needs to know, checked.
 #[derive(Clone, Debug)]
+#[expect(dead_code, reason = "slots, min_hold, keep and events are not built yet")]
 pub struct Plan {
     /// The lock's name.
     pub key: Key,
     /// Where it lives.
     pub store: Address,
+    /// How many may hold it at once.
+    pub slots: u32,
     /// What to do when it is held.
     pub on_held: OnHeld,
     /// The exit status when it is held.
@@ -28,6 +32,10 @@ pub struct Plan {
     pub expires: bool,
     /// The lengths of time that the lease lives by.
     pub terms: Terms,
+    /// How long the lock stays held at least, from when it was taken.
+    pub min_hold: Duration,
+    /// Whether the lock stays held when COMMAND has ended.
+    pub keep: bool,
     /// Whether COMMAND is stopped when the lease is lost.
     pub kill_on_lost: bool,
     /// How long COMMAND may run.
@@ -36,6 +44,8 @@ pub struct Plan {
     pub descendants: Descendants,
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
+    /// The file that is told what happens.
+    pub events: Option<PathBuf>,
     /// How much to say.
     pub verbosity: Verbosity,
 }
@@ -49,10 +59,13 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
     Ok(Plan {
         key,
         store,
+        slots: settings.slots()?,
         on_held: settings.on_held()?,
         held_status: settings.held_status()?,
         expires,
         terms,
+        min_hold: settings.duration(name::MIN_HOLD)?.unwrap_or_default(),
+        keep: settings.switch(name::KEEP)?,
         kill_on_lost: settings
             .value(name::ON_LOST, |text| match text {
                 "kill" => Ok(true),
@@ -70,6 +83,7 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
             })?
             .unwrap_or(Descendants::Leave),
         argv,
+        events: settings.value(name::EVENTS, path)?,
         verbosity: settings.verbosity()?,
     })
 }
@@ -112,4 +126,8 @@ fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), Wron
         terms.check()?;
     }
     Ok((expires, terms))
+}
+
+fn path(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() { Err("is empty; it must name a file".into()) } else { Ok(text.into()) }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 
-pub use shared::{DEFAULT_TTL, OnHeld, Ttl, at_least_a_moment};
+pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, Ttl, at_least_a_moment, token};
 
 use crate::duration;
 use layer::{Environment, Layer, Typed};
@@ -61,6 +61,16 @@ impl<'a> Settings<'a> {
         self.matches
     }
 
+    /// The value of an option from the command line alone, read by `read`, which says what is wrong with it.
+    pub fn typed_value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+        read_from(&Typed(self.matches), name, read)
+    }
+
+    /// Whether an option that takes no value is on the command line.
+    pub fn typed_switch(&self, name: &str) -> bool {
+        self.matches.get_flag(name)
+    }
+
     /// The value of an option from the strongest place that has it, read by `read`, which says what is wrong with it.
     pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
         for layer in &self.layers {
@@ -74,6 +84,16 @@ impl<'a> Settings<'a> {
     /// The length of time that an option says.
     pub fn duration(&self, name: &str) -> Result<Option<Duration>, Wrong> {
         self.value(name, duration::parse)
+    }
+
+    /// Whether an option that takes no value is on: the strongest place that says anything decides.
+    pub fn switch(&self, name: &str) -> Result<bool, Wrong> {
+        for layer in &self.layers {
+            if let Some(on) = layer.switch(name)? {
+                return Ok(on);
+            }
+        }
+        Ok(false)
     }
 
     /// Of options that exclude each other: the one that is set in the strongest place that sets any of them, and that

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::{Settings, Wrong};
 use crate::cli::{self, name};
 use crate::duration;
@@ -14,7 +16,10 @@ use crate::store::Address;
 
 /// The length of a lease, if nothing else is set.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+/// The longest that one request to the store may take, if nothing else is set and there is no lease to keep.
+pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_TTL: Duration = Duration::from_secs(1);
+const MAX_SLOTS: u32 = 1000;
 
 /// What to do when the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +49,40 @@ pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Reads a token. On failure says what is wrong, but not the word: it could be the token of somebody's lock.
+pub fn token(text: &str) -> Result<Uuid, String> {
+    Uuid::try_parse(text).map_err(|_| "is not a token: tokens are UUIDs, as `lockrun acquire` prints them".into())
+}
+
 impl Settings<'_> {
     /// The lock's name: from the command line alone, since a run tells its command a `LOCKRUN_KEY`.
     pub fn key(&self) -> Result<Key, Wrong> {
-        let key = self.typed().get_one::<OsString>(name::KEY).ok_or("no key: name the lock with --key KEY")?;
-        Ok(Key::new(key)?)
+        Ok(self.key_if_given()?.ok_or("no key: name the lock with --key KEY")?)
+    }
+
+    /// The lock's name, if one is given on the command line.
+    pub fn key_if_given(&self) -> Result<Option<Key>, Wrong> {
+        Ok(self.typed().get_one::<OsString>(name::KEY).map(|key| Key::new(key)).transpose()?)
+    }
+
+    /// The lock that an earlier `acquire` took, or that the run around us holds: its name and the token, from the command
+    /// line, else from the variables that both set.
+    pub fn held_lock(&self) -> Result<(Key, Uuid), Wrong> {
+        let key = self.value(name::KEY, |key| Key::new(key.as_ref()))?;
+        let key = key.ok_or("no key: name the lock with --key KEY, or in LOCKRUN_KEY")?;
+        let token = self.value(name::TOKEN, token)?;
+        let token =
+            token.ok_or("no token: give the one under which the lock is held with --token, or in LOCKRUN_TOKEN")?;
+        Ok((key, token))
+    }
+
+    /// How many may hold the lock at once.
+    pub fn slots(&self) -> Result<u32, Wrong> {
+        let slots = self.value(name::SLOTS, |text| match text.parse() {
+            Ok(slots) if (1..=MAX_SLOTS).contains(&slots) => Ok(slots),
+            _ => Err(format!("{text:?} is not a number from 1 to {MAX_SLOTS}")),
+        })?;
+        Ok(slots.unwrap_or(1))
     }
 
     /// Where the lock lives: `--store`, or the URL in the file that `--store-file` names.
@@ -85,6 +119,24 @@ impl Settings<'_> {
     /// The longest that one request to the store may take.
     pub fn store_timeout(&self) -> Result<Option<Duration>, Wrong> {
         self.value(name::STORE_TIMEOUT, at_least_a_moment)
+    }
+
+    /// The longest that one request to the store may take where it takes or renews a lease of length `ttl`.
+    pub fn store_timeout_within(&self, ttl: Ttl) -> Result<Duration, Wrong> {
+        let default = match ttl {
+            Ttl::Lasts(length) => DEFAULT_STORE_TIMEOUT.min(length / 6),
+            Ttl::None => DEFAULT_STORE_TIMEOUT,
+        };
+        let timeout = self.store_timeout()?.unwrap_or(default);
+        match ttl {
+            Ttl::Lasts(length) if timeout >= length => Err(format!(
+                "--store-timeout {} must be less than --ttl {}",
+                humantime::format_duration(timeout),
+                humantime::format_duration(length)
+            )
+            .into()),
+            _ => Ok(timeout),
+        }
     }
 
     /// The lease's length, if it is set.
