@@ -42,12 +42,6 @@ pub struct Plan {
     pub max_runtime: Option<Duration>,
     /// What to do about processes that COMMAND leaves behind.
     pub descendants: Descendants,
-    /// How many runs may hold the lock at once.
-    pub slots: u32,
-    /// Whether the lock stays when COMMAND has succeeded.
-    pub keep: bool,
-    /// How long the lock is held at least.
-    pub min_hold: Duration,
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
     /// The file that is told what happens.
@@ -88,9 +82,6 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
                 _ => Err(format!("{text:?} is none of leave, wait and kill")),
             })?
             .unwrap_or(Descendants::Leave),
-        slots: 1,
-        keep: false,
-        min_hold: Duration::ZERO,
         argv,
         events: settings.value(name::EVENTS, path)?,
         verbosity: settings.verbosity()?,

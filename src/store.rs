@@ -185,6 +185,13 @@ pub struct KeyStatus {
     pub last: Option<Past>,
 }
 
+impl KeyStatus {
+    /// What is known of a key that was never used.
+    pub fn never_used(key: Key) -> Self {
+        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None }
+    }
+}
+
 /// Somebody who holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {

@@ -71,14 +71,14 @@ impl Subcommand {
             Acquire => [options::key()]
                 .into_iter()
                 .chain(options::store())
-                .chain([options::slots(), token("A token of your own choice, a UUID, in place of a random one")])
+                .chain([options::slots(), token("A token of your own choice in place of a random one: letters, digits and . _ : -")])
                 .chain(options::held())
                 .chain([options::ttl(), options::store_timeout()])
                 .chain(options::output())
                 .chain([json(), export()])
                 .collect(),
-            Renew => held_lock().chain([options::ttl(), options::store_timeout(), json()]).collect(),
-            Release => held_lock().chain([options::store_timeout()]).collect(),
+            Renew => held_lock().chain([new_ttl(), options::store_timeout()]).collect(),
+            Release => held_lock().chain([options::store_timeout()]).chain(options::output()).collect(),
             Status => [options::key().help("This lock alone").long_help("This lock alone.")]
                 .into_iter()
                 .chain(options::store())
@@ -107,11 +107,22 @@ impl Subcommand {
             FAILED,
         ];
         const HELD: &Table = &[OK, BAD_USAGE, STORE_FAILED, NOT_OURS, FAILED];
+        const STATUS: &Table =
+            &[("0", "done; with --key: the lock is free"), BAD_USAGE, STORE_FAILED, ("75", "with --key: the lock is held"), FAILED];
+        const BREAK: &Table = &[
+            ("0", "the lock was taken away, or was free"),
+            BAD_USAGE,
+            STORE_FAILED,
+            ("75", "the lock stays whose it is: a living process of this machine's, or not the one with --fence"),
+            FAILED,
+        ];
         const OTHER: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
         match self {
             Acquire => ACQUIRE,
             Renew | Release => HELD,
-            Status | Break | Doctor | Prune => OTHER,
+            Status => STATUS,
+            Break => BREAK,
+            Doctor | Prune => OTHER,
         }
     }
 
@@ -130,21 +141,23 @@ impl Subcommand {
                 page: "lockrun-renew",
                 usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
                 about: "Prolong the lease of a lock that `acquire` has taken",
-                more: "The lease lasts for --ttl from now on. A lock that is not held under the token is never taken anew.",
+                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. A lock that is not held under the token is never taken anew.",
             },
             Release => &Words {
                 name: "release",
                 page: "lockrun-release",
                 usage: "lockrun release --key KEY --token TOKEN [OPTIONS]",
                 about: "Let go of a lock that `acquire` has taken",
-                more: "A lock that is not held under the token is not touched.",
+                more: "A lock that is not held under the token is not touched. One under which a command of lockrun's \
+                       still runs is let go of when that has ended.",
             },
             Status => &Words {
                 name: "status",
                 page: "lockrun-status",
                 usage: "lockrun status [--key KEY] [OPTIONS]",
                 about: "Say who holds which lock, who waits, and who ran last",
-                more: "Without --key it lists every lock of the store.",
+                more: "Without --key it lists every lock of the store that is held or has been. With --key it ends with 75 \
+                       if the lock is held, and with 0 if it is free.",
             },
             Break => &Words {
                 name: "break",
@@ -152,7 +165,8 @@ impl Subcommand {
                 usage: "lockrun break --key KEY [OPTIONS]",
                 about: "Take a lock away from whoever holds it",
                 more: "The holder's renewals are refused from now on: it learns of it at the next one, and stops its \
-                       command. The lock is free when that has been done, at the latest when its lease ends.",
+                       command. The lock is free when that has been done, at the latest when its lease ends. A lock that was \
+                       taken by hand is free at once. In files a lock belongs to a living process, and goes with it.",
             },
             Doctor => &Words {
                 name: "doctor",
@@ -182,6 +196,11 @@ fn held_lock() -> impl Iterator<Item = Arg> {
 
 fn token(help: &'static str) -> Arg {
     option(name::TOKEN, "TOKEN", heading::LOCK).help(help)
+}
+
+fn new_ttl() -> Arg {
+    option(name::TTL, "DURATION", heading::LEASE)
+        .help("The lease's new length, at least 1s; none: it never expires  [default: as it was taken for]")
 }
 
 fn json() -> Arg {
