@@ -11,6 +11,9 @@ use crate::duration;
 /// The hidden subcommand that prints the manual and the completions.
 pub const GENERATE: &str = "generate";
 
+/// The subcommand that examines a store.
+pub const DOCTOR: &str = "doctor";
+
 /// What `--wait` means without a duration.
 pub const FOR_EVER: &str = "forever";
 
@@ -319,6 +322,22 @@ pub fn is_generate(first: Option<&OsString>) -> bool {
     first.map(OsString::as_os_str) == Some(OsStr::new(GENERATE))
 }
 
+/// The definition of the subcommand that examines a store.
+pub fn doctor() -> Command {
+    let [_, store, store_file] = lock_options();
+    let [_, _, store_timeout, _] = lease_options();
+    Command::new(DOCTOR).about("Say what would make locks in a store unsafe or slow").args([
+        store,
+        store_file,
+        store_timeout,
+    ])
+}
+
+/// Whether the first word names that subcommand.
+pub fn is_doctor(first: Option<&OsString>) -> bool {
+    first.map(OsString::as_os_str) == Some(OsStr::new(DOCTOR))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,6 +351,7 @@ mod tests {
     fn the_definition_is_sound() {
         command().debug_assert();
         generate().debug_assert();
+        doctor().debug_assert();
     }
 
     #[test]

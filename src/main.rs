@@ -10,6 +10,7 @@ mod clock;
 mod commands;
 mod duration;
 mod escape;
+mod finding;
 mod holder;
 mod keeper;
 mod key;
@@ -56,6 +57,9 @@ fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
     if cli::is_generate(words.first()) {
         return generate(words);
     }
+    if cli::is_doctor(words.first()) {
+        return doctor(words);
+    }
     let definition = cli::command();
     let mut words = cli::tie_wait(&definition, words);
     words.insert(0, "lockrun".into());
@@ -87,6 +91,21 @@ fn generate(words: Vec<OsString>) -> Result<Outcome> {
             Ok(Outcome::Printed)
         }
         Err(error) => Ok(explain(&error)),
+    }
+}
+
+/// Examines a store.
+fn doctor(words: Vec<OsString>) -> Result<Outcome> {
+    let matches = match cli::doctor().try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(error) => return Ok(explain(&error)),
+    };
+    match plan::examined(&matches, &|name| std::env::var_os(name), &|path| std::fs::read_to_string(path)) {
+        Ok((address, timeout)) => commands::doctor::run(address, timeout),
+        Err(why) => {
+            report::say(&why);
+            Ok(Outcome::BadUsage)
+        }
     }
 }
 

@@ -57,6 +57,8 @@ pub enum OnHeld {
 }
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
+/// The default of `--store-timeout`, unless the ttl is short.
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_TTL: Duration = Duration::from_secs(1);
 
 /// One place that options come from.
@@ -208,6 +210,18 @@ pub fn make(
             None => Verbosity::Normal,
         },
     })
+}
+
+/// The store to examine, and the longest that a request to it may take, from the matches of [`cli::doctor`], the environment
+/// and a reader of files. On failure says what is wrong, in terms of what the user wrote.
+pub fn examined(
+    matches: &ArgMatches,
+    environment: &dyn Fn(&str) -> Option<OsString>,
+    read_file: &dyn Fn(&Path) -> io::Result<String>,
+) -> Result<(Address, Duration), String> {
+    let layers = Layers(vec![Box::new(Typed(matches)), Box::new(Environment(environment))]);
+    let timeout = layers.value(name::STORE_TIMEOUT, positive)?;
+    Ok((store(&layers, read_file)?, timeout.unwrap_or(STORE_TIMEOUT)))
 }
 
 /// The words to execute.

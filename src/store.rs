@@ -14,6 +14,7 @@ pub use address::Address;
 use crate::clock::Moment;
 use crate::duration;
 use crate::escape::escaped;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
@@ -137,6 +138,10 @@ pub trait Store: Send {
 
     /// Lets go of the lock, and writes down the run. Does nothing if the lock is not ours.
     fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError>;
+
+    /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
+    /// at least one finding is given.
+    fn examine(&mut self) -> Vec<Finding>;
 }
 
 /// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is

@@ -1,3 +1,4 @@
 //! What lockrun does beside running a command.
 
+pub mod doctor;
 pub mod generate;

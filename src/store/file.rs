@@ -5,6 +5,7 @@
 //! explicitly, and then nobody holds it, open or not. The record in the file only tells who it is, and carries the fence.
 
 mod directory;
+mod examine;
 mod record;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,6 +19,7 @@ use nix::sys::stat::{Mode, fchmod, fstat};
 
 use super::{Acquired, Claim, Custody, Grant, Held, LastRun, Renewed, Store, StoreError, Wait};
 use crate::clock::Moment;
+use crate::finding::Finding;
 use crate::key::Key;
 use crate::supervise::{self, interrupt::wait_in_call};
 use directory::Directory;
@@ -85,6 +87,10 @@ impl Store for FileStore {
         // Whatever became of the record, the lock must go; a process that inherited the descriptor holds nothing then.
         flock(&file, FlockArg::Unlock).context("cannot unlock the lock file")?;
         written.context("cannot write down the run in the lock file")
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self.directory.as_deref())
     }
 }
 

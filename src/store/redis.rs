@@ -6,8 +6,10 @@
 
 mod connection;
 mod dial;
+mod examine;
 mod reply;
 mod resolve;
+mod rights;
 mod stream;
 mod tls;
 mod waiting;
@@ -20,6 +22,7 @@ use serde_json::json;
 use super::address::{Endpoint, Server};
 use super::{Acquired, Claim, LastRun, Renewed, Store, StoreError, Wait};
 use crate::clock::Moment;
+use crate::finding::Finding;
 use crate::key::Key;
 use crate::outcome::Ending;
 use connection::{Connection, Failure};
@@ -195,6 +198,10 @@ impl Store for RedisStore {
         let reply = reply.map_err(|failure| failure.explain(&self.server))?;
         self.settle(claim, Handed::read(&reply));
         Ok(())
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self)
     }
 }
 

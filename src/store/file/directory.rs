@@ -113,6 +113,11 @@ impl Directory {
         Ok(Ok(Directory { fd, path: path.to_owned() }))
     }
 
+    /// The path that it was opened at.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The path of the lock file of `key`, for messages.
     pub(super) fn show(&self, key: &Key) -> String {
         self.path.join(file_name(key)).display().to_string()
