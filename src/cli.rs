@@ -326,11 +326,13 @@ pub fn is_generate(first: Option<&OsString>) -> bool {
 pub fn doctor() -> Command {
     let [_, store, store_file] = lock_options();
     let [_, _, store_timeout, _] = lease_options();
-    Command::new(DOCTOR).about("Say what would make locks in a store unsafe or slow").args([
-        store,
-        store_file,
-        store_timeout,
-    ])
+    Command::new(DOCTOR)
+        .about("Say what would make locks in a store unsafe or slow")
+        .after_help(
+            "Exit status: 0 all is well, 1 there are warnings, 2 locks are granted there that cannot be relied on,\n\
+             64 the command line is wrong, 69 no lock can be had there at all",
+        )
+        .args([store, store_file, store_timeout])
 }
 
 /// Whether the first word names that subcommand.

@@ -65,7 +65,7 @@ fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Finding> {
     spans.sort_unstable();
     let Some(worst) = spans.last() else { return Vec::new() };
     let median = spans[spans.len() / 2];
-    let text = format!("an answer takes {median:.1?}, at worst {worst:.1?}; --store-timeout allows {timeout:.0?}");
+    let text = format!("an answer takes {median:.1?}, at worst {worst:.1?}; --store-timeout allows {timeout:?}");
     vec![if median > timeout / 10 || *worst > timeout / 2 {
         Finding::warn(
             text,

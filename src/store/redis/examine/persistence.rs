@@ -3,7 +3,8 @@
 use super::report::Report;
 use crate::finding::Finding;
 
-const FORGOTTEN: &str = "while its command runs, another run gets the lock";
+/// What a forgotten lock means.
+const FORGOTTEN: &str = "and another run gets one while its first command runs";
 
 /// Looks at what the server writes to its disk; `fsync` and `save` are those parameters, where they may be known.
 pub(super) fn examine(report: &Report, fsync: Option<&str>, save: Option<&str>) -> Vec<Finding> {
@@ -23,7 +24,7 @@ fn judge(aof: Option<&str>, fsync: Option<&str>, save: Option<&str>) -> Finding 
     match (aof, fsync, save) {
         (Some("1"), Some("no"), _) => Finding::warn(
             "every write is kept in an append-only file, but the kernel decides when it reaches the disk (appendfsync no)",
-            format!("a power failure forgets the last half minute: {FORGOTTEN}; set appendfsync everysec, or always"),
+            format!("a power failure forgets the last half minute, {FORGOTTEN}; set appendfsync everysec, or always"),
         ),
         (Some("1"), Some("always"), _) => Finding::ok("a restart forgets nothing (appendonly yes, appendfsync always)"),
         (Some("1"), Some(fsync), _) => Finding::ok(format!(
@@ -34,17 +35,17 @@ fn judge(aof: Option<&str>, fsync: Option<&str>, save: Option<&str>) -> Finding 
         }
         (Some("0"), _, Some("")) => Finding::warn(
             "nothing is kept on disk (appendonly no, save \"\")",
-            format!("a restart forgets all locks: {FORGOTTEN}; set appendonly yes"),
+            format!("a restart forgets all locks, {FORGOTTEN}; set appendonly yes"),
         ),
         (Some("0"), _, Some(save)) => Finding::warn(
             format!("only snapshots are kept on disk (appendonly no, save \"{save}\")"),
             format!(
-                "a restart forgets the locks of the last seconds or minutes, and holds old ones: {FORGOTTEN}; set appendonly yes"
+                "a restart forgets the locks of the last seconds or minutes, and holds old ones, {FORGOTTEN}; set appendonly yes"
             ),
         ),
         (Some("0"), _, None) => Finding::warn(
             "no append-only file is kept (appendonly no; whether there are snapshots could not be looked at)",
-            format!("a restart forgets the locks since the last snapshot, or all: {FORGOTTEN}; set appendonly yes"),
+            format!("a restart forgets the locks since the last snapshot, or all, {FORGOTTEN}; set appendonly yes"),
         ),
         _ => Finding::note(
             "the server does not tell what it keeps on disk",

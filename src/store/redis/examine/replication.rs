@@ -16,7 +16,9 @@ pub(super) fn examine(report: &Report, to_write: Option<&str>) -> Option<Finding
                 and another run gets it while the first command runs; let the fence guard what matters";
     Some(match to_write {
         Some("0") => Finding::warn(
-            format!("it has {replicas} replicas, which get each write later, and takes writes without them"),
+            format!(
+                "it has replicas ({replicas} connected), which get each write later, and it takes writes without them"
+            ),
             format!(
                 "{lost}, and set min-replicas-to-write 1, so that a primary that was cut off from its replicas stops \
                  granting locks after min-replicas-max-lag"
@@ -24,7 +26,7 @@ pub(super) fn examine(report: &Report, to_write: Option<&str>) -> Option<Finding
         ),
         _ => Finding::warn(
             format!(
-                "it has {replicas} replicas, which get each write later (min-replicas-to-write {})",
+                "it has replicas ({replicas} connected), which get each write later (min-replicas-to-write {})",
                 to_write.unwrap_or("could not be looked at")
             ),
             lost,
