@@ -232,7 +232,11 @@ fn a_server_that_cannot_be_used() {
     finds(&wrong, "fail", &["WRONGPASS", "check the user and the password"]);
     let none = doctor(&redis.url()).exited(69);
     finds(&none, "fail", &["NOAUTH", "give a password"]);
-    for output in [output, wrong, none] {
+    // This server says back what it was sent.
+    let redis = Redis::with_options(&["--rename-command", "AUTH", ""]);
+    let echo = doctor(&redis.url().replacen("://", "://somebody:hush@", 1)).exited(69);
+    finds(&echo, "fail", &["refuses AUTH: ERR unknown command"]);
+    for output in [output, wrong, none, echo] {
         assert!(!output.stdout().contains("hush"), "{output}");
     }
 }
