@@ -33,12 +33,7 @@ pub struct Holder {
 impl Holder {
     /// This process, about to run `argv`.
     pub fn this_run(argv: &[OsString]) -> Self {
-        Holder {
-            host: host_name(),
-            pid: process::id(),
-            user: user_name(getuid()),
-            command: command_line(argv),
-        }
+        Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
     }
 
     /// The process that has called this one, which will be gone in a moment: for a lock that is taken by hand.

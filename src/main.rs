@@ -11,6 +11,7 @@ mod clock;
 mod commands;
 mod duration;
 mod escape;
+mod finding;
 mod holder;
 mod keeper;
 mod key;

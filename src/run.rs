@@ -28,8 +28,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let patience =
-        Patience { on_held: plan.on_held, held_status: plan.held_status, verbosity: plan.verbosity };
+    let patience = Patience { on_held: plan.on_held, held_status: plan.held_status, verbosity: plan.verbosity };
     let grant = match acquire::acquire(&mut *store, &run.claim, patience, &run.outer, signals) {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),

@@ -12,6 +12,7 @@ pub use address::Address;
 
 use crate::clock::Moment;
 use crate::duration;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
@@ -277,6 +278,10 @@ pub trait Store: Send {
 
     /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
     fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
+
+    /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
+    /// at least one finding is given.
+    fn examine(&mut self) -> Vec<Finding>;
 }
 
 /// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is

@@ -71,7 +71,10 @@ impl Subcommand {
             Acquire => [options::key()]
                 .into_iter()
                 .chain(options::store())
-                .chain([options::slots(), token("A token of your own choice in place of a random one: letters, digits and . _ : -")])
+                .chain([
+                    options::slots(),
+                    token("A token of your own choice in place of a random one: letters, digits and . _ : -"),
+                ])
                 .chain(options::held())
                 .chain([options::ttl(), options::store_timeout()])
                 .chain(options::output())
@@ -107,8 +110,13 @@ impl Subcommand {
             FAILED,
         ];
         const HELD: &Table = &[OK, BAD_USAGE, STORE_FAILED, NOT_OURS, FAILED];
-        const STATUS: &Table =
-            &[("0", "done; with --key: the lock is free"), BAD_USAGE, STORE_FAILED, ("75", "with --key: the lock is held"), FAILED];
+        const STATUS: &Table = &[
+            ("0", "done; with --key: the lock is free"),
+            BAD_USAGE,
+            STORE_FAILED,
+            ("75", "with --key: the lock is held"),
+            FAILED,
+        ];
         const BREAK: &Table = &[
             ("0", "the lock was taken away, or was free"),
             BAD_USAGE,

@@ -20,7 +20,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(Renewed::Mine) => Outcome::Printed,
         Ok(Renewed::NotMine(held)) => not_ours(&key, held),
         Ok(Renewed::TakenAway(by)) => {
-            report::say(&format!("the lock \"{}\" is not ours any more: it was taken away by {by}", escaped(key.as_str())));
+            report::say(&format!(
+                "the lock \"{}\" is not ours any more: it was taken away by {by}",
+                escaped(key.as_str())
+            ));
             Outcome::Lost
         }
         Err(error) => {

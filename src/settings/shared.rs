@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-
 use super::{Settings, Wrong};
 use crate::cli::{self, name};
 use crate::duration;

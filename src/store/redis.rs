@@ -6,9 +6,11 @@
 
 mod connection;
 mod dial;
+mod examine;
 mod keys;
 mod reply;
 mod resolve;
+mod rights;
 mod stream;
 mod tls;
 mod waiting;
@@ -20,10 +22,9 @@ use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::address::{Endpoint, Server};
-use super::{
-    Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait,
-};
+use super::{Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait};
 use crate::clock::Moment;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
@@ -252,6 +253,10 @@ impl Store for RedisStore {
             .collect();
         let replies = self.answers(&scripts)?;
         Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self)
     }
 }
 

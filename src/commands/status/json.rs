@@ -28,21 +28,27 @@ fn key(status: &KeyStatus) -> Value {
 }
 
 fn holder(holding: &Holding, now_ms: u64) -> Value {
-    with(&holding.who, json!({
-        "since": time(holding.since_ms),
-        "held_ms": millis(between(holding.since_ms, now_ms)),
-        "expires_in_ms": holding.expires_in.map(millis),
-        "fence": holding.fence,
-        "slot": holding.slot,
-        "taken_away": holding.taken_away,
-    }))
+    with(
+        &holding.who,
+        json!({
+            "since": time(holding.since_ms),
+            "held_ms": millis(between(holding.since_ms, now_ms)),
+            "expires_in_ms": holding.expires_in.map(millis),
+            "fence": holding.fence,
+            "slot": holding.slot,
+            "taken_away": holding.taken_away,
+        }),
+    )
 }
 
 fn waiter(waiting: &Waiting, now_ms: u64) -> Value {
-    with(&waiting.who, json!({
-        "since": waiting.since_ms.map(time),
-        "waited_ms": waiting.since_ms.map(|since_ms| millis(between(since_ms, now_ms))),
-    }))
+    with(
+        &waiting.who,
+        json!({
+            "since": waiting.since_ms.map(time),
+            "waited_ms": waiting.since_ms.map(|since_ms| millis(between(since_ms, now_ms))),
+        }),
+    )
 }
 
 fn past(past: &Past) -> Value {
@@ -51,12 +57,15 @@ fn past(past: &Past) -> Value {
         Some(Ending::Signaled(signal)) => (None, Some(signal)),
         None => (None, None),
     };
-    with(&past.who, json!({
-        "started": time(past.started_ms),
-        "ended": time(past.ended_ms),
-        "status": status,
-        "signal": signal,
-    }))
+    with(
+        &past.who,
+        json!({
+            "started": time(past.started_ms),
+            "ended": time(past.ended_ms),
+            "status": status,
+            "signal": signal,
+        }),
+    )
 }
 
 /// The fields with those of a holder in front.

@@ -29,9 +29,9 @@ pub(super) fn text(status: &KeyStatus) -> String {
         line("", &format!("{lease}; slot {}, fence {}", holding.slot, holding.fence));
     }
     for (place, waiting) in status.waiters.iter().enumerate() {
-        let waited = waiting.since_ms.map_or_else(String::new, |since_ms| {
-            format!(", for {}", span(between(since_ms, status.now_ms)))
-        });
+        let waited = waiting
+            .since_ms
+            .map_or_else(String::new, |since_ms| format!(", for {}", span(between(since_ms, status.now_ms))));
         line(if place == 0 { "waiting" } else { "" }, &format!("{}{waited}", waiting.who));
     }
     match &status.last {

@@ -180,7 +180,11 @@ impl LockFile {
         while !self.take(EDIT).with_context(|| format!("cannot lock {}", self.path))? {
             tries += 1;
             if Moment::now() >= give_up_at {
-                return Err(anyhow!("{} has been in use for {}s; is a lockrun stopped?", self.path, PATIENCE.as_secs()));
+                return Err(anyhow!(
+                    "{} has been in use for {}s; is a lockrun stopped?",
+                    self.path,
+                    PATIENCE.as_secs()
+                ));
             }
             // Whoever has it may only need the processor.
             if tries < 20 {

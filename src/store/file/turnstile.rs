@@ -98,7 +98,9 @@ pub(super) fn wait(
         let now = Moment::now();
         let look_at = look_again.map_or(now + FAR, |pause| now + pause);
         let wake_at = [*until, ends_at].into_iter().flatten().fold(look_at, Moment::min);
-        match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), wake_at, signals, &mut turn).with_context(|| fails(file))? {
+        match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), wake_at, signals, &mut turn)
+            .with_context(|| fails(file))?
+        {
             Woken::Signal(signal) => return Ok(Passed::Interrupted(signal)),
             Woken::Ready => {
                 changes.take_in();

@@ -32,7 +32,9 @@ impl Waiters {
         let at_turnstile = file.is_waited_for().with_context(|| format!("cannot look at {}", file.path()))?;
         let mut pids = Vec::new();
         for line in self.0.lines() {
-            let Some(lock) = Lock::read(line).filter(|lock| lock.kind == "FLOCK" && lock.is_on(&stat)) else { continue };
+            let Some(lock) = Lock::read(line).filter(|lock| lock.kind == "FLOCK" && lock.is_on(&stat)) else {
+                continue;
+            };
             if lock.waits {
                 pids.push(lock.pid);
             } else if at_turnstile {

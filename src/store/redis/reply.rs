@@ -168,7 +168,9 @@ pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, Strange> {
 
 /// Reads `{held for, expires in or -1, info, token}`, in ms, or `{}` where there is no holder.
 fn read_holder(holder: &Value) -> Option<Held> {
-    let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else { return None };
+    let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
+        return None;
+    };
     Some(Held {
         holder: serde_json::from_slice::<Info>(info).ok().map(|info| info.who),
         since: millis(*since),
@@ -240,8 +242,12 @@ mod tests {
 
     #[test]
     fn a_held_lock_is_read() {
-        let holder =
-            array([Value::Int(5), Value::Int(-1), bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#), bulk("t")]);
+        let holder = array([
+            Value::Int(5),
+            Value::Int(-1),
+            bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#),
+            bulk("t"),
+        ]);
         let reply = array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c")]);
         let asked = Asked::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
         let Asked::NotMine { held, ttl, look_in, handed: Some(handed) } = asked else { panic!("{asked:?}") };
