@@ -96,7 +96,7 @@ impl RedisStore {
         let mut script = self.script(ACQUIRE, claim);
         script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
-        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen).take();
+        let script = script.arg(u8::from(wait)).arg(caution).arg(unseen).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
