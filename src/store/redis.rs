@@ -109,8 +109,8 @@ impl RedisStore {
         let mut script = self.script(ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
-        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen);
-        let script = script.arg(u8::from(claim.by_hand)).take();
+        let script = script.arg(u8::from(wait)).arg(caution).arg(unseen);
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
