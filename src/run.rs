@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::holder::Holder;
-use crate::keeper::{Keeper, Provisions};
+use crate::keeper::{Keeper, Lent, Provisions};
 use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
 use crate::plan::{OnHeld, Plan};
@@ -41,8 +41,18 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(outcome);
         }
     };
-    let (finished, mut store) = run.keep(store, &grant, running, provisions, signals)?;
+    let store = Lent::new(store);
+    let keeper = match run.keep(&store, &grant, &running, provisions) {
+        Ok(keeper) => keeper,
+        Err(error) => {
+            running.abandon(signals);
+            run.release(&mut *store.take_back(), None);
+            return Err(error);
+        }
+    };
+    let (finished, guardian) = running.until_the_end(signals).context("cannot wait for the command")?;
     run.tell_how_it_ended(finished);
+    let mut store = store.take_back();
     if finished.stuck {
         report::say("some of the command's processes cannot be killed; the lock is left to run out by itself");
     } else if finished.why == Some(Why::Lost) {
@@ -51,6 +61,10 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     } else {
         run.release(&mut *store, finished.command);
     }
+    // Others may go on now; what follows concerns nobody but us.
+    drop(guardian);
+    keeper.map_or(Ok(()), Keeper::finish)?;
+    store.settle(&run.claim);
     Ok(run.outcome(finished))
 }
 
@@ -160,34 +174,18 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Keeps the lock for as long as COMMAND runs, and gives the store back.
+    /// Starts to renew the lock, if it is one that has to be renewed.
     fn keep(
         &self,
-        store: Box<dyn Store>,
+        store: &Lent,
         grant: &Grant,
-        running: Running,
+        running: &Running,
         provisions: Option<Provisions>,
-        signals: &Signals,
-    ) -> Result<(Finished, Box<dyn Store>)> {
-        const WAITING: &str = "cannot wait for the command";
-        let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else {
-            return Ok((running.until_the_end(signals).context(WAITING)?, store));
-        };
+    ) -> Result<Option<Keeper>> {
+        let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else { return Ok(None) };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
-        match Keeper::start(provisions, store, self.claim.clone(), lease, control) {
-            Ok(keeper) => {
-                let finished = running.until_the_end(signals).context(WAITING)?;
-                Ok((finished, keeper.finish()?))
-            }
-            Err(error) => {
-                running.abandon(signals);
-                if let Ok(mut store) = store::open(self.plan.store.clone(), self.plan.terms.store_timeout) {
-                    self.release(&mut *store, None);
-                }
-                Err(error)
-            }
-        }
+        Keeper::start(provisions, store, self.claim.clone(), lease, control).map(Some)
     }
 
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.

@@ -136,7 +136,12 @@ pub trait Store: Send {
     fn renew(&mut self, claim: &Claim) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, and writes down the run. Does nothing if the lock is not ours.
+    ///
+    /// Others may have the lock at once. What is left to do for them can wait a moment: [`Store::settle`] does it.
     fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError>;
+
+    /// Does what a release has left to be done later, if anything. If it fails, nobody waits for ever.
+    fn settle(&mut self, _claim: &Claim) {}
 }
 
 /// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is

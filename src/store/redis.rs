@@ -55,6 +55,8 @@ pub struct RedisStore {
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
+    /// Whom our release has handed the lock to, until it is settled.
+    unsettled: Option<Handed>,
 }
 
 impl RedisStore {
@@ -65,7 +67,7 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None })
+        Ok(RedisStore { server, tls, timeout, connection: None, unsettled: None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -122,13 +124,13 @@ impl RedisStore {
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
         let script = self.script(RELEASE, claim).arg("").arg(u8::from(doubt == Doubt::Pending)).take();
         if let Ok(reply) = self.run(&script, self.timeout / 2) {
-            self.settle(claim, Handed::read(&reply));
+            self.make_sure(claim, Handed::read(&reply));
         }
     }
 
     /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
     /// fails, the others find out by themselves, only later.
-    fn settle(&mut self, claim: &Claim, handed: Option<Handed>) {
+    fn make_sure(&mut self, claim: &Claim, handed: Option<Handed>) {
         let Some(Handed { granted, mut told }) = handed else { return };
         loop {
             let mut script = self.bare_script(SETTLE, claim);
@@ -163,7 +165,7 @@ impl Store for RedisStore {
             return match self.ask(claim, false, None) {
                 Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, handed, .. }) => {
-                    self.settle(claim, handed);
+                    self.make_sure(claim, handed);
                     Ok(Acquired::Held(held))
                 }
                 Err(failure) => Err(self.give_up(claim, &failure)),
@@ -193,8 +195,14 @@ impl Store for RedisStore {
             reply => reply,
         };
         let reply = reply.map_err(|failure| failure.explain(&self.server))?;
-        self.settle(claim, Handed::read(&reply));
+        // The one who was handed the lock asks for it now, and the server does one thing at a time: that goes first.
+        self.unsettled = Handed::read(&reply);
         Ok(())
+    }
+
+    fn settle(&mut self, claim: &Claim) {
+        let handed = self.unsettled.take();
+        self.make_sure(claim, handed);
     }
 }
 

@@ -28,7 +28,7 @@ use super::process::Process;
 use super::signals::{self, Signals};
 use super::spawn::{Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
-use super::tree::{Tree, children_before, reap_child};
+use super::tree::{Child, Tree, children_before};
 use super::{Launch, memory, terminal};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
@@ -37,7 +37,7 @@ use crate::report;
 /// COMMAND, with the guardian as its parent, as lockrun sees it.
 pub struct Guardian {
     link: Link,
-    pid: pid_t,
+    child: Child,
     command: pid_t,
     launch: Launch,
     has_terminal: bool,
@@ -88,7 +88,7 @@ impl Guardian {
         let command = if let Ok(Some(News::Started(command))) = news { command } else { 0 };
         let guardian = Guardian {
             link: ours,
-            pid: forked,
+            child: Child(forked),
             command,
             launch: launch.clone(),
             has_terminal,
@@ -98,10 +98,7 @@ impl Guardian {
         };
         match news {
             Ok(Some(News::Started(_))) => Ok(guardian),
-            Ok(Some(News::NotStarted(failure))) => {
-                reap_child(forked);
-                Err(failure)
-            }
+            Ok(Some(News::NotStarted(failure))) => Err(failure),
             _ => {
                 // It died on the way; what it had started comes to us, and must go.
                 let _ = guardian.take_over(Why::Unguarded, signals);
@@ -120,8 +117,9 @@ impl Guardian {
         Control { link: self.link.clone(), deadline: Arc::clone(&self.deadline) }
     }
 
-    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
-    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<Finished> {
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work. Otherwise
+    /// gives back the guardian, too, which is ending: there is no need to wait for that.
+    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<(Finished, Option<Child>)> {
         let mut stops = JobControl::new(self.has_terminal);
         memory::forget_program_pages();
         loop {
@@ -133,12 +131,9 @@ impl Guardian {
                 match self.link.next_news() {
                     Ok(None) => break,
                     Ok(Some(News::Stopped)) => stopped = true,
-                    Ok(Some(News::Finished(finished))) => {
-                        reap_child(self.pid);
-                        return Ok(finished);
-                    }
+                    Ok(Some(News::Finished(finished))) => return Ok((finished, Some(self.child))),
                     Ok(Some(_)) => {}
-                    Err(_) => return self.take_over(Why::Unguarded, signals),
+                    Err(_) => return Ok((self.take_over(Why::Unguarded, signals)?, None)),
                 }
             }
             if stopped && stops.follows() {
@@ -152,7 +147,7 @@ impl Guardian {
                 .unwrap_or_else(PoisonError::into_inner)
                 .map(|deadline| deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2);
             if backstop.is_some_and(|at| Moment::now() >= at) {
-                return self.take_over(Why::Lost, signals);
+                return Ok((self.take_over(Why::Lost, signals)?, None));
             }
             self.alarm.set(backstop)?;
             match poll(&mut [readable(signals), readable(&self.link), readable(&self.alarm)], PollTimeout::NONE) {
@@ -164,9 +159,7 @@ impl Guardian {
 
     /// Makes sure that the guardian is dead, which brings its descendants here, and kills them. `why` is told as the reason.
     fn take_over(self, why: Why, signals: &Signals) -> nix::Result<Finished> {
-        // SAFETY: plain system call; the guardian is our child and not reaped.
-        unsafe { libc::kill(self.pid, libc::SIGKILL) };
-        reap_child(self.pid);
+        drop(self.child);
         let now = Moment::now();
         let tree = Tree::adopt(self.command, !self.has_terminal, self.strangers);
         let mut supervisor = Supervisor::new(tree, &self.launch, None, now);

@@ -27,6 +27,7 @@ pub use direct::readable;
 pub use exit::{end_as, end_now};
 pub use spawn::{Failure as StartFailure, pass_on};
 pub use supervisor::{Finished, Why};
+pub use tree::Child;
 
 use crate::lease::Deadline;
 use crate::outcome::Ending;
@@ -81,10 +82,11 @@ impl Running {
         Guardian::start(launch, signals, deadline).map(Running::Guarded)
     }
 
-    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended.
-    pub fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
+    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended; and the guardian, if there is
+    /// one that has yet to end.
+    pub fn until_the_end(self, signals: &Signals) -> nix::Result<(Finished, Option<Child>)> {
         match self {
-            Running::Direct(direct) => direct.until_the_end(signals),
+            Running::Direct(direct) => direct.until_the_end(signals).map(|finished| (finished, None)),
             Running::Guarded(guardian) => guardian.until_the_end(signals),
         }
     }
