@@ -17,6 +17,7 @@ mod lease;
 mod outcome;
 mod plan;
 mod progress;
+mod readiness;
 mod report;
 mod run;
 mod store;

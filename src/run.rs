@@ -11,8 +11,10 @@ use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
 use crate::plan::{OnHeld, Plan};
 use crate::progress::Progress;
+use crate::readiness::Readiness;
 use crate::report::{self, Verbosity};
 use crate::store::{self, Acquired, Claim, Custody, Grant, LastRun, Store, Wait};
+use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::signals::Signals;
 use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
 
@@ -26,13 +28,13 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let grant = match run.acquire(&mut *store, signals) {
-        Ok(grant) => grant,
+    let (grant, guardian) = match run.acquire(&mut *store, signals) {
+        Ok(acquired) => acquired,
         Err(outcome) => return Ok(outcome),
     };
     let started = match signals.obey() {
         Some(signal) => Err(Outcome::Ended(Ending::Signaled(signal))),
-        None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, signals)?, provisions))),
+        None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, guardian, signals)?, provisions))),
     };
     let (running, provisions) = match started {
         Ok(started) => started,
@@ -61,10 +63,10 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     } else {
         run.release(&mut *store, finished.command);
     }
-    // Others may go on now; what follows concerns nobody but us.
+    // Others may go on now. What follows can wait, and does, if it would take up what they need to start.
+    store.settle(&run.claim);
     drop(guardian);
     keeper.map_or(Ok(()), Keeper::finish)?;
-    store.settle(&run.claim);
     Ok(run.outcome(finished))
 }
 
@@ -72,6 +74,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
 struct Run<'a> {
     plan: &'a Plan,
     claim: Claim,
+    launch: Launch,
 }
 
 impl<'a> Run<'a> {
@@ -82,23 +85,34 @@ impl<'a> Run<'a> {
             ttl: plan.expires.then_some(plan.terms.ttl),
             holder: Holder::this_run(&plan.argv),
         };
-        Run { plan, claim }
+        let launch = Launch {
+            argv: plan.argv.clone(),
+            env: vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), ("LOCKRUN_TOKEN", claim.token.to_string())],
+            kill_after: plan.terms.kill_after,
+            max_runtime: plan.max_runtime,
+            descendants: plan.descendants,
+        };
+        Run { plan, claim, launch }
     }
 
-    /// Takes the lock, as patiently as the plan says.
-    fn acquire(&self, store: &mut dyn Store, signals: &Signals) -> Result<Grant, Outcome> {
+    /// Takes the lock, as patiently as the plan says. Gives the guardian, too, if it was made ready meanwhile.
+    fn acquire(&self, store: &mut dyn Store, signals: &Signals) -> Result<(Grant, Option<Prepared>), Outcome> {
+        let mut guardian = None;
         let acquired = match self.plan.on_held {
             OnHeld::Fail | OnHeld::Skip => store.acquire(&self.claim, None),
             OnHeld::Wait(span) => {
                 let until = span.map(|span| Moment::now() + span);
-                let watcher = &mut Progress::new(&self.plan.key, self.plan.verbosity);
-                store.acquire(&self.claim, Some(Wait { until, signals, watcher }))
+                let progress = Progress::new(&self.plan.key, self.plan.verbosity);
+                let mut readiness = Readiness::new(progress, &self.launch, signals);
+                let acquired = store.acquire(&self.claim, Some(Wait { until, signals, watcher: &mut readiness }));
+                guardian = readiness.guardian();
+                acquired
             }
         };
         match acquired {
             Ok(Acquired::Mine(grant)) => {
                 self.tell(&format!("lock \"{}\" acquired, fence {}", self.key(), grant.fence));
-                Ok(grant)
+                Ok((grant, guardian))
             }
             Ok(Acquired::Interrupted(signal)) => Err(Outcome::Ended(Ending::Signaled(signal))),
             Ok(Acquired::Held(held)) => {
@@ -130,24 +144,15 @@ impl<'a> Run<'a> {
     }
 
     /// Starts COMMAND under the lock.
-    fn start(&self, grant: &Grant, signals: &Signals) -> Result<Running, Outcome> {
-        let launch = Launch {
-            argv: self.plan.argv.clone(),
-            env: vec![
-                ("LOCKRUN_KEY", self.plan.key.as_str().to_owned()),
-                ("LOCKRUN_TOKEN", self.claim.token.to_string()),
-                ("LOCKRUN_FENCE", grant.fence.to_string()),
-            ],
-            kill_after: self.plan.terms.kill_after,
-            max_runtime: self.plan.max_runtime,
-            descendants: self.plan.descendants,
-        };
+    fn start(&self, grant: &Grant, guardian: Option<Prepared>, signals: &Signals) -> Result<Running, Outcome> {
         let started = match grant.custody {
-            Custody::Kernel => Running::direct(&launch, signals),
+            Custody::Kernel => Running::direct(self.launch.clone(), grant.fence, signals),
             Custody::Lease(sent_at) => {
                 let deadline = self.plan.terms.deadline(sent_at);
                 let ends_command = self.plan.expires && self.plan.kill_on_lost;
-                Running::guarded(&launch, signals, ends_command.then_some(deadline))
+                guardian.map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok).and_then(
+                    |guardian| Running::guarded(guardian, grant.fence, signals, ends_command.then_some(deadline)),
+                )
             }
         };
         let program = escaped(&self.plan.argv[0].to_string_lossy());

@@ -111,6 +111,12 @@ pub struct Wait<'a> {
 pub trait Watcher: Ticking {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     fn waiting(&mut self, held: &Held);
+
+    /// The lock has been granted to us, and our claim of it is on its way: what takes time may be done while it is.
+    fn claiming(&mut self) {}
+
+    /// The claim was in vain, or its answer was not heard.
+    fn not_yet(&mut self) {}
 }
 
 /// What is kept about the last run of a key.

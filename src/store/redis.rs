@@ -12,6 +12,7 @@ mod stream;
 mod tls;
 mod waiting;
 
+use std::thread;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -41,6 +42,10 @@ const SETTLE: &str = script!("settle");
 
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
+
+/// How long the one to whom we have handed the lock is left alone, to claim it and to start its command. Only after that is
+/// it asked whether it listens.
+const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
 /// Whether a request for the lock may still be on its way to the server when the claim is withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +78,14 @@ impl RedisStore {
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
     /// it was idle is opened anew, once. On failure, also tells whether the server may have run it.
     fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        self.run_while(script, timeout, &mut || ())
+    }
+
+    /// The same, while `meanwhile` is done: once, or twice if the script was sent twice.
+    fn run_while(&mut self, script: &Cmd, timeout: Duration, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
         if let Some(connection) = &mut self.connection {
-            match connection.request(script, deadline) {
+            match connection.request(script, deadline, meanwhile) {
                 Err(Failure::Closed) => self.connection = None,
                 Err(failure) => {
                     self.connection = None;
@@ -85,22 +95,28 @@ impl RedisStore {
             }
         }
         let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
-        let reply = connection.request(script, deadline)?;
+        let reply = connection.request(script, deadline, meanwhile)?;
         self.connection = Some(connection);
         Ok(reply)
     }
 
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
-    /// `seen` holding the lock.
+    /// `seen` holding the lock. Does what is to be done `meanwhile` while the request is on its way.
     ///
     /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
-    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
+    fn ask(
+        &mut self,
+        claim: &Claim,
+        wait: bool,
+        seen: Option<&Seen>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Asked, Failure> {
         let mut script = self.script(ACQUIRE, claim);
         script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
         let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen).take();
         let sent_at = Moment::now();
-        let reply = self.run(&script, self.timeout)?;
+        let reply = self.run_while(&script, self.timeout, meanwhile)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
     }
 
@@ -162,7 +178,7 @@ impl RedisStore {
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
-            return match self.ask(claim, false, None) {
+            return match self.ask(claim, false, None, &mut || ()) {
                 Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, handed, .. }) => {
                     self.make_sure(claim, handed);
@@ -195,13 +211,15 @@ impl Store for RedisStore {
             reply => reply,
         };
         let reply = reply.map_err(|failure| failure.explain(&self.server))?;
-        // The one who was handed the lock asks for it now, and the server does one thing at a time: that goes first.
         self.unsettled = Handed::read(&reply);
         Ok(())
     }
 
     fn settle(&mut self, claim: &Claim) {
         let handed = self.unsettled.take();
+        if handed.is_some() {
+            thread::sleep(CLAIM_FIRST);
+        }
         self.make_sure(claim, handed);
     }
 }

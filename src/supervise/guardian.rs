@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, Place};
 use super::direct::{JobControl, readable, watch};
 use super::link::{Link, News, Order};
 use super::process::Process;
@@ -66,38 +66,64 @@ impl Control {
     }
 }
 
-impl Guardian {
-    /// Forks the guardian, which starts COMMAND.
-    pub(super) fn start(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, Failure> {
-        let has_terminal = terminal::is_controlling();
-        let (ours, theirs) = Link::pair().map_err(Failure::Preparing)?;
-        // All that lockrun needs while COMMAND runs is had before COMMAND starts.
-        let alarm = Alarm::new().map_err(Failure::Preparing)?;
-        prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
+/// What a guardian needs, and what takes time to find out about where lockrun runs: all but the process itself.
+pub struct Preparations {
+    ends: (Link, Link),
+    alarm: Alarm,
+    has_terminal: bool,
+    place: Option<Place>,
+}
+
+impl Preparations {
+    /// Makes them. They cost a few descriptors, and change nothing.
+    pub fn new() -> Result<Self, Failure> {
+        Ok(Preparations {
+            ends: Link::pair().map_err(Failure::Preparing)?,
+            alarm: Alarm::new().map_err(Failure::Preparing)?,
+            has_terminal: terminal::is_controlling(),
+            place: Place::find(),
+        })
+    }
+}
+
+/// A guardian that waits for the order to start COMMAND. Dropped, it is gone, and nothing has happened.
+pub struct Prepared(Guardian);
+
+impl Prepared {
+    /// Forks the guardian.
+    ///
+    /// Must be called while the process has one thread.
+    pub fn new(preparations: Preparations, launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
+        let Preparations { ends: (ours, theirs), alarm, has_terminal, place } = preparations;
         let strangers = children_before();
         // SAFETY: the process has one thread, so the child may do whatever its parent could.
         let forked = Errno::result(unsafe { libc::fork() }).map_err(Failure::Preparing)?;
         if forked == 0 {
             drop(ours);
-            guard(&theirs, launch, signals, has_terminal, deadline);
+            guard(&theirs, launch, place.as_ref(), signals, has_terminal);
             // SAFETY: ends the guardian without running what lockrun registered for its own end.
             unsafe { libc::_exit(0) }
         }
-        drop(theirs);
-        let news = ours.await_news();
-        let command = if let Ok(Some(News::Started(command))) = news { command } else { 0 };
-        let guardian = Guardian {
+        Ok(Prepared(Guardian {
             link: ours,
             child: Child(forked),
-            command,
+            command: 0,
             launch: launch.clone(),
             has_terminal,
-            deadline: Arc::new(Mutex::new(deadline)),
+            deadline: Arc::new(Mutex::new(None)),
             alarm,
             strangers,
-        };
-        match news {
-            Ok(Some(News::Started(_))) => Ok(guardian),
+        }))
+    }
+
+    /// Lets it start COMMAND.
+    pub(super) fn start(self, fence: u64, signals: &Signals, deadline: Option<Deadline>) -> Result<Guardian, Failure> {
+        let Prepared(mut guardian) = self;
+        prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
+        guardian.deadline = Arc::new(Mutex::new(deadline));
+        guardian.link.order(Order::Start { fence, deadline });
+        match guardian.link.await_news() {
+            Ok(Some(News::Started(command))) => Ok(Guardian { command, ..guardian }),
             Ok(Some(News::NotStarted(failure))) => Err(failure),
             _ => {
                 // It died on the way; what it had started comes to us, and must go.
@@ -106,7 +132,9 @@ impl Guardian {
             }
         }
     }
+}
 
+impl Guardian {
     /// Ends COMMAND at once: lockrun cannot do its part.
     pub(super) fn abandon(self, signals: &Signals) {
         let _ = self.take_over(Why::Unguarded, signals);
@@ -170,10 +198,12 @@ impl Guardian {
 }
 
 /// The guardian's life.
-fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, deadline: Option<Deadline>) {
+fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals, has_terminal: bool) {
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
-    let cgroup = Cgroup::make();
+    // Up to here nothing has been done that would have to be undone: lockrun may die, or kill us.
+    let Ok(Some(Order::Start { fence, deadline })) = link.await_order() else { return };
+    let cgroup = place.and_then(Place::make);
     let entrance = cgroup.as_ref().and_then(Cgroup::entrance);
     let setup = Setup {
         own_group: !has_terminal,
@@ -181,6 +211,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
         not_after: deadline.map(|deadline| deadline.term_at),
         cgroup: entrance,
     };
+    let launch = &launch.clone().with_fence(fence);
     let tree = match Tree::start(launch, setup, signals, cgroup) {
         Ok(tree) => tree,
         Err(failure) => return link.tell(News::NotStarted(failure)),
@@ -204,6 +235,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
         while !orphaned {
             match link.next_order() {
                 Ok(None) => break,
+                Ok(Some(Order::Start { .. })) => {}
                 Ok(Some(Order::Renewed(deadline))) => supervisor.renewed(deadline),
                 Ok(Some(Order::Lost)) => supervisor.end(Why::Lost, Moment::now()),
                 Ok(Some(Order::Forward(signal))) => supervisor.forward(signal),
@@ -232,6 +264,9 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
     }
     supervisor.dismiss();
     link.tell(News::Finished(finished));
+    // lockrun has something to do now that others wait for, and our end would only take up a processor: it ends us when it
+    // has the time, or with itself.
+    while link.await_order().is_ok() {}
 }
 
 /// Closes every descriptor but `keep`: what lockrun inherited is for COMMAND, and a reader of its output must see the end

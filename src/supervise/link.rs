@@ -18,6 +18,8 @@ use crate::outcome::Ending;
 /// What lockrun tells the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
+    /// The lock is ours, under this fencing token: start COMMAND. With a lease, this is what it allows.
+    Start { fence: u64, deadline: Option<Deadline> },
     /// The lease was renewed.
     Renewed(Deadline),
     /// The lease is lost: end COMMAND.
@@ -43,8 +45,8 @@ pub(super) enum News {
 #[derive(Clone, Debug)]
 pub(super) struct Link(Arc<OwnedFd>);
 
-/// A message: a number for its kind, and up to three more. Both ends are the same program.
-type Words = [u64; 4];
+/// A message: a number for its kind, and up to four more. Both ends are the same program.
+type Words = [u64; 5];
 
 const MESSAGE: usize = size_of::<Words>();
 
@@ -68,6 +70,11 @@ impl Link {
     /// The next order, if there is one; an error if lockrun is gone.
     pub(super) fn next_order(&self) -> nix::Result<Option<Order>> {
         self.receive(MsgFlags::MSG_DONTWAIT).map(|words| words.and_then(Order::read))
+    }
+
+    /// Waits for the next order; an error if lockrun is gone.
+    pub(super) fn await_order(&self) -> nix::Result<Option<Order>> {
+        self.receive(MsgFlags::empty()).map(|words| words.and_then(Order::read))
     }
 
     /// The next news, if there is any; an error if the guardian is gone.
@@ -115,17 +122,22 @@ impl AsFd for Link {
 impl Order {
     fn words(self) -> Words {
         match self {
-            Order::Renewed(deadline) => [1, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon)],
-            Order::Lost => [2, 0, 0, 0],
-            Order::Forward(signal) => [3, signal.into_word(), 0, 0],
+            Order::Renewed(deadline) => deadline_words(1, deadline, 0),
+            Order::Lost => [2, 0, 0, 0, 0],
+            Order::Forward(signal) => [3, signal.into_word(), 0, 0, 0],
+            Order::Start { fence, deadline: Some(deadline) } => deadline_words(4, deadline, fence),
+            Order::Start { fence, deadline: None } => [5, 0, 0, 0, fence],
         }
     }
 
-    fn read([kind, a, b, c]: Words) -> Option<Self> {
+    fn read([kind, a, b, c, d]: Words) -> Option<Self> {
+        let deadline = Deadline { term_at: moment(a), kill_at: moment(b), horizon: moment(c) };
         Some(match kind {
-            1 => Order::Renewed(Deadline { term_at: moment(a), kill_at: moment(b), horizon: moment(c) }),
+            1 => Order::Renewed(deadline),
             2 => Order::Lost,
             3 => Order::Forward(int(a)),
+            4 => Order::Start { fence: d, deadline: Some(deadline) },
+            5 => Order::Start { fence: d, deadline: None },
             _ => return None,
         })
     }
@@ -134,12 +146,12 @@ impl Order {
 impl News {
     fn words(self) -> Words {
         match self {
-            News::Started(pid) => [1, pid.into_word(), 0, 0],
-            News::NotStarted(Failure::NotFound) => [2, 0, 0, 0],
-            News::NotStarted(Failure::TooLate) => [2, 3, 0, 0],
-            News::NotStarted(Failure::CannotExecute(errno)) => [2, 1, (errno as i32).into_word(), 0],
-            News::NotStarted(Failure::Preparing(errno)) => [2, 2, (errno as i32).into_word(), 0],
-            News::Stopped => [3, 0, 0, 0],
+            News::Started(pid) => [1, pid.into_word(), 0, 0, 0],
+            News::NotStarted(Failure::NotFound) => [2, 0, 0, 0, 0],
+            News::NotStarted(Failure::TooLate) => [2, 3, 0, 0, 0],
+            News::NotStarted(Failure::CannotExecute(errno)) => [2, 1, (errno as i32).into_word(), 0, 0],
+            News::NotStarted(Failure::Preparing(errno)) => [2, 2, (errno as i32).into_word(), 0, 0],
+            News::Stopped => [3, 0, 0, 0, 0],
             News::Finished(Finished { command, why, stuck }) => {
                 let command = match command {
                     None => 0,
@@ -147,12 +159,12 @@ impl News {
                     Some(Ending::Signaled(signal)) => 2 << 32 | signal.into_word(),
                 };
                 let why = why.and_then(|why| WHYS.iter().position(|known| *known == why)).map_or(0, |at| at as u64 + 1);
-                [4, command, why, u64::from(stuck)]
+                [4, command, why, u64::from(stuck), 0]
             }
         }
     }
 
-    fn read([kind, a, b, c]: Words) -> Option<Self> {
+    fn read([kind, a, b, c, _]: Words) -> Option<Self> {
         Some(match (kind, a) {
             (1, _) => News::Started(int(a)),
             (2, 0) => News::NotStarted(Failure::NotFound),
@@ -176,6 +188,10 @@ impl News {
 
 /// The reasons, in the order in which they are numbered.
 const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
+
+fn deadline_words(kind: u64, deadline: Deadline, last: u64) -> Words {
+    [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon), last]
+}
 
 /// A moment as nanoseconds after boot, which fit for five hundred years.
 fn word(moment: Moment) -> u64 {
@@ -211,7 +227,8 @@ mod tests {
         let (one, other) = Link::pair().expect("sockets");
         let at = |millis| Moment::from_boot(Duration::from_millis(millis));
         let deadline = Deadline { term_at: at(1), kill_at: at(2), horizon: at(3) };
-        for order in [Order::Renewed(deadline), Order::Lost, Order::Forward(15)] {
+        let starts = [Some(deadline), None].map(|deadline| Order::Start { fence: u64::MAX, deadline });
+        for order in [Order::Renewed(deadline), Order::Lost, Order::Forward(15)].into_iter().chain(starts) {
             one.order(order);
             assert_eq!(other.next_order(), Ok(Some(order)));
         }

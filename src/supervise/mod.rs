@@ -31,7 +31,7 @@ pub use tree::Child;
 
 use crate::lease::Deadline;
 use crate::outcome::Ending;
-use guardian::Guardian;
+use guardian::{Guardian, Prepared};
 use signals::Signals;
 
 /// What is done about processes that COMMAND left behind when it ended.
@@ -60,6 +60,15 @@ pub struct Launch {
     pub descendants: Descendants,
 }
 
+impl Launch {
+    /// The same, and COMMAND is told the fencing token of the lock that it runs under.
+    #[must_use]
+    pub fn with_fence(mut self, fence: u64) -> Self {
+        self.env.push(("LOCKRUN_FENCE", fence.to_string()));
+        self
+    }
+}
+
 /// COMMAND, running. Ends only by [`Running::until_the_end`].
 pub enum Running {
     /// lockrun is its parent.
@@ -70,16 +79,19 @@ pub enum Running {
 
 impl Running {
     /// Starts COMMAND as lockrun's own child: for a lock that the kernel holds, and passes on to COMMAND.
-    pub fn direct(launch: &Launch, signals: &Signals) -> Result<Self, StartFailure> {
-        direct::Direct::start(launch, signals).map(Running::Direct)
+    pub fn direct(launch: Launch, fence: u64, signals: &Signals) -> Result<Self, StartFailure> {
+        direct::Direct::start(&launch.with_fence(fence), signals).map(Running::Direct)
     }
 
-    /// Starts a guardian, and COMMAND as its child: for a lock that is a lease. With no `deadline` the guardian ends
-    /// COMMAND only when lockrun dies.
-    ///
-    /// Must be called while the process has one thread.
-    pub fn guarded(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, StartFailure> {
-        Guardian::start(launch, signals, deadline).map(Running::Guarded)
+    /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With no `deadline` the guardian ends COMMAND
+    /// only when lockrun dies.
+    pub fn guarded(
+        guardian: Prepared,
+        fence: u64,
+        signals: &Signals,
+        deadline: Option<Deadline>,
+    ) -> Result<Self, StartFailure> {
+        guardian.start(fence, signals, deadline).map(Running::Guarded)
     }
 
     /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended; and the guardian, if there is

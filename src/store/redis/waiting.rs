@@ -50,6 +50,8 @@ impl Seen {
 enum Slept {
     /// It is time to look at the lock.
     Look,
+    /// The lock was granted to us, as the mail has it.
+    Granted,
     /// A signal came that ends lockrun.
     Interrupted(i32),
     /// The connection is lost.
@@ -68,10 +70,20 @@ impl RedisStore {
         let mut seen: Option<Seen> = None;
         // Once a request went unanswered it may still be on its way, whatever was answered since.
         let mut doubt = Doubt::None;
+        let mut granted = false;
         loop {
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let pause = match self.ask(claim, !out_of_patience, seen.as_ref()) {
+            let asked = self.ask(claim, !out_of_patience, seen.as_ref(), &mut || {
+                if granted {
+                    watcher.claiming();
+                }
+            });
+            if !matches!(asked, Ok(Asked::Mine(_))) {
+                watcher.not_yet();
+            }
+            granted = false;
+            let pause = match asked {
                 Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
@@ -88,7 +100,8 @@ impl RedisStore {
                         signals,
                         watcher,
                     ) {
-                        Slept::Look => {
+                        slept @ (Slept::Look | Slept::Granted) => {
+                            granted = matches!(slept, Slept::Granted);
                             retry_in = RETRY.0;
                             continue;
                         }
@@ -139,8 +152,7 @@ impl RedisStore {
                 return Slept::Look;
             }
             match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
-                // Granted, or time to look.
-                Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Look,
+                Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Granted,
                 Ok(Popped::Mail(Some(wait))) => until = until.min(Moment::now() + wait),
                 Ok(Popped::Mail(None)) => return Slept::Look,
                 Ok(Popped::Interrupted(signal)) => {
