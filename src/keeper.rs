@@ -97,7 +97,7 @@ impl Keeper {
 enum Kept {
     /// It was renewed, or may be yet.
     Going,
-    /// Who has the lock now, in words.
+    /// It is not ours any more: why.
     Lost(String),
     /// The store was taken back: there is nothing to renew any more.
     Over,
@@ -116,7 +116,7 @@ impl Work {
                 Due::Renew if self.is_told_to_stop() => return,
                 Due::Renew => match self.renew() {
                     Kept::Going => {}
-                    Kept::Lost(holder) => return self.lost(&format!("it is not ours any more: {holder}")),
+                    Kept::Lost(why) => return self.lost(&why),
                     Kept::Over => return,
                 },
                 Due::Stop => {
@@ -135,9 +135,12 @@ impl Work {
         let mut lent = self.store.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(store) = &mut *lent else { return Kept::Over };
         let sent_at = Moment::now();
-        let (answer, kept) = match store.renew(&self.claim) {
+        let (answer, kept) = match store.renew(&self.claim.key, &self.claim.token, Some(self.claim.ttl)) {
             Ok(Renewed::Mine) => (Answer::Mine, Kept::Going),
-            Ok(Renewed::NotMine(held)) => (Answer::NotMine, Kept::Lost(whose(held))),
+            Ok(Renewed::NotMine(held)) => {
+                (Answer::NotMine, Kept::Lost(format!("it is not ours any more: {}", whose(held))))
+            }
+            Ok(Renewed::TakenAway(by)) => (Answer::NotMine, Kept::Lost(format!("it was taken away by {by}"))),
             Err(error) => {
                 self.last_error = Some(error);
                 (Answer::Unknown, Kept::Going)

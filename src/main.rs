@@ -5,6 +5,7 @@
 // Without Rust's own start-up: see `supervise::entry`.
 #![cfg_attr(not(test), no_main)]
 
+mod acquire;
 mod cli;
 mod clock;
 mod commands;
@@ -15,6 +16,7 @@ mod keeper;
 mod key;
 mod lease;
 mod outcome;
+mod outer;
 mod plan;
 mod progress;
 mod readiness;
@@ -22,6 +24,7 @@ mod report;
 mod run;
 mod store;
 mod supervise;
+mod token;
 
 use std::ffi::OsString;
 use std::io::Write as _;

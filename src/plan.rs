@@ -39,6 +39,12 @@ pub struct Plan {
     pub max_runtime: Option<Duration>,
     /// What to do about processes that COMMAND leaves behind.
     pub descendants: Descendants,
+    /// How many runs may hold the lock at once.
+    pub slots: u32,
+    /// Whether the lock stays when COMMAND has succeeded.
+    pub keep: bool,
+    /// How long the lock is held at least.
+    pub min_hold: Duration,
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
     /// How much to say.
@@ -201,6 +207,9 @@ pub fn make(
                 _ => Err(format!("{text:?} is none of leave, wait and kill")),
             })?
             .unwrap_or(Descendants::Leave),
+        slots: 1,
+        keep: false,
+        min_hold: Duration::ZERO,
         argv,
         verbosity: match layers.one_of(&[name::VERBOSE, name::QUIET], &[name::VERBOSE, name::QUIET])? {
             Some((_, name::VERBOSE)) => Verbosity::Verbose,

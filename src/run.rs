@@ -1,22 +1,24 @@
 //! The story of a run: take the lock, run COMMAND, let go of the lock, end as COMMAND ended.
 
-use anyhow::{Context, Result};
-use uuid::Uuid;
+use std::time::Duration;
 
-use crate::clock::Moment;
+use anyhow::{Context, Result};
+
+use crate::acquire::{self, Patience};
 use crate::escape::escaped;
 use crate::holder::Holder;
 use crate::keeper::{Keeper, Lent, Provisions};
 use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
-use crate::plan::{OnHeld, Plan};
-use crate::progress::Progress;
+use crate::outer::{self, Outer};
+use crate::plan::Plan;
 use crate::readiness::Readiness;
 use crate::report::{self, Verbosity};
-use crate::store::{self, Acquired, Claim, Custody, Grant, LastRun, Store, Wait};
+use crate::store::{self, Claim, Custody, Grant, Parting, Stays, Store};
 use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::signals::Signals;
-use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
+use crate::supervise::{Finished, Granted, Launch, Running, StartFailure, Why};
+use crate::token::Token;
 
 /// Runs `plan`, with the signals that were taken over. An error is one of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
@@ -28,8 +30,12 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let (grant, guardian) = match run.acquire(&mut *store, signals) {
-        Ok(acquired) => acquired,
+    let patience = Patience { on_held: plan.on_held, held_status: plan.held_status, verbosity: plan.verbosity };
+    let mut readiness = Readiness::new(&run.launch, signals);
+    let acquired = acquire::acquire(&mut *store, &run.claim, patience, &run.outer, signals, Some(&mut readiness));
+    let guardian = readiness.guardian();
+    let grant = match acquired {
+        Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
     let started = match signals.obey() {
@@ -39,7 +45,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let (running, provisions) = match started {
         Ok(started) => started,
         Err(outcome) => {
-            run.release(&mut *store, None);
+            run.release(&mut *store, Parting::at_once(None));
             return Ok(outcome);
         }
     };
@@ -48,7 +54,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         Ok(keeper) => keeper,
         Err(error) => {
             running.abandon(signals);
-            run.release(&mut *store.take_back(), None);
+            run.release(&mut *store.take_back(), Parting::at_once(None));
             return Err(error);
         }
     };
@@ -59,12 +65,12 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         report::say("some of the command's processes cannot be killed; the lock is left to run out by itself");
     } else if finished.why == Some(Why::Lost) {
         // What may be left of it is taken back, but it is no news if that fails too.
-        let _ = store.release(&run.claim, LastRun { ending: finished.command });
+        let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
     } else {
-        run.release(&mut *store, finished.command);
+        run.release(&mut *store, run.parting(finished.command));
     }
     // Others may go on now. What follows can wait, and does, if it would take up what they need to start.
-    store.settle(&run.claim);
+    store.settle();
     drop(guardian);
     keeper.map_or(Ok(()), Keeper::finish)?;
     Ok(run.outcome(finished))
@@ -74,6 +80,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
 struct Run<'a> {
     plan: &'a Plan,
     claim: Claim,
+    outer: Outer,
     launch: Launch,
 }
 
@@ -81,55 +88,24 @@ impl<'a> Run<'a> {
     fn new(plan: &'a Plan) -> Self {
         let claim = Claim {
             key: plan.key.clone(),
-            token: Uuid::new_v4(),
+            token: Token::random(),
             ttl: plan.expires.then_some(plan.terms.ttl),
             holder: Holder::this_run(&plan.argv),
+            slots: plan.slots,
+            by_hand: false,
         };
+        let outer = Outer::read(&|name| std::env::var(name).ok());
+        let mut env =
+            vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), (outer::TOKEN, claim.token.as_str().to_owned())];
+        env.extend(outer.for_command().map(|tokens| (outer::OUTER, tokens)));
         let launch = Launch {
             argv: plan.argv.clone(),
-            env: vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), ("LOCKRUN_TOKEN", claim.token.to_string())],
+            env,
             kill_after: plan.terms.kill_after,
             max_runtime: plan.max_runtime,
             descendants: plan.descendants,
         };
-        Run { plan, claim, launch }
-    }
-
-    /// Takes the lock, as patiently as the plan says. Gives the guardian, too, if it was made ready meanwhile.
-    fn acquire(&self, store: &mut dyn Store, signals: &Signals) -> Result<(Grant, Option<Prepared>), Outcome> {
-        let mut guardian = None;
-        let acquired = match self.plan.on_held {
-            OnHeld::Fail | OnHeld::Skip => store.acquire(&self.claim, None),
-            OnHeld::Wait(span) => {
-                let until = span.map(|span| Moment::now() + span);
-                let progress = Progress::new(&self.plan.key, self.plan.verbosity);
-                let mut readiness = Readiness::new(progress, &self.launch, signals);
-                let acquired = store.acquire(&self.claim, Some(Wait { until, signals, watcher: &mut readiness }));
-                guardian = readiness.guardian();
-                acquired
-            }
-        };
-        match acquired {
-            Ok(Acquired::Mine(grant)) => {
-                self.tell(&format!("lock \"{}\" acquired, fence {}", self.key(), grant.fence));
-                Ok((grant, guardian))
-            }
-            Ok(Acquired::Interrupted(signal)) => Err(Outcome::Ended(Ending::Signaled(signal))),
-            Ok(Acquired::Held(held)) => {
-                if self.plan.on_held == OnHeld::Skip {
-                    self.tell(&format!("skipped: {}", report::held(&self.plan.key, &held)));
-                    return Err(Outcome::Skipped);
-                }
-                if self.plan.verbosity > Verbosity::Quiet {
-                    report::say(&report::held(&self.plan.key, &held));
-                }
-                Err(Outcome::Held(self.plan.held_status))
-            }
-            Err(error) => {
-                report::error(&error.context(format!("cannot take the lock \"{}\"", self.key())));
-                Err(Outcome::StoreFailed)
-            }
-        }
+        Run { plan, claim, outer, launch }
     }
 
     /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
@@ -145,14 +121,15 @@ impl<'a> Run<'a> {
 
     /// Starts COMMAND under the lock.
     fn start(&self, grant: &Grant, guardian: Option<Prepared>, signals: &Signals) -> Result<Running, Outcome> {
+        let granted = Granted { fence: grant.fence, slot: (self.plan.slots > 1).then_some(grant.slot) };
         let started = match grant.custody {
-            Custody::Kernel => Running::direct(self.launch.clone(), grant.fence, signals),
+            Custody::Kernel => Running::direct(self.launch.clone(), granted, signals),
             Custody::Lease(sent_at) => {
                 let deadline = self.plan.terms.deadline(sent_at);
                 let ends_command = self.plan.expires && self.plan.kill_on_lost;
-                guardian.map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok).and_then(
-                    |guardian| Running::guarded(guardian, grant.fence, signals, ends_command.then_some(deadline)),
-                )
+                guardian
+                    .map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok)
+                    .and_then(|guardian| Running::guarded(guardian, granted, signals, ends_command.then_some(deadline)))
             }
         };
         let program = escaped(&self.plan.argv[0].to_string_lossy());
@@ -193,10 +170,25 @@ impl<'a> Run<'a> {
         Keeper::start(provisions, store, self.claim.clone(), lease, control).map(Some)
     }
 
+    /// How to let go of the lock, after COMMAND has ended so.
+    fn parting(&self, ending: Option<Ending>) -> Parting {
+        let stays = if self.plan.keep && ending == Some(Ending::Exited(0)) {
+            Stays::Kept(self.claim.ttl)
+        } else if self.plan.min_hold > Duration::ZERO {
+            Stays::AtLeast(self.plan.min_hold)
+        } else {
+            Stays::Not
+        };
+        Parting::Run { ending, stays }
+    }
+
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.
-    fn release(&self, store: &mut dyn Store, ending: Option<Ending>) {
-        match store.release(&self.claim, LastRun { ending }) {
-            Ok(()) => self.tell(&format!("lock \"{}\" released", self.key())),
+    fn release(&self, store: &mut dyn Store, parting: Parting) {
+        match store.release(&self.claim.key, &self.claim.token, parting) {
+            Ok(_) => self.tell(&match parting {
+                Parting::Run { stays: Stays::Kept(_), .. } => format!("lock \"{}\" kept", self.key()),
+                _ => format!("lock \"{}\" released", self.key()),
+            }),
             Err(error) => {
                 let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
                 let failed = format!("cannot release the lock \"{}\", which stays {lasts}", self.key());

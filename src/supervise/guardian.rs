@@ -29,7 +29,7 @@ use super::signals::{self, Signals};
 use super::spawn::{Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::{Child, Tree, children_before};
-use super::{Launch, memory, terminal};
+use super::{Granted, Launch, memory, terminal};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
 use crate::report;
@@ -117,11 +117,16 @@ impl Prepared {
     }
 
     /// Lets it start COMMAND.
-    pub(super) fn start(self, fence: u64, signals: &Signals, deadline: Option<Deadline>) -> Result<Guardian, Failure> {
+    pub(super) fn start(
+        self,
+        granted: Granted,
+        signals: &Signals,
+        deadline: Option<Deadline>,
+    ) -> Result<Guardian, Failure> {
         let Prepared(mut guardian) = self;
         prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
         guardian.deadline = Arc::new(Mutex::new(deadline));
-        guardian.link.order(Order::Start { fence, deadline });
+        guardian.link.order(Order::Start { granted, deadline });
         match guardian.link.await_news() {
             Ok(Some(News::Started(command))) => Ok(Guardian { command, ..guardian }),
             Ok(Some(News::NotStarted(failure))) => Err(failure),
@@ -202,7 +207,7 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
     // Up to here nothing has been done that would have to be undone: lockrun may die, or kill us.
-    let Ok(Some(Order::Start { fence, deadline })) = link.await_order() else { return };
+    let Ok(Some(Order::Start { granted, deadline })) = link.await_order() else { return };
     let cgroup = place.and_then(Place::make);
     let entrance = cgroup.as_ref().and_then(Cgroup::entrance);
     let setup = Setup {
@@ -211,7 +216,7 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
         not_after: deadline.map(|deadline| deadline.term_at),
         cgroup: entrance,
     };
-    let launch = &launch.clone().with_fence(fence);
+    let launch = &launch.clone().under(granted);
     let tree = match Tree::start(launch, setup, signals, cgroup) {
         Ok(tree) => tree,
         Err(failure) => return link.tell(News::NotStarted(failure)),

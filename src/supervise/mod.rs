@@ -60,11 +60,21 @@ pub struct Launch {
     pub descendants: Descendants,
 }
 
+/// What COMMAND is told of the grant that it runs under: known only when the lock is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The fencing token.
+    pub fence: u64,
+    /// The slot, if there are several.
+    pub slot: Option<u32>,
+}
+
 impl Launch {
-    /// The same, and COMMAND is told the fencing token of the lock that it runs under.
+    /// The same, and COMMAND is told of the grant that it runs under.
     #[must_use]
-    pub fn with_fence(mut self, fence: u64) -> Self {
-        self.env.push(("LOCKRUN_FENCE", fence.to_string()));
+    pub fn under(mut self, granted: Granted) -> Self {
+        self.env.push(("LOCKRUN_FENCE", granted.fence.to_string()));
+        self.env.extend(granted.slot.map(|slot| ("LOCKRUN_SLOT", slot.to_string())));
         self
     }
 }
@@ -79,19 +89,19 @@ pub enum Running {
 
 impl Running {
     /// Starts COMMAND as lockrun's own child: for a lock that the kernel holds, and passes on to COMMAND.
-    pub fn direct(launch: Launch, fence: u64, signals: &Signals) -> Result<Self, StartFailure> {
-        direct::Direct::start(&launch.with_fence(fence), signals).map(Running::Direct)
+    pub fn direct(launch: Launch, granted: Granted, signals: &Signals) -> Result<Self, StartFailure> {
+        direct::Direct::start(&launch.under(granted), signals).map(Running::Direct)
     }
 
     /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With no `deadline` the guardian ends COMMAND
     /// only when lockrun dies.
     pub fn guarded(
         guardian: Prepared,
-        fence: u64,
+        granted: Granted,
         signals: &Signals,
         deadline: Option<Deadline>,
     ) -> Result<Self, StartFailure> {
-        guardian.start(fence, signals, deadline).map(Running::Guarded)
+        guardian.start(granted, signals, deadline).map(Running::Guarded)
     }
 
     /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended; and the guardian, if there is

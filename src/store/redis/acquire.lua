@@ -8,12 +8,13 @@
 --       5 refresh   how often a waiter looks at the lock when nothing happens, in ms
 --       6 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
 --       7 unseen    how long ago that was, in ms
+--       8 hand      1: it is taken by hand; 0: for a command of lockrun's
 -- Reply {1, fence}  it is ours
---       {0, {held for, expires in or -1, info} or {}, place in the queue from 0, look again in, granted, told}
+--       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
 --                   it is not; times in ms; the last two are tokens of waiters, or '' (see settle)
 
 local TOKEN, TTL, WHO, WAIT, REFRESH = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
-local CAUTION, UNSEEN = tonumber(ARGV[6]), tonumber(ARGV[7])
+local CAUTION, UNSEEN, HAND = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 
 local ended = drop_ended_leases()
 
@@ -57,7 +58,7 @@ if mine then
     -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
     local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
     redis.call('SET', FENCE, whole(fence))
-    info = {who = cjson.decode(WHO), since = now, fence = fence, ttl = TTL}
+    info = {who = cjson.decode(WHO), since = now, fence = fence, ttl = TTL, hand = HAND or nil}
     set_info(TOKEN, info)
     forget_waiter(TOKEN)
   end
@@ -76,7 +77,7 @@ else
   if not place then
     local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0
     redis.call('ZADD', QUEUE, whole(last + 1), TOKEN)
-    set_info(TOKEN, {who = cjson.decode(WHO)})
+    set_info(TOKEN, {who = cjson.decode(WHO), joined = now})
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
   redis.call('ZADD', ALIVE, whole(now + ALIVE_FOR), TOKEN)

@@ -93,6 +93,17 @@ impl Connection {
         }
     }
 
+    /// Sends all of `commands` in one flight, and waits for their answers. Not for the first request on a connection.
+    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+        let mut flight = Vec::new();
+        for command in commands {
+            command.write_packed_command(&mut flight);
+        }
+        self.stream.set_deadline(deadline);
+        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
+        commands.iter().map(|command| self.receive(command, deadline)).collect()
+    }
+
     /// Sends `command` and does not wait for its answer. Not for the first request on a connection.
     pub(super) fn send(&mut self, command: &Cmd, deadline: Moment) -> Result<(), Failure> {
         self.stream.set_deadline(deadline);

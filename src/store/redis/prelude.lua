@@ -1,7 +1,9 @@
 -- What the scripts share: it stands in front of each of them. Every script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON {who, since, fence, ttl}; of holders, and {who} of waiters
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, ttl, and where it is so: hand, let_go, taken}, of a
+--                   waiter {who, joined}. hand: no command of lockrun's runs under it (any more); let_go: it is released by hand
+--                   while one does; taken: who has taken it away; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
@@ -33,6 +35,12 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Lua would write a large number as 1.7e+12.
 local function whole(number)
   return string.format('%.0f', number)
+end
+
+-- A server that is out of memory refuses a script whose first change could take more of it. After any other change it lets
+-- it pass; a lease must not be lost, nor a lock stay, for want of a few bytes.
+local function let_pass_when_full()
+  redis.call('PERSIST', HOLDERS)
 end
 
 local function info_of(token)
@@ -145,15 +153,22 @@ local function expire_keys()
   redis.call('PEXPIREAT', ALIVE, whole(last_life))
 end
 
--- How long the holder with the lease that ends first has had it, when that ends (-1: never), and its particulars.
+-- A holder: how long it has been one, when its lease ends (-1: never), its particulars, and its token; all of it as a reply.
+local function describe(token, ends)
+  local info = redis.call('HGET', INFO, token) or '{}'
+  local since = cjson.decode(info).since or now
+  return {now - since, ends == 'inf' and -1 or ends - now, info, token}
+end
+
+-- The holder with the lease that ends first, described.
 local function holder()
   local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
-  if not first[1] then
-    return {}
-  end
-  local info = redis.call('HGET', INFO, first[1]) or '{}'
-  local since = cjson.decode(info).since or now
-  local expires_in = first[2] == 'inf' and -1 or first[2] - now
-  return {now - since, expires_in, info}
+  return first[1] and describe(first[1], first[2]) or {}
+end
+
+-- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended.
+local function note(info, ending)
+  ending.who, ending.started, ending.ended = info.who, info.since, now
+  redis.call('SET', LAST, cjson.encode(ending))
 end
 
