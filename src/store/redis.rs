@@ -9,6 +9,7 @@ mod dial;
 mod keys;
 mod reply;
 mod resolve;
+mod script;
 mod stream;
 mod tls;
 mod waiting;
@@ -29,23 +30,9 @@ use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
+use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
-
-/// The scripts. What they share stands in front of each.
-macro_rules! script {
-    ($name:literal) => {
-        concat!(include_str!("redis/prelude.lua"), include_str!(concat!("redis/", $name, ".lua")))
-    };
-}
-
-const ACQUIRE: &str = script!("acquire");
-const RENEW: &str = script!("renew");
-const RELEASE: &str = script!("release");
-const SETTLE: &str = script!("settle");
-const LIST: &str = script!("list");
-const TAKE_AWAY: &str = script!("take_away");
-const FORGET: &str = script!("forget");
 
 /// How many scripts travel together: each has its whole text with it.
 const FLIGHT: usize = 50;
@@ -70,6 +57,8 @@ pub struct RedisStore {
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
+    /// The server most likely has our scripts already.
+    knows_scripts: bool,
     /// Whom our release has handed the lock to, until it is settled.
     unsettled: Option<(Key, Handed)>,
 }
@@ -82,7 +71,7 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None, unsettled: None })
+        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, unsettled: None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -94,6 +83,20 @@ impl RedisStore {
     /// The same, while `meanwhile` is done: once, or twice if the script was sent twice.
     fn run_while(&mut self, script: &Cmd, timeout: Duration, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
+        match self.send(script, deadline, meanwhile) {
+            Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
+                Some(full) => {
+                    self.knows_scripts = false;
+                    self.send(&full, deadline, meanwhile)
+                }
+                None => Err(Failure::Refused { command, error }),
+            },
+            reply => reply,
+        }
+    }
+
+    /// Sends a script as it is.
+    fn send(&mut self, script: &Cmd, deadline: Moment, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
         if let Some(connection) = &mut self.connection {
             match connection.request(script, deadline, meanwhile) {
                 Err(Failure::Closed) => self.connection = None,
@@ -121,7 +124,7 @@ impl RedisStore {
         seen: Option<&Seen>,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<Asked, Failure> {
-        let mut script = self.script(ACQUIRE, &claim.key, &claim.token);
+        let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
         let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen);
@@ -149,7 +152,7 @@ impl RedisStore {
     /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
     /// not be used again.
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
-        let mut script = self.script(RELEASE, &claim.key, &claim.token);
+        let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).take();
         if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
             self.make_sure(&claim.key, handed);
@@ -161,7 +164,7 @@ impl RedisStore {
     fn make_sure(&mut self, key: &Key, handed: Option<Handed>) {
         let Some(Handed { granted, mut told }) = handed else { return };
         loop {
-            let mut script = self.bare_script(SETTLE, key);
+            let mut script = self.bare_script(&SETTLE, key);
             let script = script.arg(&granted).arg(&told).take();
             match self.run(&script, self.timeout).ok().and_then(|reply| reply::text(&reply)) {
                 Some(next) if !next.is_empty() => told = next,
@@ -170,10 +173,10 @@ impl RedisStore {
         }
     }
 
-    /// An EVAL of `script` on the keys of the lock.
-    fn bare_script(&self, script: &str, key: &Key) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(script).arg(KEYS.len());
+    /// A run of `script` on the keys of the lock.
+    fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
+        let mut command = script.command(self.knows_scripts);
+        command.arg(KEYS.len());
         let base = keys::base(&self.server.prefix, key);
         for key in KEYS {
             command.arg(format!("{base}{key}"));
@@ -182,7 +185,7 @@ impl RedisStore {
     }
 
     /// The same with a token as its first argument.
-    fn script(&self, script: &str, key: &Key, token: &Token) -> Cmd {
+    fn script(&self, script: &Script, key: &Key, token: &Token) -> Cmd {
         self.bare_script(script, key).arg(token.as_str()).take()
     }
 }
@@ -204,7 +207,7 @@ impl Store for RedisStore {
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
         let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
-        let script = self.script(RENEW, key, token).arg(ttl).take();
+        let script = self.script(&RENEW, key, token).arg(ttl).take();
         let reply = self.answer(&script)?;
         reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
     }
@@ -225,7 +228,7 @@ impl Store for RedisStore {
                 }
             }
         };
-        let script = self.script(RELEASE, key, token).arg(ending.to_string()).arg(0).arg(how).arg(span).take();
+        let script = self.script(&RELEASE, key, token).arg(ending.to_string()).arg(0).arg(how).arg(span).take();
         // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
         // twice does no harm, and a lock that never expires has no second chance.
         let was_idle = self.connection.is_some();
@@ -251,7 +254,7 @@ impl Store for RedisStore {
             Some(key) => vec![key.clone()],
             None => self.all_keys()?,
         };
-        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(LIST, key)).collect();
+        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
         let replies = self.answers(&scripts)?;
         let read = keys.into_iter().zip(replies).map(|(key, reply)| reply::read_status(key, &reply));
         read.collect::<Result<_, _>>().map_err(|strange| self.is_strange(strange))
@@ -259,7 +262,7 @@ impl Store for RedisStore {
 
     fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-        let mut script = self.bare_script(TAKE_AWAY, key);
+        let mut script = self.bare_script(&TAKE_AWAY, key);
         let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
@@ -271,7 +274,7 @@ impl Store for RedisStore {
         let keys = self.all_keys()?;
         let scripts: Vec<Cmd> = keys
             .iter()
-            .map(|key| self.bare_script(FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
+            .map(|key| self.bare_script(&FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
             .collect();
         let replies = self.answers(&scripts)?;
         Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, read_mail};
-use super::{Doubt, RedisStore, keys, millis};
+use super::{Doubt, RedisStore, keys, millis, script};
 use crate::clock::Moment;
 use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
@@ -81,6 +81,7 @@ impl RedisStore {
             });
             if !matches!(asked, Ok(Asked::Mine(_))) {
                 watcher.not_yet();
+                script::take_hashes();
             }
             granted = false;
             let pause = match asked {
@@ -105,6 +106,7 @@ impl RedisStore {
                     ) {
                         slept @ (Slept::Look | Slept::Granted) => {
                             granted = matches!(slept, Slept::Granted);
+                            self.knows_scripts |= granted;
                             retry_in = RETRY.0;
                             continue;
                         }
