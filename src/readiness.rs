@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use crate::clock::Moment;
 use crate::progress::Progress;
 use crate::store::{Held, Watcher};
 use crate::supervise::Launch;
@@ -11,18 +12,25 @@ use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
 
+/// The next one in the queue makes its guardian ready this long after the one before it was granted the lock, which is to
+/// start first, and keeps it so long: where runs are short the lock comes before that, and where they are not, a waiter is one
+/// process and no more.
+const READY: (Duration, Duration) = (Duration::from_millis(3), Duration::from_secs(1));
+
 /// A guardian that is made ready when it is as good as needed.
 pub struct Readiness<'a> {
     launch: &'a Launch,
     signals: &'a Signals,
     preparations: Option<Preparations>,
     guardian: Option<Prepared>,
+    /// Since when we are next, if that is not long ago.
+    next_since: Option<Moment>,
 }
 
 impl<'a> Readiness<'a> {
     /// Nothing is ready for `launch` yet.
     pub fn new(launch: &'a Launch, signals: &'a Signals) -> Self {
-        Readiness { launch, signals, preparations: None, guardian: None }
+        Readiness { launch, signals, preparations: None, guardian: None, next_since: None }
     }
 
     /// The guardian, if one was made ready.
@@ -35,6 +43,21 @@ impl<'a> Readiness<'a> {
     fn prepare(&mut self) {
         if self.preparations.is_none() {
             self.preparations = Preparations::new().ok();
+        }
+    }
+
+    /// When [`Self::tick`] wants to be called.
+    fn tick_every(&self) -> Option<Duration> {
+        self.next_since.map(|_| if self.guardian.is_none() { READY.0 } else { READY.1 })
+    }
+
+    fn tick(&mut self) {
+        let Some(waited) = self.next_since.map(|since| Moment::now().since(since)) else { return };
+        if waited >= READY.1 {
+            self.next_since = None;
+            self.guardian = None;
+        } else if waited >= READY.0 {
+            self.make_guardian();
         }
     }
 
@@ -65,6 +88,12 @@ impl Watcher for Onlooker<'_, '_> {
         self.progress.waiting(held)
     }
 
+    fn next(&mut self) {
+        if let Some(readiness) = &mut self.readiness {
+            readiness.next_since = Some(Moment::now());
+        }
+    }
+
     fn claiming(&mut self) {
         if let Some(readiness) = &mut self.readiness {
             readiness.make_guardian();
@@ -73,6 +102,7 @@ impl Watcher for Onlooker<'_, '_> {
 
     fn not_yet(&mut self) {
         if let Some(readiness) = &mut self.readiness {
+            readiness.next_since = None;
             readiness.guardian = None;
             readiness.prepare();
         }
@@ -81,10 +111,14 @@ impl Watcher for Onlooker<'_, '_> {
 
 impl Ticking for Onlooker<'_, '_> {
     fn tick_every(&self) -> Option<Duration> {
-        self.progress.tick_every()
+        let readiness = self.readiness.as_ref().and_then(|readiness| readiness.tick_every());
+        self.progress.tick_every().into_iter().chain(readiness).min()
     }
 
     fn tick(&mut self) {
+        if let Some(readiness) = &mut self.readiness {
+            readiness.tick();
+        }
         self.progress.tick();
     }
 
