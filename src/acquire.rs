@@ -6,6 +6,7 @@ use crate::outcome::{Ending, Outcome};
 use crate::outer::Outer;
 use crate::plan::OnHeld;
 use crate::progress::Progress;
+use crate::readiness::{Onlooker, Readiness};
 use crate::report::{self, Verbosity};
 use crate::store::{Acquired, Claim, Grant, Held, Store, Wait};
 use crate::supervise::signals::Signals;
@@ -21,13 +22,14 @@ pub struct Patience {
     pub verbosity: Verbosity,
 }
 
-/// Takes the lock that `claim` names. If there is no grant, it has been said why, and the outcome is what is to be made of it.
+/// Takes the lock that `claim` names, and gets ready for what it is for. If there is no grant, it has been said why, and the outcome is what is to be made of it.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
     patience: Patience,
     outer: &Outer,
     signals: &Signals,
+    readiness: Option<&mut Readiness<'_>>,
 ) -> Result<Grant, Outcome> {
     let key = escaped(claim.key.as_str());
     let Patience { on_held, held_status, verbosity } = patience;
@@ -37,7 +39,8 @@ pub fn acquire(
         OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None),
         OnHeld::Wait(span) => {
             let until = span.map(|span| Moment::now() + span);
-            let watcher = &mut Progress::new(&claim.key, verbosity, &waits_for_itself);
+            let progress = Progress::new(&claim.key, verbosity, &waits_for_itself);
+            let watcher = &mut Onlooker::new(progress, readiness);
             store.acquire(claim, Some(Wait { until, signals, watcher }))
         }
     };

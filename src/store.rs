@@ -247,6 +247,15 @@ pub trait Watcher: Ticking {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
+
+    /// Another waiter has just been granted the lock, and we are next: it may be long, or only a moment.
+    fn next(&mut self) {}
+
+    /// The lock has been granted to us, and our claim of it is on its way: what takes time may be done while it is.
+    fn claiming(&mut self) {}
+
+    /// It is not ours yet: what was done for the claim is of no use. What the next claim will need can be had now.
+    fn not_yet(&mut self) {}
 }
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
@@ -266,7 +275,12 @@ pub trait Store: Send {
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
+    ///
+    /// Others may have the lock at once. What is left to do for them can wait a moment: [`Store::settle`] does it.
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+
+    /// Does what a release has left to be done later, if anything. If it fails, nobody waits for ever.
+    fn settle(&mut self) {}
 
     /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;
