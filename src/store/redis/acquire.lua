@@ -73,7 +73,7 @@ if letter then
 end
 
 local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
-local handed, patience = {}, REFRESH * 2
+local handed, patience = {}, math.huge
 if not mine then
   if redis.call('ZCARD', HOLDERS) == 0 then
     -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
