@@ -27,8 +27,8 @@ local function probe(granted)
   end
   info.probed = true
   set_info(granted, info)
-  for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, PROBED - 1)) do
-    if token ~= granted and token ~= TOKEN and not is_absent(token) then
+  for _, token in ipairs(waiters(PROBED, granted)) do
+    if token ~= TOKEN then
       mail(token, 0)
     end
   end
