@@ -30,8 +30,8 @@ local function probe(granted)
   end
   info.probed = true
   set_info(granted, info)
-  for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, PROBED - 1)) do
-    if token ~= granted and token ~= TOKEN and not is_absent(token) then
+  for _, token in ipairs(waiters(PROBED, granted)) do
+    if token ~= TOKEN then
       mail(token, 0)
     end
   end
@@ -76,7 +76,7 @@ if letter then
 end
 
 local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
-local handed, patience = {}, REFRESH * 2
+local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
