@@ -378,7 +378,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__release)
-            opts="-k -h --key --token --store --store-file --store-timeout --help"
+            opts="-k -v -q -h --key --token --store --store-file --store-timeout --verbose --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -427,7 +427,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__renew)
-            opts="-k -h --key --token --store --store-file --ttl --store-timeout --json --help"
+            opts="-k -h --key --token --store --store-file --ttl --store-timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
