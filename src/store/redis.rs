@@ -24,7 +24,9 @@ use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::address::{Endpoint, Server};
-use super::{Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait};
+use super::{
+    Acquired, Claim, KeyStatus, Parting, Released, Renewed, Reserved, Stays, Store, StoreError, TakenAway, Wait, Wanted,
+};
 use crate::clock::Moment;
 use crate::finding::Finding;
 use crate::holder::Holder;
@@ -33,7 +35,7 @@ use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
-use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, SETTLE, Script, TAKE_AWAY};
+use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
 
@@ -41,7 +43,7 @@ use waiting::Seen;
 const FLIGHT: usize = 50;
 
 /// The keys that every script is given, as the prelude names them.
-const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
+const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
 
 /// How long the one to whom we have handed the lock is left alone, to claim it and to start its command. Only after that is
 /// it asked whether it listens.
@@ -250,6 +252,19 @@ impl Store for RedisStore {
             thread::sleep(CLAIM_FIRST);
             self.make_sure(&key, Some(handed));
         }
+    }
+
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+        let mut script = self.script(&RESERVE, &claim.key, &claim.token);
+        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let script = match wanted {
+            Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
+            Wanted::Value { value, after } => script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()),
+        };
+        let script = script.take();
+        let sent_at = Moment::now();
+        let reply = self.run(&script, self.timeout).map_err(|failure| self.give_up(claim, &failure))?;
+        reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
