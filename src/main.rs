@@ -70,21 +70,22 @@ fn run(words: Vec<OsString>) -> Result<Outcome> {
     words.insert(0, "lockrun".into());
     let matches = match definition.try_get_matches_from(&words) {
         Ok(matches) => matches,
-        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
-            return Ok(cli::documented()
-                .try_get_matches_from(words)
-                .map_or_else(|help| explain(&help), |_| Outcome::Printed));
-        }
-        Err(error) => return Ok(explain(&error)),
+        Err(error) => return Ok(explain(&worded(error, words))),
     };
     let plan = plan::make(&Settings::new(&matches, &environment, &read_file))?;
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
+/// What the parser of a run's command line had to say, in the words of the full definition.
+fn worded(error: clap::Error, words: Vec<OsString>) -> clap::Error {
+    let definition = if error.kind() == ErrorKind::DisplayHelp { cli::all() } else { cli::documented() };
+    definition.try_get_matches_from(words).err().unwrap_or(error)
+}
+
 /// Does what `word`, the first of `words`, says.
 fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
-        let definition = cli::documented_subcommand(subcommand);
+        let definition = subcommand.definition();
         let mut tied = cli::tie_wait(&definition, words[1..].to_vec());
         tied.insert(0, word.to_owned());
         return match definition.try_get_matches_from(tied) {
@@ -104,7 +105,7 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     let what = matches.get_one::<String>("what").map(String::as_str);
     if word == cli::HELP {
         let subcommand = what.and_then(|what| Subcommand::named(what.as_ref()));
-        let mut about = subcommand.map_or_else(cli::documented, cli::documented_subcommand);
+        let mut about = subcommand.map_or_else(cli::all, Subcommand::definition);
         print(&about.render_long_help().to_string());
     } else {
         commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;

@@ -29,7 +29,7 @@ pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
 
 /// Writes the manual page.
 fn manual(out: &mut impl Write) -> Result<()> {
-    start(&Man::new(cli::documented()), out)?;
+    start(&Man::new(cli::all()), out)?;
     let mut rest = Roff::new();
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     rest.control("SH", ["OTHER COMMANDS"]).text([roman("Each has a manual page of its own.")]);
