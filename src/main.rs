@@ -28,10 +28,12 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::ArgMatches;
 use clap::error::ErrorKind;
 
 use cli::Subcommand;
 use outcome::Outcome;
+use settings::files::{self, File};
 use settings::{Settings, Wrong};
 use supervise::signals::Signals;
 
@@ -72,7 +74,7 @@ fn run(words: Vec<OsString>) -> Result<Outcome> {
         Ok(matches) => matches,
         Err(error) => return Ok(explain(&worded(error, words))),
     };
-    let plan = plan::make(&Settings::new(&matches, &environment, &read_file))?;
+    let plan = plan::make(&settings(&matches)?)?;
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
@@ -89,7 +91,7 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
         let mut tied = cli::tie_wait(&definition, words[1..].to_vec());
         tied.insert(0, word.to_owned());
         return match definition.try_get_matches_from(tied) {
-            Ok(matches) => commands::run(subcommand, &Settings::new(&matches, &environment, &read_file)),
+            Ok(matches) => commands::run(subcommand, &settings(&matches)?),
             Err(error) => Ok(explain(&error)),
         };
     }
@@ -111,6 +113,15 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
         commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
     }
     Ok(Outcome::Printed)
+}
+
+/// What was typed, with all that is set elsewhere.
+fn settings(matches: &ArgMatches) -> Result<Settings<'_>, Wrong> {
+    let files = files::read(&environment)?;
+    for warning in files.iter().filter_map(File::warning) {
+        report::say(&warning);
+    }
+    Ok(Settings::new(matches, &environment, files, &read_file))
 }
 
 fn environment(name: &str) -> Option<OsString> {

@@ -32,11 +32,13 @@ pub const FOR_EVER: &str = "forever";
 pub fn documented() -> Command {
     described(command()).about(text::ABOUT).long_about(text::LONG_ABOUT).override_usage(text::USAGE).after_long_help(
         format!(
-            "Exit status:\n{}\nCOMMAND finds in its environment:\n{}\n{}\n\n{}",
+            "Exit status:\n{}\nCOMMAND finds in its environment:\n{}\n{}\n\n{}\n\nFiles:\n{}\n{}",
             table(&text::EXIT_STATUS),
             table(&text::ENVIRONMENT),
             text::DURATIONS,
-            text::VARIABLES
+            text::SETTINGS,
+            table(&text::FILES),
+            text::FILE_FORMAT
         ),
     )
 }
@@ -52,7 +54,8 @@ pub fn all() -> Command {
 
 /// Terms with their meanings, in columns.
 fn table(rows: &text::Table) -> String {
-    rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<15}{meaning}\n"))
+    let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or_default().max(15);
+    rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<width$}{meaning}\n"))
 }
 
 /// The definition of the subcommand that prints the help of another.

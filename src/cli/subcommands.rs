@@ -103,7 +103,7 @@ impl Subcommand {
                 "Exit status:\n{}\n{}\n\n{}",
                 table(self.exit_status()),
                 text::DURATIONS,
-                text::SHARED_VARIABLES
+                text::SHARED_SETTINGS
             ))
     }
 

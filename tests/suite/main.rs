@@ -8,6 +8,7 @@ mod support;
 mod bad_input;
 mod cgroups;
 mod clean;
+mod config;
 mod connections;
 mod crontab;
 mod descriptors;
