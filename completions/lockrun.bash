@@ -378,7 +378,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__release)
-            opts="-k -h --store --store-file --token --store-timeout --key --help"
+            opts="-v -q -k -h --store --store-file --token --verbose --quiet --store-timeout --key --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -427,7 +427,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__renew)
-            opts="-k -h --store --store-file --token --ttl --json --store-timeout --key --help"
+            opts="-k -h --store --store-file --token --store-timeout --key --ttl --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -456,10 +456,6 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --ttl)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store-timeout)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -469,6 +465,10 @@ _lockrun() {
                     return 0
                     ;;
                 -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -66,7 +66,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflic
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'A token of your own choice, a UUID, in place of a random one' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'A token of your own choice in place of a random one: letters, digits and . _ : -' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print the answer as JSON'
@@ -77,16 +77,17 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l json -d 'Print the answer as JSON'
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The lease\'s new length, at least 1s; none: it never expires  [default: as it was taken for]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F

@@ -1,11 +1,17 @@
 //! Who runs: what a store keeps about a holder, so that people can find it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::parent_id;
 use std::process;
 
-use nix::unistd::{gethostname, getuid};
+use nix::unistd::{Uid, gethostname, getuid};
 use serde::{Deserialize, Serialize};
+
+use crate::escape::escaped;
 
 /// The most that is kept of a command line, in bytes.
 const COMMAND_MAX: usize = 512;
@@ -27,12 +33,42 @@ pub struct Holder {
 impl Holder {
     /// This process, about to run `argv`.
     pub fn this_run(argv: &[OsString]) -> Self {
+        Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
+    }
+
+    /// The process that has called this one, which will be gone in a moment: for a lock that is taken by hand.
+    pub fn caller() -> Self {
+        Self::of_process(parent_id())
+    }
+
+    /// The process of this id on this machine, as far as it lets us look. If it is a lockrun, its command.
+    pub fn of_process(pid: u32) -> Self {
+        let owner = fs::metadata(format!("/proc/{pid}")).map(|process| Uid::from_raw(process.uid()));
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<OsString> = words
+            .split(|byte| *byte == 0)
+            .map(|word| OsStr::from_bytes(word).to_owned())
+            .filter(|word| !word.is_empty())
+            .collect();
+        let command = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);
         Holder {
-            host: gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned()),
-            pid: process::id(),
-            user: user_name(),
-            command: command_line(argv),
+            host: host_name(),
+            pid,
+            user: owner.map_or_else(|_| "unknown user".into(), user_name),
+            command: command_line(command),
         }
+    }
+}
+
+fn host_name() -> String {
+    gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Says it as in `web-1 pid 4242 (deploy: ./report.sh)`.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Holder { host, pid, user, command } = self;
+        write!(f, "{} pid {pid} ({}: {})", escaped(host), escaped(user), escaped(command))
     }
 }
 
@@ -58,8 +94,8 @@ fn command_line(argv: &[OsString]) -> String {
 
 /// The user's name out of /etc/passwd. Users that only a directory service knows are told by their number: a static
 /// program cannot ask it, and a lock must not wait for it.
-fn user_name() -> String {
-    let uid = getuid().to_string();
+fn user_name(uid: Uid) -> String {
+    let uid = uid.to_string();
     let passwd = fs::read("/etc/passwd").unwrap_or_default();
     passwd
         .split(|byte| *byte == b'\n')

@@ -110,9 +110,10 @@ impl Work {
     /// Renews once. Gives the words for who has the lock, if that is not us.
     fn renew(&mut self) -> Option<String> {
         let sent_at = Moment::now();
-        let (answer, other) = match self.store.renew(&self.claim) {
+        let (answer, other) = match self.store.renew(&self.claim.key, &self.claim.token, Some(self.claim.ttl)) {
             Ok(Renewed::Mine) => (Answer::Mine, None),
             Ok(Renewed::NotMine(held)) => (Answer::NotMine, Some(whose(held))),
+            Ok(Renewed::TakenAway(by)) => (Answer::NotMine, Some(format!("it was taken away by {by}"))),
             Err(error) => {
                 self.last_error = Some(error);
                 (Answer::Unknown, None)

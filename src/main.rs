@@ -5,16 +5,19 @@
 // Without Rust's own start-up: see `supervise::entry`.
 #![cfg_attr(not(test), no_main)]
 
+mod acquire;
 mod cli;
 mod clock;
 mod commands;
 mod duration;
 mod escape;
+mod finding;
 mod holder;
 mod keeper;
 mod key;
 mod lease;
 mod outcome;
+mod outer;
 mod plan;
 mod progress;
 mod report;
@@ -22,6 +25,7 @@ mod run;
 mod settings;
 mod store;
 mod supervise;
+mod token;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;

@@ -2,6 +2,7 @@
 //! one message with `--verbose`.
 
 use std::io::Write as _;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -19,6 +20,8 @@ const REFRESH: Duration = Duration::from_secs(1);
 pub struct Progress<'a> {
     key: &'a Key,
     verbosity: Verbosity,
+    /// Whether it is of no use to wait for a holder.
+    is_hopeless: &'a dyn Fn(&Held) -> bool,
     on_terminal: bool,
     began: Moment,
     told: bool,
@@ -27,10 +30,10 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// A wait for `key` that begins now.
-    pub fn new(key: &'a Key, verbosity: Verbosity) -> Self {
+    /// A wait for `key` that begins now, and ends when the lock has a holder for whom it `is_hopeless` to wait.
+    pub fn new(key: &'a Key, verbosity: Verbosity, is_hopeless: &'a dyn Fn(&Held) -> bool) -> Self {
         let on_terminal = verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { key, verbosity, on_terminal, began: Moment::now(), told: false, latest: None }
+        Progress { key, verbosity, is_hopeless, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
     /// Writes the line anew.
@@ -56,13 +59,17 @@ impl<'a> Progress<'a> {
 }
 
 impl Watcher for Progress<'_> {
-    fn waiting(&mut self, held: &Held) {
+    fn waiting(&mut self, held: &Held) -> ControlFlow<()> {
+        if (self.is_hopeless)(held) {
+            return ControlFlow::Break(());
+        }
         if self.verbosity == Verbosity::Verbose && !self.told {
             report::say(&format!("waiting: {}", report::held(self.key, held)));
             self.told = true;
         }
         self.latest = Some((held.clone(), Moment::now()));
         self.draw();
+        ControlFlow::Continue(())
     }
 }
 

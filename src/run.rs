@@ -1,20 +1,22 @@
 //! The story of a run: take the lock, run COMMAND, let go of the lock, end as COMMAND ended.
 
-use anyhow::{Context, Result};
-use uuid::Uuid;
+use std::time::Duration;
 
-use crate::clock::Moment;
+use anyhow::{Context, Result};
+
+use crate::acquire::{self, Patience};
 use crate::escape::escaped;
 use crate::holder::Holder;
 use crate::keeper::{Keeper, Provisions};
 use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
-use crate::plan::{OnHeld, Plan};
-use crate::progress::Progress;
+use crate::outer::{self, Outer};
+use crate::plan::Plan;
 use crate::report::{self, Verbosity};
-use crate::store::{self, Acquired, Claim, Custody, Grant, LastRun, Store, Wait};
+use crate::store::{self, Claim, Custody, Grant, Parting, Stays, Store};
 use crate::supervise::signals::Signals;
 use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
+use crate::token::Token;
 
 /// Runs `plan`, with the signals that were taken over. An error is one of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
@@ -26,7 +28,8 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let grant = match run.acquire(&mut *store, signals) {
+    let patience = Patience { on_held: plan.on_held, held_status: plan.held_status, verbosity: plan.verbosity };
+    let grant = match acquire::acquire(&mut *store, &run.claim, patience, &run.outer, signals) {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
@@ -37,7 +40,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let (running, provisions) = match started {
         Ok(started) => started,
         Err(outcome) => {
-            run.release(&mut *store, None);
+            run.release(&mut *store, Parting::at_once(None));
             return Ok(outcome);
         }
     };
@@ -47,9 +50,9 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         report::say("some of the command's processes cannot be killed; the lock is left to run out by itself");
     } else if finished.why == Some(Why::Lost) {
         // What may be left of it is taken back, but it is no news if that fails too.
-        let _ = store.release(&run.claim, LastRun { ending: finished.command });
+        let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
     } else {
-        run.release(&mut *store, finished.command);
+        run.release(&mut *store, run.parting(finished.command));
     }
     Ok(run.outcome(finished))
 }
@@ -58,50 +61,21 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
 struct Run<'a> {
     plan: &'a Plan,
     claim: Claim,
+    outer: Outer,
 }
 
 impl<'a> Run<'a> {
     fn new(plan: &'a Plan) -> Self {
         let claim = Claim {
             key: plan.key.clone(),
-            token: Uuid::new_v4(),
+            token: Token::random(),
             ttl: plan.expires.then_some(plan.terms.ttl),
             holder: Holder::this_run(&plan.argv),
+            slots: plan.slots,
+            by_hand: false,
         };
-        Run { plan, claim }
-    }
-
-    /// Takes the lock, as patiently as the plan says.
-    fn acquire(&self, store: &mut dyn Store, signals: &Signals) -> Result<Grant, Outcome> {
-        let acquired = match self.plan.on_held {
-            OnHeld::Fail | OnHeld::Skip => store.acquire(&self.claim, None),
-            OnHeld::Wait(span) => {
-                let until = span.map(|span| Moment::now() + span);
-                let watcher = &mut Progress::new(&self.plan.key, self.plan.verbosity);
-                store.acquire(&self.claim, Some(Wait { until, signals, watcher }))
-            }
-        };
-        match acquired {
-            Ok(Acquired::Mine(grant)) => {
-                self.tell(&format!("lock \"{}\" acquired, fence {}", self.key(), grant.fence));
-                Ok(grant)
-            }
-            Ok(Acquired::Interrupted(signal)) => Err(Outcome::Ended(Ending::Signaled(signal))),
-            Ok(Acquired::Held(held)) => {
-                if self.plan.on_held == OnHeld::Skip {
-                    self.tell(&format!("skipped: {}", report::held(&self.plan.key, &held)));
-                    return Err(Outcome::Skipped);
-                }
-                if self.plan.verbosity > Verbosity::Quiet {
-                    report::say(&report::held(&self.plan.key, &held));
-                }
-                Err(Outcome::Held(self.plan.held_status))
-            }
-            Err(error) => {
-                report::error(&error.context(format!("cannot take the lock \"{}\"", self.key())));
-                Err(Outcome::StoreFailed)
-            }
-        }
+        let outer = Outer::of_this_process();
+        Run { plan, claim, outer }
     }
 
     /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
@@ -115,15 +89,25 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// What COMMAND finds in its environment.
+    fn variables(&self, grant: &Grant) -> Vec<(&'static str, String)> {
+        let mut variables = vec![
+            ("LOCKRUN_KEY", self.plan.key.as_str().to_owned()),
+            (outer::TOKEN, self.claim.token.as_str().to_owned()),
+            ("LOCKRUN_FENCE", grant.fence.to_string()),
+        ];
+        if self.plan.slots > 1 {
+            variables.push(("LOCKRUN_SLOT", grant.slot.to_string()));
+        }
+        variables.extend(self.outer.for_command().map(|tokens| (outer::OUTER, tokens)));
+        variables
+    }
+
     /// Starts COMMAND under the lock.
     fn start(&self, grant: &Grant, signals: &Signals) -> Result<Running, Outcome> {
         let launch = Launch {
             argv: self.plan.argv.clone(),
-            env: vec![
-                ("LOCKRUN_KEY", self.plan.key.as_str().to_owned()),
-                ("LOCKRUN_TOKEN", self.claim.token.to_string()),
-                ("LOCKRUN_FENCE", grant.fence.to_string()),
-            ],
+            env: self.variables(grant),
             kill_after: self.plan.terms.kill_after,
             max_runtime: self.plan.max_runtime,
             descendants: self.plan.descendants,
@@ -183,17 +167,32 @@ impl<'a> Run<'a> {
             Err(error) => {
                 running.abandon(signals);
                 if let Ok(mut store) = store::open(self.plan.store.clone(), self.plan.terms.store_timeout) {
-                    self.release(&mut *store, None);
+                    self.release(&mut *store, Parting::at_once(None));
                 }
                 Err(error)
             }
         }
     }
 
+    /// How to let go of the lock, after COMMAND has ended so.
+    fn parting(&self, ending: Option<Ending>) -> Parting {
+        let stays = if self.plan.keep && ending == Some(Ending::Exited(0)) {
+            Stays::Kept(self.claim.ttl)
+        } else if self.plan.min_hold > Duration::ZERO {
+            Stays::AtLeast(self.plan.min_hold)
+        } else {
+            Stays::Not
+        };
+        Parting::Run { ending, stays }
+    }
+
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.
-    fn release(&self, store: &mut dyn Store, ending: Option<Ending>) {
-        match store.release(&self.claim, LastRun { ending }) {
-            Ok(()) => self.tell(&format!("lock \"{}\" released", self.key())),
+    fn release(&self, store: &mut dyn Store, parting: Parting) {
+        match store.release(&self.claim.key, &self.claim.token, parting) {
+            Ok(_) => self.tell(&match parting {
+                Parting::Run { stays: Stays::Kept(_), .. } => format!("lock \"{}\" kept", self.key()),
+                _ => format!("lock \"{}\" released", self.key()),
+            }),
             Err(error) => {
                 let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
                 let failed = format!("cannot release the lock \"{}\", which stays {lasts}", self.key());

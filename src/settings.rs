@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 
-pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, Ttl, at_least_a_moment, token};
+pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, Ttl, at_least_a_moment};
 
 use crate::duration;
 use layer::{Environment, Layer, Typed};

@@ -5,32 +5,36 @@ pub mod file;
 pub mod redis;
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::time::Duration;
-
-use uuid::Uuid;
 
 pub use address::Address;
 
 use crate::clock::Moment;
 use crate::duration;
-use crate::escape::escaped;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
+use crate::token::Token;
 
 /// What a run asks of a store: this lock, under this token, for itself.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The lock's name.
     pub key: Key,
-    /// A random name for this one acquisition. Every later change is checked against it.
-    pub token: Uuid,
+    /// The name of this one acquisition. Every later change is checked against it.
+    pub token: Token,
     /// How long a lease lasts from one renewal; `None`: it never expires.
     pub ttl: Option<Duration>,
     /// Who asks.
     pub holder: Holder,
+    /// How many may hold the lock at once, at least 1.
+    pub slots: u32,
+    /// Whether the lock is taken by hand, to outlive this process. Otherwise it is a run's, that keeps it.
+    pub by_hand: bool,
 }
 
 /// A lock that is ours.
@@ -38,6 +42,8 @@ pub struct Claim {
 pub struct Grant {
     /// The fencing token: greater than that of every earlier acquisition of the key.
     pub fence: u64,
+    /// Which of the slots is ours, from 0.
+    pub slot: u32,
     /// Who keeps the lock ours.
     pub custody: Custody,
 }
@@ -62,14 +68,15 @@ pub struct Held {
     pub expires_in: Option<Duration>,
     /// Our place in the queue, from 0, where there is one.
     pub place: Option<u64>,
+    /// Under which token. For comparing: whoever knows it can take the lock away.
+    pub token: Option<Token>,
 }
 
 /// Says the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };
-        let (host, user) = (escaped(&holder.host), escaped(&holder.user));
-        write!(f, "{host} pid {} ({user}: {}) for {}", holder.pid, escaped(&holder.command), span(self.since))
+        write!(f, "{holder} for {}", span(self.since))
     }
 }
 
@@ -95,6 +102,134 @@ pub enum Renewed {
     Mine,
     /// It is not ours any more. It may be somebody else's.
     NotMine(Option<Held>),
+    /// It was taken away from us, by whom.
+    TakenAway(Holder),
+}
+
+/// How somebody lets go of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parting {
+    /// A run is over.
+    Run {
+        /// How COMMAND ended; `None` if it was never started.
+        ending: Option<Ending>,
+        /// Whether the lock stays nevertheless.
+        stays: Stays,
+    },
+    /// By hand, from wherever.
+    ByHand,
+}
+
+impl Parting {
+    /// The end of a run that lets go of its lock at once.
+    pub fn at_once(ending: Option<Ending>) -> Self {
+        Parting::Run { ending, stays: Stays::Not }
+    }
+}
+
+/// Whether a lock stays after its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// No.
+    Not,
+    /// Until it has been held for so long.
+    AtLeast(Duration),
+    /// Until it is released by its token, or so long from now on (`None`: for ever).
+    Kept(Option<Duration>),
+}
+
+/// What came of letting go of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// It is free, or stays as was asked.
+    Free,
+    /// It will be free when the command has ended that runs under it.
+    WhenItEnds,
+    /// It was not ours. It may be somebody else's.
+    NotMine(Option<Held>),
+}
+
+/// What came of taking a lock from its holders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TakenAway {
+    /// There was nothing to take.
+    Free,
+    /// It is held, but not by whom was meant.
+    Others(Vec<Held>),
+    /// A living process of this machine holds it, and the kernel lets nobody take it away: whose it is, and the processes.
+    Living(Held, Vec<u32>),
+    /// It was taken.
+    Taken {
+        /// From these.
+        from: Vec<Held>,
+        /// It is free after this time at the latest.
+        free_in: Duration,
+        /// A command may still run under it, and will not hear of it.
+        untold: bool,
+    },
+}
+
+/// What is known of one key. Times are milliseconds of Unix time on the store's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyStatus {
+    /// The key.
+    pub key: Key,
+    /// When this was so.
+    pub now_ms: u64,
+    /// The fencing token that was given out last.
+    pub fence: u64,
+    /// Who holds it, the longest first.
+    pub holders: Vec<Holding>,
+    /// Who waits for it, the next first, as far as the store knows the order.
+    pub waiters: Vec<Waiting>,
+    /// The last run, or lock taken by hand, that is over.
+    pub last: Option<Past>,
+}
+
+impl KeyStatus {
+    /// What is known of a key that was never used.
+    pub fn never_used(key: Key) -> Self {
+        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None }
+    }
+}
+
+/// Somebody who holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Who.
+    pub who: Holder,
+    /// Since when.
+    pub since_ms: u64,
+    /// How long the lease still runs, if it is one that ends.
+    pub expires_in: Option<Duration>,
+    /// The fencing token.
+    pub fence: u64,
+    /// The slot, from 0.
+    pub slot: u32,
+    /// Whether the lock was taken away, and is only held until the command is dead.
+    pub taken_away: bool,
+}
+
+/// Somebody who waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Who.
+    pub who: Holder,
+    /// Since when, where that is known.
+    pub since_ms: Option<u64>,
+}
+
+/// A run that is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Past {
+    /// Whose it was.
+    pub who: Holder,
+    /// When it got the lock.
+    pub started_ms: u64,
+    /// When it let go.
+    pub ended_ms: u64,
+    /// How its command ended, if one was started.
+    pub ending: Option<Ending>,
 }
 
 /// How to wait for a lock that is held.
@@ -110,14 +245,8 @@ pub struct Wait<'a> {
 /// Somebody who looks on while lockrun waits.
 pub trait Watcher: Ticking {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
-    fn waiting(&mut self, held: &Held);
-}
-
-/// What is kept about the last run of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LastRun {
-    /// How COMMAND ended; `None` if it was never started.
-    pub ending: Option<Ending>,
+    /// Tells whether to go on waiting.
+    fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 }
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
@@ -132,11 +261,27 @@ pub trait Store: Send {
     /// lockrun ends the wait.
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError>;
 
-    /// Prolongs the lease by the claim's ttl from now. Never creates a lock that is not there.
-    fn renew(&mut self, claim: &Claim) -> Result<Renewed, StoreError>;
+    /// Prolongs the lease by `ttl` from now (`Some(None)`: for ever; `None`: by as long as it was taken for). Never creates a
+    /// lock that is not there.
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError>;
 
-    /// Lets go of the lock, and writes down the run. Does nothing if the lock is not ours.
-    fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError>;
+    /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
+    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+
+    /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
+    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;
+
+    /// Takes the lock from its holders, or from the one with this `fence`, as `by` wants: it cannot renew it any more. Where a
+    /// command runs under it, the lock is free only when that has ended, which a holder that hears of it sees to, or with its
+    /// lease; or, if it must be so, `now`.
+    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError>;
+
+    /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
+    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
+
+    /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
+    /// at least one finding is given.
+    fn examine(&mut self) -> Vec<Finding>;
 }
 
 /// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is

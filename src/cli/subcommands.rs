@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use clap::Command;
+use clap::{Arg, Command};
 
 use super::descriptions::described;
 use super::options::{self, option, switch};
@@ -68,6 +68,7 @@ impl Subcommand {
     /// The definition of what can be typed after its name.
     pub fn definition(self) -> Command {
         let words = self.words();
+        let key_of_held = |arg: Arg| arg.help("The lock's name; else LOCKRUN_KEY").long_help(None);
         let command = Command::new(words.name).args(options::store());
         let command = match self {
             Acquire => command
@@ -76,8 +77,8 @@ impl Subcommand {
                 .args([option(name::SLOTS), option(name::TTL), option(name::TOKEN)])
                 .args([switch(name::JSON), switch(name::EXPORT)])
                 .args(options::output()),
-            Renew => command.args([options::key(), option(name::TOKEN), option(name::TTL), switch(name::JSON)]),
-            Release => command.args([options::key(), option(name::TOKEN)]),
+            Renew => command.args([options::key(), option(name::TOKEN), option(name::TTL)]),
+            Release => command.args([options::key(), option(name::TOKEN)]).args(options::output()),
             Status => command.args([options::key(), switch(name::JSON)]),
             Break => command.args([options::key(), option(name::FENCE), switch(name::NOW)]),
             Doctor => command,
@@ -85,11 +86,14 @@ impl Subcommand {
         };
         let command = described(command.arg(option(name::STORE_TIMEOUT)));
         let command = match self {
-            Acquire => command
-                .mut_arg(name::TOKEN, |arg| arg.help("A token of your own choice, a UUID, in place of a random one")),
-            Renew | Release => {
-                command.mut_arg(name::KEY, |arg| arg.help("The lock's name; else LOCKRUN_KEY").long_help(None))
-            }
+            Acquire => command.mut_arg(name::TOKEN, |arg| {
+                arg.help("A token of your own choice in place of a random one: letters, digits and . _ : -")
+            }),
+            Renew => command.mut_arg(name::KEY, key_of_held).mut_arg(name::TTL, |arg| {
+                arg.help("The lease's new length, at least 1s; none: it never expires  [default: as it was taken for]")
+                    .long_help(None)
+            }),
+            Release => command.mut_arg(name::KEY, key_of_held),
             Status => command.mut_arg(name::KEY, |arg| arg.help("This lock alone").long_help(None)),
             Break | Doctor | Prune => command,
         };
@@ -117,11 +121,27 @@ impl Subcommand {
             FAILED,
         ];
         const HELD: &Table = &[OK, BAD_USAGE, STORE_FAILED, NOT_OURS, FAILED];
+        const STATUS: &Table = &[
+            ("0", "done; with --key: the lock is free"),
+            BAD_USAGE,
+            STORE_FAILED,
+            ("75", "with --key: the lock is held"),
+            FAILED,
+        ];
+        const BREAK: &Table = &[
+            ("0", "the lock was taken away, or was free"),
+            BAD_USAGE,
+            STORE_FAILED,
+            ("75", "the lock stays whose it is: a living process of this machine's, or not the one with --fence"),
+            FAILED,
+        ];
         const OTHER: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
         match self {
             Acquire => ACQUIRE,
             Renew | Release => HELD,
-            Status | Break | Doctor | Prune => OTHER,
+            Status => STATUS,
+            Break => BREAK,
+            Doctor | Prune => OTHER,
         }
     }
 
@@ -140,21 +160,23 @@ impl Subcommand {
                 page: "lockrun-renew",
                 usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
                 about: "Prolong the lease of a lock that `acquire` has taken",
-                more: "The lease lasts for --ttl from now on. A lock that is not held under the token is never taken anew.",
+                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. A lock that is not held under the token is never taken anew.",
             },
             Release => &Words {
                 name: "release",
                 page: "lockrun-release",
                 usage: "lockrun release --key KEY --token TOKEN [OPTIONS]",
                 about: "Let go of a lock that `acquire` has taken",
-                more: "A lock that is not held under the token is not touched.",
+                more: "A lock that is not held under the token is not touched. One under which a command of lockrun's \
+                       still runs is let go of when that has ended.",
             },
             Status => &Words {
                 name: "status",
                 page: "lockrun-status",
                 usage: "lockrun status [--key KEY] [OPTIONS]",
                 about: "Say who holds which lock, who waits, and who ran last",
-                more: "Without --key it lists every lock of the store.",
+                more: "Without --key it lists every lock of the store that is held or has been. With --key it ends with 75 \
+                       if the lock is held, and with 0 if it is free.",
             },
             Break => &Words {
                 name: "break",
@@ -162,7 +184,8 @@ impl Subcommand {
                 usage: "lockrun break --key KEY [OPTIONS]",
                 about: "Take a lock away from whoever holds it",
                 more: "The holder's renewals are refused from now on: it learns of it at the next one, and stops its \
-                       command. The lock is free when that has been done, at the latest when its lease ends.",
+                       command. The lock is free when that has been done, at the latest when its lease ends. A lock that was \
+                       taken by hand is free at once. In files a lock belongs to a living process, and goes with it.",
             },
             Doctor => &Words {
                 name: "doctor",

@@ -1,32 +1,54 @@
-//! `lockrun doctor`: looks for what could keep locks from working here.
+//! Says what would make locks in a store unsafe or slow.
 
-use std::time::Duration;
+use std::io::{self, Write as _};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 
+use super::open;
+use crate::finding::{Finding, Level};
 use crate::outcome::Outcome;
-use crate::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
-use crate::store::Address;
+use crate::settings::Settings;
 
-/// What it is told, checked.
-#[derive(Clone, Debug)]
-#[expect(dead_code, reason = "its body is not built yet")]
-pub struct Options {
-    /// The store that is looked at.
-    pub store: Address,
-    /// The longest that one request to it may take.
-    pub store_timeout: Duration,
+/// Lets the store examine itself, and prints what it finds. The worst finding decides the outcome. Fails if nothing can be
+/// printed, or with [`crate::settings::Wrong`] if the settings are not right.
+pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
+    let findings = open(settings, None)?.examine();
+    print(&findings).context("cannot print what was found")?;
+    Ok(outcome(&findings))
 }
 
-impl Options {
-    fn read(settings: &Settings<'_>) -> Result<Self, Wrong> {
-        let store_timeout = settings.store_timeout()?.unwrap_or(DEFAULT_STORE_TIMEOUT);
-        Ok(Options { store: settings.store()?, store_timeout })
+/// Writes a line for each finding.
+fn print(findings: &[Finding]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for finding in findings {
+        writeln!(out, "{finding}")?;
+    }
+    out.flush()
+}
+
+/// What the findings come to.
+fn outcome(findings: &[Finding]) -> Outcome {
+    match findings.iter().map(|finding| finding.level).max() {
+        Some(Level::Ok | Level::Note) => Outcome::Printed,
+        Some(Level::Warn) => Outcome::Weak,
+        Some(Level::Fail) => Outcome::Unsafe,
+        // A store that has nothing to say of itself has not been examined.
+        Some(Level::Unusable) | None => Outcome::StoreFailed,
     }
 }
 
-/// Looks for what could keep locks from working here. Fails with [`Wrong`] if the settings are not right.
-pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let _options = Options::read(settings)?;
-    bail!("`lockrun doctor` is not built yet")
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_finding_decides() {
+        let (ok, warn) = (Finding::ok("a"), Finding::warn("b", ""));
+        let (fail, unusable) = (Finding::fail("c", ""), Finding::unusable("d", ""));
+        assert_eq!(outcome(&[ok.clone(), Finding::note("e", "")]), Outcome::Printed);
+        assert_eq!(outcome(&[warn.clone(), ok.clone()]), Outcome::Weak);
+        assert_eq!(outcome(&[fail.clone(), warn]), Outcome::Unsafe);
+        assert_eq!(outcome(&[unusable, fail, ok]), Outcome::StoreFailed);
+        assert_eq!(outcome(&[]), Outcome::StoreFailed);
+    }
 }

@@ -11,11 +11,17 @@ pub mod status;
 
 mod completions;
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use crate::cli::Subcommand;
+use crate::escape::escaped;
+use crate::key::Key;
 use crate::outcome::Outcome;
-use crate::settings::Settings;
+use crate::report;
+use crate::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
+use crate::store::{self, Held, Store};
 
 /// Does what `subcommand` is for, as `settings` say. Fails with [`crate::settings::Wrong`] if they are not right.
 pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
@@ -28,4 +34,17 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
         Subcommand::Doctor => doctor::run(settings),
         Subcommand::Prune => prune::run(settings),
     }
+}
+
+/// Opens the store that the settings name. No request takes longer than `timeout`, or than they say.
+fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Store>, Wrong> {
+    let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
+    Ok(store::open(settings.store()?, timeout)?)
+}
+
+/// Says that a lock is not, or no longer, held under our token.
+fn not_ours(key: &Key, held: Option<Held>) -> Outcome {
+    let whose = held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"));
+    report::say(&format!("the lock \"{}\" is not ours, or not any more: {whose}", escaped(key.as_str())));
+    Outcome::Lost
 }

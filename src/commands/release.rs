@@ -1,39 +1,36 @@
-//! `lockrun release`: lets go of a lock that `acquire` has taken.
+//! `lockrun release`: lets go of a lock by its token.
 
-use std::time::Duration;
+use anyhow::{Context, Result};
 
-use anyhow::{Result, bail};
-use uuid::Uuid;
-
-use crate::key::Key;
+use super::{not_ours, open};
+use crate::escape::escaped;
 use crate::outcome::Outcome;
-use crate::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
-use crate::store::Address;
+use crate::report::{self, Verbosity};
+use crate::settings::Settings;
+use crate::store::{Parting, Released};
 
-/// What it is told, checked.
-#[derive(Clone, Debug)]
-#[expect(dead_code, reason = "its body is not built yet")]
-pub struct Options {
-    /// The lock's name.
-    pub key: Key,
-    /// The token under which it is held.
-    pub token: Uuid,
-    /// Where it lives.
-    pub store: Address,
-    /// The longest that one request to the store may take.
-    pub store_timeout: Duration,
-}
-
-impl Options {
-    fn read(settings: &Settings<'_>) -> Result<Self, Wrong> {
-        let (key, token) = settings.held_lock()?;
-        let store_timeout = settings.store_timeout()?.unwrap_or(DEFAULT_STORE_TIMEOUT);
-        Ok(Options { key, token, store: settings.store()?, store_timeout })
-    }
-}
-
-/// Lets go of a lock that `acquire` has taken. Fails with [`Wrong`] if the settings are not right.
+/// Lets go of the lock. While a command still runs under it, it is let go of when that has ended. Ends with 79
+/// if it is not ours. Fails with [`crate::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let _options = Options::read(settings)?;
-    bail!("`lockrun release` is not built yet")
+    let (key, token) = settings.held_lock()?;
+    let verbosity = settings.verbosity()?;
+    let mut store = open(settings, None)?;
+    let released = store.release(&key, &token, Parting::ByHand);
+    Ok(match released.with_context(|| format!("cannot release the lock \"{}\"", escaped(key.as_str()))) {
+        Ok(Released::Free) => Outcome::Printed,
+        Ok(Released::WhenItEnds) => {
+            if verbosity > Verbosity::Quiet {
+                report::say(&format!(
+                    "the lock \"{}\" will be free when the command has ended that runs under it",
+                    escaped(key.as_str())
+                ));
+            }
+            Outcome::Printed
+        }
+        Ok(Released::NotMine(held)) => not_ours(&key, held),
+        Err(error) => {
+            report::error(&error);
+            Outcome::StoreFailed
+        }
+    })
 }

@@ -1,51 +1,34 @@
-//! `lockrun renew`: prolongs the lease of a lock that `acquire` has taken.
+//! `lockrun renew`: prolongs a lease by its token.
 
-use std::time::Duration;
+use anyhow::{Context, Result};
 
-use anyhow::{Result, bail};
-use uuid::Uuid;
-
-use crate::cli::name;
-use crate::key::Key;
+use super::{not_ours, open};
+use crate::escape::escaped;
 use crate::outcome::Outcome;
-use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
-use crate::store::Address;
+use crate::report;
+use crate::settings::{Settings, Ttl};
+use crate::store::Renewed;
 
-/// What it is told, checked.
-#[derive(Clone, Debug)]
-#[expect(dead_code, reason = "its body is not built yet")]
-pub struct Options {
-    /// The lock's name.
-    pub key: Key,
-    /// The token under which it is held.
-    pub token: Uuid,
-    /// Where it lives.
-    pub store: Address,
-    /// The longest that one request to the store may take.
-    pub store_timeout: Duration,
-    /// How long the lease lasts from now.
-    pub ttl: Ttl,
-    /// Whether the answer is printed as JSON.
-    pub json: bool,
-}
-
-impl Options {
-    fn read(settings: &Settings<'_>) -> Result<Self, Wrong> {
-        let (key, token) = settings.held_lock()?;
-        let ttl = settings.ttl()?.unwrap_or(Ttl::Lasts(DEFAULT_TTL));
-        Ok(Options {
-            key,
-            token,
-            store: settings.store()?,
-            store_timeout: settings.store_timeout_within(ttl)?,
-            ttl,
-            json: settings.typed_switch(name::JSON),
-        })
-    }
-}
-
-/// Prolongs the lease of a lock that `acquire` has taken. Fails with [`Wrong`] if the settings are not right.
+/// Prolongs the lease, by as long as it was taken for or as `--ttl` says. Ends with 79 if it is not ours. Fails with
+/// [`crate::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let _options = Options::read(settings)?;
-    bail!("`lockrun renew` is not built yet")
+    let (key, token) = settings.held_lock()?;
+    let ttl = settings.typed_ttl()?.map(Ttl::length);
+    let mut store = open(settings, None)?;
+    let renewed = store.renew(&key, &token, ttl);
+    Ok(match renewed.with_context(|| format!("cannot renew the lock \"{}\"", escaped(key.as_str()))) {
+        Ok(Renewed::Mine) => Outcome::Printed,
+        Ok(Renewed::NotMine(held)) => not_ours(&key, held),
+        Ok(Renewed::TakenAway(by)) => {
+            report::say(&format!(
+                "the lock \"{}\" is not ours any more: it was taken away by {by}",
+                escaped(key.as_str())
+            ));
+            Outcome::Lost
+        }
+        Err(error) => {
+            report::error(&error);
+            Outcome::StoreFailed
+        }
+    })
 }

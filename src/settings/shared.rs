@@ -4,8 +4,6 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::{Settings, Wrong};
 use crate::cli::{self, name};
 use crate::duration;
@@ -13,6 +11,7 @@ use crate::key::Key;
 use crate::outcome::HELD;
 use crate::report::Verbosity;
 use crate::store::Address;
+use crate::token::Token;
 
 /// The length of a lease, if nothing else is set.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -49,9 +48,25 @@ pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a token. On failure says what is wrong, but not the word: it could be the token of somebody's lock.
-pub fn token(text: &str) -> Result<Uuid, String> {
-    Uuid::try_parse(text).map_err(|_| "is not a token: tokens are UUIDs, as `lockrun acquire` prints them".into())
+impl Ttl {
+    /// The length; `None`: it never ends.
+    pub fn length(self) -> Option<Duration> {
+        match self {
+            Ttl::Lasts(span) => Some(span),
+            Ttl::None => None,
+        }
+    }
+}
+
+/// Reads the length of a lease. On failure says what is wrong.
+fn read_ttl(text: &str) -> Result<Ttl, String> {
+    match text.trim() {
+        "none" => Ok(Ttl::None),
+        text => match duration::parse(text)? {
+            span if span < MIN_TTL => Err(format!("{text:?} is below 1s, the least")),
+            span => Ok(Ttl::Lasts(span)),
+        },
+    }
 }
 
 impl Settings<'_> {
@@ -67,10 +82,10 @@ impl Settings<'_> {
 
     /// The lock that an earlier `acquire` took, or that the run around us holds: its name and the token, from the command
     /// line, else from the variables that both set.
-    pub fn held_lock(&self) -> Result<(Key, Uuid), Wrong> {
+    pub fn held_lock(&self) -> Result<(Key, Token), Wrong> {
         let key = self.value(name::KEY, |key| Key::new(key.as_ref()))?;
         let key = key.ok_or("no key: name the lock with --key KEY, or in LOCKRUN_KEY")?;
-        let token = self.value(name::TOKEN, token)?;
+        let token = self.value(name::TOKEN, Token::parse)?;
         let token =
             token.ok_or("no token: give the one under which the lock is held with --token, or in LOCKRUN_TOKEN")?;
         Ok((key, token))
@@ -141,13 +156,12 @@ impl Settings<'_> {
 
     /// The lease's length, if it is set.
     pub fn ttl(&self) -> Result<Option<Ttl>, Wrong> {
-        self.value(name::TTL, |text| match text.trim() {
-            "none" => Ok(Ttl::None),
-            text => match duration::parse(text)? {
-                span if span < MIN_TTL => Err(format!("{text:?} is below 1s, the least")),
-                span => Ok(Ttl::Lasts(span)),
-            },
-        })
+        self.value(name::TTL, read_ttl)
+    }
+
+    /// The lease's length, if it is on the command line.
+    pub fn typed_ttl(&self) -> Result<Option<Ttl>, Wrong> {
+        self.typed_value(name::TTL, read_ttl)
     }
 
     /// What to do when the lock is held: `--fail`, `--skip` or `--wait`.

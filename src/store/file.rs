@@ -1,27 +1,39 @@
-//! Locks on this machine: flock(2) on one file a key, in a directory that is ours alone.
+//! Locks on this machine: one file a key, in a directory that is ours alone.
 //!
-//! Held means that the kernel's lock on the file is taken. COMMAND inherits the descriptor, so the lock stays taken for as
-//! long as any of lockrun, COMMAND and what it started has it open, whatever happens to lockrun; a clean end unlocks
-//! explicitly, and then nobody holds it, open or not. The record in the file only tells who it is, and carries the fence.
+//! Held means that the kernel's lock on a slot of the file is taken, or that the record in the file has a lease in force: of a
+//! lock that was acquired by hand, or that stays after its run. COMMAND inherits the descriptor, so the kernel's lock stays
+//! taken for as long as any of lockrun, COMMAND and what it started has it open, whatever happens to lockrun; a clean end
+//! unlocks explicitly, and then nobody holds it, open or not.
 
 mod directory;
+mod examine;
+mod lock_file;
 mod record;
+mod turnstile;
+mod waiters;
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use nix::errno::Errno;
-use nix::fcntl::{FlockArg, OFlag, openat};
-use nix::sys::stat::{Mode, fchmod, fstat};
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 
-use super::{Acquired, Claim, Custody, Grant, Held, LastRun, Renewed, Store, StoreError, Wait};
+use super::{
+    Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Stays, Store, StoreError,
+    TakenAway, Wait,
+};
 use crate::clock::Moment;
+use crate::finding::Finding;
+use crate::holder::Holder;
 use crate::key::Key;
-use crate::supervise::{self, interrupt::wait_in_call};
+use crate::outcome::Ending;
+use crate::token::Token;
 use directory::Directory;
-use record::{HolderRecord, Record};
+use lock_file::LockFile;
+use record::{HolderRecord, LeaseRecord, Record};
+use turnstile::{Found, Passed};
 
 /// How often a lock file may vanish between our opening and locking it before we give up.
 const VANISHED_MAX: u32 = 100;
@@ -33,11 +45,11 @@ pub struct FileStore {
     locked: Option<Locked>,
 }
 
-/// A lock file whose kernel lock we hold.
+/// A slot that we hold.
 #[derive(Debug)]
 struct Locked {
-    file: OwnedFd,
-    record: Record,
+    file: LockFile,
+    slot: u32,
 }
 
 impl FileStore {
@@ -45,82 +57,286 @@ impl FileStore {
     pub fn new(directory: Option<PathBuf>) -> Self {
         FileStore { directory, locked: None }
     }
+
+    fn directory(&self) -> Result<Directory, StoreError> {
+        Directory::open(self.directory.as_deref())
+    }
+
+    /// The lock file of `key`, if the key was ever used.
+    fn lock_file(&self, key: &Key) -> Result<Option<LockFile>, StoreError> {
+        LockFile::open(&self.directory()?, &directory::file_name(key))
+    }
 }
 
 impl Store for FileStore {
     fn acquire(&mut self, claim: &Claim, mut wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-        let directory = Directory::open(self.directory.as_deref())?;
+        let directory = self.directory()?;
         for _ in 0..VANISHED_MAX {
-            let file = open_lock_file(&directory, &claim.key)?;
-            if !lock(&file, wait.as_mut()).with_context(|| format!("cannot lock {}", directory.show(&claim.key)))? {
-                return Ok(Acquired::Held(held(&Record::read(&file))));
-            }
-            // Somebody may have removed the file before we locked it; then it is not the one that others would lock.
-            let stat = fstat(&file).with_context(|| format!("cannot look at {}", directory.show(&claim.key)))?;
-            if stat.st_nlink > 0 {
-                if stat.st_mode & 0o777 != 0o600 {
-                    // The umask has had its say; the next run must be able to open it.
-                    let _ = fchmod(&file, Mode::S_IRUSR | Mode::S_IWUSR);
+            let file = LockFile::open_or_create(&directory, &claim.key)?;
+            let take = || take(&file, claim);
+            let passed = match &mut wait {
+                Some(wait) => turnstile::wait(&file, wait, take)?,
+                None => turnstile::pass(&file, take)?,
+            };
+            match passed {
+                Passed::Mine(grant) => {
+                    if grant.custody == Custody::Kernel {
+                        self.locked = Some(Locked { file, slot: grant.slot });
+                    }
+                    return Ok(Acquired::Mine(grant));
                 }
-                let mut record = Record::read(&file);
-                record.take(claim, SystemTime::now(), Moment::now());
-                record.write(&file).with_context(|| format!("cannot write {}", directory.show(&claim.key)))?;
-                let fence = record.fence;
-                self.locked = Some(Locked { file, record });
-                return Ok(Acquired::Mine(Grant { fence, custody: Custody::Kernel }));
+                Passed::Held(held) => return Ok(Acquired::Held(held)),
+                Passed::Interrupted(signal) => return Ok(Acquired::Interrupted(signal)),
+                Passed::Vanished => {}
             }
         }
         bail!("the lock file {} is removed over and over; find out by what", directory.show(&claim.key))
     }
 
-    fn renew(&mut self, _claim: &Claim) -> Result<Renewed, StoreError> {
-        // The kernel keeps it.
-        Ok(if self.locked.is_some() { Renewed::Mine } else { Renewed::NotMine(None) })
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(Renewed::NotMine(None)) };
+        file.edit(|record| {
+            drop_ended(record, &file)?;
+            let Some(holder) = record.holder(token) else { return Ok(Renewed::NotMine(record.first_held())) };
+            if let Some(lease) = &mut holder.lease {
+                let ttl = ttl.unwrap_or(lease.ttl_ms.map(Duration::from_millis));
+                *lease = LeaseRecord::new(Moment::now(), ttl)?;
+            }
+            Ok(Renewed::Mine)
+        })
     }
 
-    fn release(&mut self, _claim: &Claim, last: LastRun) -> Result<(), StoreError> {
-        let Some(Locked { file, mut record }) = self.locked.take() else { return Ok(()) };
-        record.leave(last, SystemTime::now());
-        let written = record.write(&file);
-        // Whatever became of the record, the lock must go; a process that inherited the descriptor holds nothing then.
-        flock(&file, FlockArg::Unlock).context("cannot unlock the lock file")?;
-        written.context("cannot write down the run in the lock file")
+    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
+        let (ending, stays) = match parting {
+            Parting::ByHand => return self.release_by_hand(key, token),
+            Parting::Run { ending, stays } => (ending, stays),
+        };
+        let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
+        let written = file.edit(|record| {
+            // Before the change of the record, which wakes who waits.
+            file.free_slot(slot)?;
+            let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else { return Ok(()) };
+            let holder = record.holders.remove(at);
+            record.note(&holder, ending);
+            if let Some(lease) = lease_after(&holder, stays)? {
+                record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
+            }
+            Ok(())
+        });
+        if written.is_err() {
+            // Whatever became of the record, the lock must go; a process that inherited the descriptor holds nothing then.
+            file.free_slot(slot).context("cannot unlock the lock file")?;
+        }
+        written.context("cannot write down the run in the lock file")?;
+        Ok(Released::Free)
+    }
+
+    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
+        let directory = self.directory()?;
+        let names = match key {
+            Some(key) => vec![directory::file_name(key)],
+            None => directory.names()?,
+        };
+        let waiters = waiters::all()?;
+        let mut found = Vec::new();
+        for name in names {
+            let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
+            let record = file.look()?;
+            // A file that is no record of ours, or not yet.
+            let Ok(key) = Key::new(record.key.as_ref()) else { continue };
+            found.push(status(key, &record, &file, &waiters)?);
+        }
+        found.sort_by(|a, b| a.key.as_str().cmp(b.key.as_str()));
+        Ok(found)
+    }
+
+    fn take_away(&mut self, key: &Key, fence: Option<u64>, _by: &Holder, _now: bool) -> Result<TakenAway, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(TakenAway::Free) };
+        file.edit(|record| {
+            drop_ended(record, &file)?;
+            if record.holders.is_empty() {
+                return Ok(TakenAway::Free);
+            }
+            let is_meant = |holder: &HolderRecord| fence.is_none_or(|fence| holder.fence == fence);
+            if !record.holders.iter().any(is_meant) {
+                return Ok(TakenAway::Others(record.holders.iter().map(HolderRecord::held).collect()));
+            }
+            if let Some(living) = record.holders.iter().find(|holder| is_meant(holder) && holder.lease.is_none()) {
+                return Ok(TakenAway::Living(living.held(), keepers(living, &file)));
+            }
+            let (taken, left): (Vec<_>, Vec<_>) = record.holders.drain(..).partition(is_meant);
+            record.holders = left;
+            for holder in &taken {
+                record.note(holder, None);
+            }
+            let from = taken.iter().map(HolderRecord::held).collect();
+            Ok(TakenAway::Taken { from, free_in: Duration::ZERO, untold: false })
+        })
+    }
+
+    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
+        let directory = self.directory()?;
+        let mut forgotten = Vec::new();
+        for name in directory.names()? {
+            let Some(file) = LockFile::open(&directory, &name)? else { continue };
+            // Whoever comes to the turnstile behind us finds that the file has lost its name, and makes a new one.
+            if !file.enter_now()? || !file.has_a_name()? {
+                continue;
+            }
+            let key = file.edit(|record| {
+                drop_ended(record, &file)?;
+                let used_at = record.last.as_ref().map_or(record.fence, |last| last.ended_unix_ms);
+                let unused = Duration::from_millis(record::unix_ms().saturating_sub(used_at)) >= unused_for;
+                Ok(Key::new(record.key.as_ref()).ok().filter(|_| record.holders.is_empty() && unused))
+            })?;
+            if let Some(key) = key {
+                if really {
+                    directory.remove(&name)?;
+                }
+                forgotten.push(key);
+            }
+        }
+        forgotten.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        Ok(forgotten)
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self.directory.as_deref())
     }
 }
 
-/// Opens the lock file of `key`, creating it if need be, at a descriptor that COMMAND inherits.
-fn open_lock_file(directory: &Directory, key: &Key) -> Result<OwnedFd, StoreError> {
-    let name = directory::file_name(key);
-    let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
-    let opened = openat(directory.as_fd(), name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
-    let file =
-        opened.map_err(|errno| anyhow!("cannot open the lock file {}: {}", directory.show(key), errno.desc()))?;
-    supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")
-}
-
-/// Takes the kernel's lock. Gives whether we have it.
-fn lock(file: &OwnedFd, wait: Option<&mut Wait<'_>>) -> nix::Result<bool> {
-    match flock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(()) => return Ok(true),
-        Err(Errno::EWOULDBLOCK) => {}
-        Err(errno) => return Err(errno),
+impl FileStore {
+    fn release_by_hand(&self, key: &Key, token: &Token) -> Result<Released, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };
+        file.edit(|record| {
+            drop_ended(record, &file)?;
+            match record.holder(token) {
+                None => Ok(Released::NotMine(record.first_held())),
+                Some(holder) if holder.lease.is_none() => {
+                    holder.let_go = true;
+                    Ok(Released::WhenItEnds)
+                }
+                Some(holder) => {
+                    let holder = holder.clone();
+                    record.holders.retain(|other| other.token != *token);
+                    record.note(&holder, None);
+                    Ok(Released::Free)
+                }
+            }
+        })
     }
-    let Some(wait) = wait else { return Ok(false) };
-    wait.watcher.waiting(&held(&Record::read(file)));
-    // The kernel queues us. A signal ends us there as it would anybody; nothing is left behind.
-    wait_in_call(wait.until, wait.signals, wait.watcher, || flock(file, FlockArg::LockExclusive))
-        .map(|locked| locked.is_some())
 }
 
-/// flock(2). Unlike nix's guard for it, this leaves open when the lock ends: COMMAND has the descriptor too.
-#[allow(deprecated)]
-fn flock(file: &OwnedFd, operation: FlockArg) -> nix::Result<()> {
-    nix::fcntl::flock(file.as_raw_fd(), operation)
+/// Takes the lowest free slot of the claim's. For whoever is past the turnstile.
+fn take(file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
+    if !file.has_a_name()? {
+        return Ok(Found::Vanished);
+    }
+    file.edit(|record| {
+        drop_ended(record, file)?;
+        if let Some(holder) = record.holder(&claim.token) {
+            // Asked again under the same token: the same answer.
+            let custody = if holder.lease.is_some() { Custody::Lease(Moment::now()) } else { Custody::Kernel };
+            if let Some(lease) = &mut holder.lease {
+                *lease = LeaseRecord::new(Moment::now(), claim.ttl)?;
+            }
+            return Ok(Found::Mine(Grant { fence: holder.fence, slot: holder.slot, custody }));
+        }
+        let mut taken = record.holders.len();
+        for slot in 0..claim.slots {
+            if taken >= claim.slots as usize {
+                break;
+            }
+            if record.holders.iter().any(|holder| holder.slot == slot) {
+                continue;
+            }
+            if !file.take_slot(slot)? {
+                // By somebody whose record was lost.
+                taken += 1;
+                continue;
+            }
+            if !claim.by_hand {
+                let fence = record.add(claim, slot, None);
+                return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Kernel }));
+            }
+            file.free_slot(slot)?;
+            let now = Moment::now();
+            let fence = record.add(claim, slot, Some(LeaseRecord::new(now, claim.ttl)?));
+            return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Lease(now) }));
+        }
+        let ends_at = record.holders.iter().filter_map(HolderRecord::ends_at).min();
+        Ok(Found::Taken(record.first_held().unwrap_or_default(), ends_at))
+    })
 }
 
-/// Who holds the lock whose record this is.
-fn held(record: &Record) -> Held {
-    let Some(HolderRecord { who, since_boot_ms, .. }) = &record.holder else { return Held::default() };
-    let since = Duration::from_millis(*since_boot_ms);
-    Held { holder: Some(who.clone()), since: Some(Moment::now().since(Moment::from_boot(since))), ..Held::default() }
+/// Forgets the holders that hold nothing any more: whose lease has run out, or whose processes are gone.
+fn drop_ended(record: &mut Record, file: &LockFile) -> Result<(), StoreError> {
+    let now = Moment::now();
+    let mut holders = std::mem::take(&mut record.holders);
+    let mut failure = Ok(());
+    holders.retain(|holder| {
+        is_in_force(holder, file, now).unwrap_or_else(|error| {
+            failure = Err(error);
+            true
+        })
+    });
+    record.holders = holders;
+    failure
+}
+
+fn is_in_force(holder: &HolderRecord, file: &LockFile, now: Moment) -> Result<bool, StoreError> {
+    Ok(match &holder.lease {
+        Some(lease) => lease.is_in_force(now)?,
+        None => file.slot_is_taken(holder.slot)?,
+    })
+}
+
+/// The lease under which a lock stays after its run, if it does.
+fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord>, StoreError> {
+    let now = Moment::now();
+    Ok(match stays {
+        Stays::Not => None,
+        Stays::Kept(_) if holder.let_go => None,
+        Stays::Kept(ttl) => Some(LeaseRecord::new(now, ttl)?),
+        Stays::AtLeast(span) => {
+            let left = span.saturating_sub(holder.held_for(now));
+            if left.is_zero() { None } else { Some(LeaseRecord::new(now, Some(left))?) }
+        }
+    })
+}
+
+/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait.
+fn keepers(holder: &HolderRecord, file: &LockFile) -> Vec<u32> {
+    let pid = i32::try_from(holder.who.pid).ok().filter(|pid| *pid > 0).map(Pid::from_raw);
+    if pid.is_some_and(|pid| kill(pid, None) != Err(Errno::ESRCH)) {
+        return vec![holder.who.pid];
+    }
+    waiters::with_open(file)
+}
+
+/// What is known of one key.
+fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters) -> Result<KeyStatus, StoreError> {
+    let now = Moment::now();
+    let now_ms = record::unix_ms();
+    let mut holders = Vec::new();
+    for holder in &record.holders {
+        if is_in_force(holder, file, now)? {
+            let held_for = holder.held_for(now);
+            holders.push(Holding {
+                who: holder.who.clone(),
+                since_ms: now_ms.saturating_sub(record::millis(held_for)),
+                expires_in: holder.ends_at().map(|ends_at| ends_at.since(now)),
+                fence: holder.fence,
+                slot: holder.slot,
+                taken_away: false,
+            });
+        }
+    }
+    let last = record.last.as_ref().map(|last| Past {
+        who: last.who.clone(),
+        started_ms: last.started_unix_ms,
+        ended_ms: last.ended_unix_ms,
+        ending: last.status.map(Ending::Exited).or(last.signal.map(Ending::Signaled)),
+    });
+    Ok(KeyStatus { key, now_ms, fence: record.fence, holders, waiters: waiters.of(file)?, last })
 }

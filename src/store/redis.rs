@@ -6,24 +6,31 @@
 
 mod connection;
 mod dial;
+mod examine;
+mod keys;
 mod reply;
 mod resolve;
+mod rights;
 mod stream;
 mod tls;
 mod waiting;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::address::{Endpoint, Server};
-use super::{Acquired, Claim, LastRun, Renewed, Store, StoreError, Wait};
+use super::{Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait};
 use crate::clock::Moment;
+use crate::finding::Finding;
+use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
+use crate::token::Token;
 use connection::{Connection, Failure};
-use reply::{Asked, Handed};
+use reply::{Asked, Handed, Strange};
 use tls::Tls;
 use waiting::Seen;
 
@@ -38,6 +45,12 @@ const ACQUIRE: &str = script!("acquire");
 const RENEW: &str = script!("renew");
 const RELEASE: &str = script!("release");
 const SETTLE: &str = script!("settle");
+const LIST: &str = script!("list");
+const TAKE_AWAY: &str = script!("take_away");
+const FORGET: &str = script!("forget");
+
+/// How many scripts travel together: each has its whole text with it.
+const FLIGHT: usize = 50;
 
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
@@ -93,10 +106,11 @@ impl RedisStore {
     ///
     /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
     fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
-        let mut script = self.script(ACQUIRE, claim);
-        script.arg(ttl_ms(claim)).arg(json!(claim.holder).to_string());
+        let mut script = self.script(ACQUIRE, &claim.key, &claim.token);
+        script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
-        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen).take();
+        let script = script.arg(u8::from(wait)).arg(caution).arg(unseen);
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
@@ -120,18 +134,19 @@ impl RedisStore {
     /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
     /// not be used again.
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
-        let script = self.script(RELEASE, claim).arg("").arg(u8::from(doubt == Doubt::Pending)).take();
-        if let Ok(reply) = self.run(&script, self.timeout / 2) {
-            self.settle(claim, Handed::read(&reply));
+        let mut script = self.script(RELEASE, &claim.key, &claim.token);
+        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).take();
+        if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
+            self.settle(&claim.key, handed);
         }
     }
 
     /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
     /// fails, the others find out by themselves, only later.
-    fn settle(&mut self, claim: &Claim, handed: Option<Handed>) {
+    fn settle(&mut self, key: &Key, handed: Option<Handed>) {
         let Some(Handed { granted, mut told }) = handed else { return };
         loop {
-            let mut script = self.bare_script(SETTLE, claim);
+            let mut script = self.bare_script(SETTLE, key);
             let script = script.arg(&granted).arg(&told).take();
             match self.run(&script, self.timeout).ok().and_then(|reply| reply::text(&reply)) {
                 Some(next) if !next.is_empty() => told = next,
@@ -141,19 +156,19 @@ impl RedisStore {
     }
 
     /// An EVAL of `script` on the keys of the lock.
-    fn bare_script(&self, script: &str, claim: &Claim) -> Cmd {
+    fn bare_script(&self, script: &str, key: &Key) -> Cmd {
         let mut command = redis::cmd("EVAL");
         command.arg(script).arg(KEYS.len());
-        let base = key_base(&self.server.prefix, &claim.key);
+        let base = keys::base(&self.server.prefix, key);
         for key in KEYS {
             command.arg(format!("{base}{key}"));
         }
         command
     }
 
-    /// The same with our token as its first argument.
-    fn script(&self, script: &str, claim: &Claim) -> Cmd {
-        self.bare_script(script, claim).arg(claim.token.to_string()).take()
+    /// The same with a token as its first argument.
+    fn script(&self, script: &str, key: &Key, token: &Token) -> Cmd {
+        self.bare_script(script, key).arg(token.as_str()).take()
     }
 }
 
@@ -163,7 +178,7 @@ impl Store for RedisStore {
             return match self.ask(claim, false, None) {
                 Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, handed, .. }) => {
-                    self.settle(claim, handed);
+                    self.settle(&claim.key, handed);
                     Ok(Acquired::Held(held))
                 }
                 Err(failure) => Err(self.give_up(claim, &failure)),
@@ -172,19 +187,30 @@ impl Store for RedisStore {
         self.wait_in_turn(claim, wait)
     }
 
-    fn renew(&mut self, claim: &Claim) -> Result<Renewed, StoreError> {
-        let script = self.script(RENEW, claim).arg(ttl_ms(claim)).take();
-        let reply = self.run(&script, self.timeout).map_err(|failure| failure.explain(&self.server))?;
-        reply::read_renewal(&reply).map_err(|strange| Failure::Strange(strange).explain(&self.server))
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
+        let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
+        let script = self.script(RENEW, key, token).arg(ttl).take();
+        let reply = self.answer(&script)?;
+        reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
     }
 
-    fn release(&mut self, claim: &Claim, last: LastRun) -> Result<(), StoreError> {
-        let ending = match last.ending {
-            None => json!({}),
-            Some(Ending::Exited(status)) => json!({ "status": status }),
-            Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
+    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
+        let (ending, how, span) = match parting {
+            Parting::ByHand => (json!({}), "hand", 0),
+            Parting::Run { ending, stays } => {
+                let ending = match ending {
+                    None => json!({}),
+                    Some(Ending::Exited(status)) => json!({ "status": status }),
+                    Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
+                };
+                match stays {
+                    Stays::Not => (ending, "", 0),
+                    Stays::AtLeast(span) => (ending, "hold", millis(span)),
+                    Stays::Kept(ttl) => (ending, "keep", ttl_ms(ttl)),
+                }
+            }
         };
-        let script = self.script(RELEASE, claim).arg(ending.to_string()).arg(0).take();
+        let script = self.script(RELEASE, key, token).arg(ending.to_string()).arg(0).arg(how).arg(span).take();
         // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
         // twice does no harm, and a lock that never expires has no second chance.
         let was_idle = self.connection.is_some();
@@ -193,37 +219,99 @@ impl Store for RedisStore {
             reply => reply,
         };
         let reply = reply.map_err(|failure| failure.explain(&self.server))?;
-        self.settle(claim, Handed::read(&reply));
-        Ok(())
+        let (released, handed) = reply::read_release(&reply);
+        self.settle(key, handed);
+        released.map_err(|strange| self.is_strange(strange))
+    }
+
+    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
+        let keys = match key {
+            Some(key) => vec![key.clone()],
+            None => self.all_keys()?,
+        };
+        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(LIST, key)).collect();
+        let replies = self.answers(&scripts)?;
+        let read = keys.into_iter().zip(replies).map(|(key, reply)| reply::read_status(key, &reply));
+        read.collect::<Result<_, _>>().map_err(|strange| self.is_strange(strange))
+    }
+
+    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
+        let fence = fence.map_or_else(String::new, |fence| fence.to_string());
+        let mut script = self.bare_script(TAKE_AWAY, key);
+        let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
+        let reply = self.answer(&script)?;
+        let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
+        self.settle(key, handed);
+        Ok(taken)
+    }
+
+    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
+        let keys = self.all_keys()?;
+        let scripts: Vec<Cmd> = keys
+            .iter()
+            .map(|key| self.bare_script(FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
+            .collect();
+        let replies = self.answers(&scripts)?;
+        Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self)
     }
 }
 
-/// What all keys of a lock begin with. Braces and percent signs in KEY are escaped, so that the hash tag is KEY whole and
-/// no two locks share a key.
-fn key_base(prefix: &str, key: &Key) -> String {
-    let escaped = key.as_str().replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
-    format!("{prefix}:{{{escaped}}}:")
+impl RedisStore {
+    /// All keys that have ever been held under our prefix, in the order of their names.
+    fn all_keys(&mut self) -> Result<Vec<Key>, StoreError> {
+        let pattern = keys::pattern(&self.server.prefix);
+        let mut found = BTreeSet::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let scan = redis::cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).take();
+            let (next, names) = reply::read_scan(&self.answer(&scan)?).map_err(|strange| self.is_strange(strange))?;
+            found.extend(names.iter().filter_map(|name| keys::of_fence(&self.server.prefix, name)));
+            if next == "0" {
+                return Ok(found.into_iter().filter_map(|key| Key::new(key.as_ref()).ok()).collect());
+            }
+            cursor = next;
+        }
+    }
+
+    /// The answer to a command that is safe to run twice.
+    fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
+        self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
+    }
+
+    /// The answers to commands that are safe to run twice. They travel together, some at a time.
+    fn answers(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let mut answers = Vec::with_capacity(commands.len());
+        for flight in commands.chunks(FLIGHT) {
+            // Alone, the first one opens the connection if need be.
+            answers.push(self.answer(&flight[0])?);
+            let deadline = Moment::now() + self.timeout;
+            let Some(connection) = &mut self.connection else { continue };
+            match connection.request_all(&flight[1..], deadline) {
+                Ok(more) => answers.extend(more),
+                Err(failure) => {
+                    self.connection = None;
+                    return Err(failure.explain(&self.server));
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    fn is_strange(&self, strange: Strange) -> StoreError {
+        Failure::Strange(strange).explain(&self.server)
+    }
 }
 
-/// The lease's length as the scripts take it.
-fn ttl_ms(claim: &Claim) -> u64 {
-    claim.ttl.map_or(0, millis)
+/// A ttl as the scripts take it: 0 is for ever.
+fn ttl_ms(ttl: Option<Duration>) -> u64 {
+    ttl.map_or(0, millis)
 }
 
 /// A span in whole milliseconds.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hash_tag_is_the_whole_key() {
-        let base = |key: &str| key_base("lockrun", &Key::new(key.as_ref()).expect("is a key"));
-        assert_eq!(base("a"), "lockrun:{a}:");
-        assert_eq!(base("a{b}c"), "lockrun:{a%7Bb%7Dc}:");
-        assert_ne!(base("{"), base("%7B"));
-    }
 }

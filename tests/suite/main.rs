@@ -13,6 +13,7 @@ mod connections;
 mod crontab;
 mod descriptors;
 mod directory;
+mod doctor;
 mod exit_status;
 mod faults;
 mod generated;

@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::geteuid;
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use uuid::Uuid;
 
 use crate::key::Key;
@@ -111,6 +111,30 @@ impl Directory {
             );
         }
         Ok(Ok(Directory { fd, path: path.to_owned() }))
+    }
+
+    /// Where it is, for messages.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of all files in it.
+    pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
+        let fails = || format!("cannot list {}", self.path.display());
+        // By the open descriptor, which is the directory that was checked.
+        let opened = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).with_context(fails)?;
+        let mut names = Vec::new();
+        for entry in opened {
+            // Names of ours are plain; what else lies there is none.
+            names.extend(entry.with_context(fails)?.file_name().into_string());
+        }
+        Ok(names)
+    }
+
+    /// Removes the file of this name.
+    pub(super) fn remove(&self, name: &str) -> Result<(), StoreError> {
+        unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir)
+            .with_context(|| format!("cannot remove {}", self.path.join(name).display()))
     }
 
     /// The path of the lock file of `key`, for messages.

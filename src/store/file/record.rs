@@ -1,23 +1,20 @@
 //! What stands in a lock file: the fence, who holds the lock, and how the last run went. One line of JSON.
 //!
-//! Only the holder of the kernel's lock writes it. Others read it without the lock, to say who holds it; if they meet it
-//! half written they know nothing, which harms nobody.
+//! It is read and written under the file's edit lock, see [`super::lock_file`].
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
 use crate::holder::Holder;
 use crate::outcome::Ending;
-use crate::store::{Claim, LastRun};
-
-/// The most that is read of a lock file. Records are far shorter.
-const READ_MAX: usize = 4 * 1024;
+use crate::store::{Claim, Held};
+use crate::token::Token;
 
 /// The contents of a lock file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,9 +24,9 @@ pub(super) struct Record {
     pub(super) key: String,
     /// The fencing token that was given out last.
     pub(super) fence: u64,
-    /// Who holds the lock.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) holder: Option<HolderRecord>,
+    /// Who holds the lock, the longest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) holders: Vec<HolderRecord>,
     /// The last run that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) last: Option<LastRecord>,
@@ -39,12 +36,33 @@ pub(super) struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct HolderRecord {
-    #[serde(flatten)]
+    pub(super) token: Token,
+    pub(super) fence: u64,
+    /// Which of the slots it has.
+    pub(super) slot: u32,
     pub(super) who: Holder,
     /// Since when, in milliseconds of the boot clock.
     pub(super) since_boot_ms: u64,
     /// Since when, in milliseconds of Unix time.
     pub(super) since_unix_ms: u64,
+    /// Until when it holds the lock. Without one, for as long as the kernel's lock on its slot is taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) lease: Option<LeaseRecord>,
+    /// It was let go of by hand while its command runs: when that ends, the lock is not kept.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) let_go: bool,
+}
+
+/// A lease on this machine. It does not outlive the boot that it was given in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct LeaseRecord {
+    /// The kernel's name for this boot.
+    pub(super) boot: String,
+    /// Its end, in milliseconds of the boot clock; `None`: it never ends.
+    pub(super) until_boot_ms: Option<u64>,
+    /// How long it lasts from one renewal; `None`: for ever.
+    pub(super) ttl_ms: Option<u64>,
 }
 
 /// A run that has ended.
@@ -65,58 +83,137 @@ pub(super) struct LastRecord {
 }
 
 impl Record {
-    /// Reads a lock file. What cannot be read counts as empty.
-    pub(super) fn read(file: &impl AsFd) -> Self {
-        Self::try_read(file).unwrap_or_default()
-    }
-
-    fn try_read(file: &impl AsFd) -> io::Result<Self> {
+    /// Reads a lock file. One that is empty, or that cannot be understood, is an empty record.
+    pub(super) fn read(file: &impl AsFd) -> io::Result<Self> {
         let file = File::from(file.as_fd().try_clone_to_owned()?);
-        let mut text = [0; READ_MAX];
-        let length = file.read_at(&mut text, 0)?;
-        // A shorter record leaves the rest of a longer one behind its own end of line.
-        let line = text[..length].split(|byte| *byte == b'\n').next().unwrap_or_default();
-        Ok(serde_json::from_slice(line)?)
+        let mut text = vec![0; 1024];
+        let mut length = 0;
+        loop {
+            let read = file.read_at(&mut text[length..], length as u64)?;
+            length += read;
+            // A shorter record leaves the rest of a longer one behind its own end of line.
+            if let Some(end) = text[..length].iter().position(|byte| *byte == b'\n') {
+                return Ok(serde_json::from_slice(&text[..end]).unwrap_or_default());
+            }
+            if read == 0 {
+                return Ok(Record::default());
+            }
+            text.resize(length * 2 + 1024, 0);
+        }
     }
 
-    /// Writes the record in one piece.
-    pub(super) fn write(&self, file: &OwnedFd) -> io::Result<()> {
-        let mut line = serde_json::to_vec(self)?;
-        line.push(b'\n');
-        File::from(file.try_clone()?).write_all_at(&line, 0)
+    /// Writes the record in one piece. A full disk leaves `before`, which was there, as it was.
+    pub(super) fn write(&self, file: &OwnedFd, before: &Record) -> io::Result<()> {
+        let line = |record: &Record| -> io::Result<Vec<u8>> {
+            let mut line = serde_json::to_vec(record)?;
+            line.push(b'\n');
+            Ok(line)
+        };
+        let file = File::from(file.try_clone()?);
+        file.write_all_at(&line(self)?, 0).inspect_err(|_| {
+            let _ = line(before).and_then(|line| file.write_all_at(&line, 0));
+        })
     }
 
-    /// The lock goes to `claim`, with a new fence: greater than the last one, and, so that it also is when the file was
-    /// lost, not below the time.
-    pub(super) fn take(&mut self, claim: &Claim, now: SystemTime, boot: Moment) {
-        let unix_ms = unix_ms(now);
+    /// The lock goes to `claim`, in `slot`, with a new fence: greater than the last one, and, so that it also is when the file
+    /// was lost, not below the time. Gives the fence.
+    pub(super) fn add(&mut self, claim: &Claim, slot: u32, lease: Option<LeaseRecord>) -> u64 {
+        let unix_ms = unix_ms();
         claim.key.as_str().clone_into(&mut self.key);
         self.fence = self.fence.saturating_add(1).max(unix_ms);
-        self.holder = Some(HolderRecord {
+        self.holders.push(HolderRecord {
+            token: claim.token.clone(),
+            fence: self.fence,
+            slot,
             who: claim.holder.clone(),
-            since_boot_ms: u64::try_from(boot.since_boot().as_millis()).unwrap_or(u64::MAX),
+            since_boot_ms: boot_ms(Moment::now()),
             since_unix_ms: unix_ms,
+            lease,
+            let_go: false,
         });
+        self.fence
     }
 
-    /// The holder lets go, after a run that went as `last` tells.
-    pub(super) fn leave(&mut self, last: LastRun, now: SystemTime) {
-        let Some(holder) = self.holder.take() else { return };
-        let (status, signal) = match last.ending {
+    /// The holder whose token this is.
+    pub(super) fn holder(&mut self, token: &Token) -> Option<&mut HolderRecord> {
+        self.holders.iter_mut().find(|holder| holder.token == *token)
+    }
+
+    /// The holder that has had the lock the longest.
+    pub(super) fn first_held(&self) -> Option<Held> {
+        self.holders.first().map(HolderRecord::held)
+    }
+
+    /// Writes down that the run of `holder` is over, and how its command ended, if it was started.
+    pub(super) fn note(&mut self, holder: &HolderRecord, ending: Option<Ending>) {
+        let (status, signal) = match ending {
             Some(Ending::Exited(status)) => (Some(status), None),
             Some(Ending::Signaled(signal)) => (None, Some(signal)),
             None => (None, None),
         };
         self.last = Some(LastRecord {
-            who: holder.who,
+            who: holder.who.clone(),
             started_unix_ms: holder.since_unix_ms,
-            ended_unix_ms: unix_ms(now),
+            ended_unix_ms: unix_ms(),
             status,
             signal,
         });
     }
 }
 
-fn unix_ms(now: SystemTime) -> u64 {
-    now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+impl HolderRecord {
+    /// How long it has held the lock.
+    pub(super) fn held_for(&self, now: Moment) -> Duration {
+        now.since(Moment::from_boot(Duration::from_millis(self.since_boot_ms)))
+    }
+
+    /// It, as others are told.
+    pub(super) fn held(&self) -> Held {
+        let now = Moment::now();
+        Held {
+            holder: Some(self.who.clone()),
+            since: Some(self.held_for(now)),
+            expires_in: self.ends_at().map(|ends_at| ends_at.since(now)),
+            place: None,
+            token: Some(self.token.clone()),
+        }
+    }
+
+    /// When its lease ends, if it has one that does.
+    pub(super) fn ends_at(&self) -> Option<Moment> {
+        let until = self.lease.as_ref()?.until_boot_ms?;
+        Some(Moment::from_boot(Duration::from_millis(until)))
+    }
+}
+
+impl LeaseRecord {
+    /// A lease from `now` on, for `ttl`, or without end.
+    pub(super) fn new(now: Moment, ttl: Option<Duration>) -> io::Result<Self> {
+        let until_boot_ms = ttl.map(|ttl| boot_ms(now + ttl));
+        Ok(LeaseRecord { boot: this_boot()?, until_boot_ms, ttl_ms: ttl.map(millis) })
+    }
+
+    /// Whether it still counts at `now`.
+    pub(super) fn is_in_force(&self, now: Moment) -> io::Result<bool> {
+        Ok(self.until_boot_ms.is_none_or(|until| boot_ms(now) < until) && self.boot == this_boot()?)
+    }
+}
+
+/// The kernel's name for this boot.
+fn this_boot() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned())
+}
+
+fn boot_ms(moment: Moment) -> u64 {
+    millis(moment.since_boot())
+}
+
+/// A span in whole milliseconds.
+pub(super) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The present time, in milliseconds of Unix time.
+pub(super) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, millis)
 }

@@ -86,6 +86,17 @@ impl Connection {
         }
     }
 
+    /// Sends all of `commands` in one flight, and waits for their answers. Not for the first request on a connection.
+    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+        let mut flight = Vec::new();
+        for command in commands {
+            command.write_packed_command(&mut flight);
+        }
+        self.stream.set_deadline(deadline);
+        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
+        commands.iter().map(|command| self.receive(command, deadline)).collect()
+    }
+
     /// Sends `command` and does not wait for its answer. Not for the first request on a connection.
     pub(super) fn send(&mut self, command: &Cmd, deadline: Moment) -> Result<(), Failure> {
         self.stream.set_deadline(deadline);
@@ -128,7 +139,11 @@ impl Failure {
             Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
             _ => String::new(),
         };
-        let error = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        let mut error = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        if name == "AUTH" {
+            // Some servers say back what they were sent, in quotation marks, and that is the password.
+            error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
+        }
         Failure::Refused { command: name, error: error.trim_end().to_owned() }
     }
 

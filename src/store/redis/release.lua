@@ -1,29 +1,66 @@
--- Lets go of a lock that is ours or was granted to us, writes down the run that has ended, and leaves the queue. A lock that
--- becomes free goes to the first waiter.
+-- Lets go of a lock that is ours or was granted to us, or lets it stay for a while, writes down the run that has ended, and
+-- leaves the queue. A lock that becomes free goes to the first waiter.
 --
 -- ARGV  1 token     of the acquisition
 --       2 ending    JSON {status} or {signal} or {}; empty: there was no run, write nothing down
 --       3 doubt     1: a request for the lock under this token may still be on its way; it must not get it
--- Reply {granted, told}  tokens of waiters, or '' (see settle)
+--       4 how       empty: let go; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
+--                   until it is released by hand, or for `span`
+--       5 span      in ms; 0 with keep: for ever
+-- Reply {0, {held for, expires in or -1, info, token} or {}}
+--                   by hand: it is not ours
+--       {1, granted, told}
+--                   done; tokens of waiters, or '' (see settle)
+--       {2}         by hand: a command runs under it, and when that has ended it is let go of
 
-local TOKEN, ENDING, DOUBT = ARGV[1], ARGV[2], ARGV[3] == '1'
+local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
 
-local ended = drop_ended_leases()
+let_pass_when_full()
+drop_ended_leases()
 
 local info = info_of(TOKEN)
-local held = redis.call('ZREM', HOLDERS, TOKEN) == 1
+-- One that was only granted the lock does not hold it yet.
+local held = redis.call('ZSCORE', HOLDERS, TOKEN) and info.fence
+if HOW == 'hand' then
+  if not held then
+    return {0, holder()}
+  elseif not info.hand then
+    info.let_go = true
+    set_info(TOKEN, info)
+    return {2}
+  end
+end
+
+-- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
+if ENDING ~= '' then
+  note(info, cjson.decode(ENDING))
+end
+
+local ends
+if held and HOW == 'keep' and not info.let_go then
+  ends = SPAN == 0 and '+inf' or now + SPAN
+elseif held and HOW == 'hold' and info.since + SPAN > now then
+  ends = info.since + SPAN
+end
+if ends then
+  info.hand, info.ttl = true, SPAN
+  set_info(TOKEN, info)
+  redis.call('ZADD', HOLDERS, ends == '+inf' and ends or whole(ends), TOKEN)
+  -- It may end earlier than the first waiters know.
+  for turn, token in ipairs(ends ~= '+inf' and waiters(2) or {}) do
+    mail(token, ends - now + 1 + 20 * turn)
+  end
+  expire_keys()
+  return {1, '', ''}
+end
+
+redis.call('ZREM', HOLDERS, TOKEN)
 redis.call('HDEL', INFO, TOKEN)
 forget_waiter(TOKEN)
 if DOUBT then
   redis.call('RPUSH', BOX .. TOKEN, WITHDRAWN)
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
--- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
-if ENDING ~= '' then
-  local last = cjson.decode(ENDING)
-  last.who, last.started, last.ended = info.who, info.since, now
-  redis.call('SET', LAST, cjson.encode(last))
-end
-local handed = (held or ended > 0 or ENDING ~= '') and hand_over() or {}
+local handed = hand_over()
 expire_keys()
-return {handed[1] or '', handed[2] or ''}
+return {1, handed[1] or '', handed[2] or ''}

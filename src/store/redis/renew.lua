@@ -1,9 +1,11 @@
 -- Prolongs a lease that is still there. Never creates one.
 --
 -- ARGV  1 token     of the acquisition
---       2 ttl       of the lease from now, in ms; 0: it never expires
--- Reply {1}                                           it is ours
---       {0, {held for, expires in or -1, info} or {}} it is not; in ms
+--       2 ttl       of the lease from now, in ms; 0: it never expires; -1: as long as it was taken for
+-- Reply {1}         it is ours
+--       {0, {held for, expires in or -1, info, token} or {}}
+--                   it is not; in ms
+--       {2, who}    it was taken away from us; JSON of by whom
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
@@ -11,9 +13,17 @@ local ends = redis.call('ZSCORE', HOLDERS, TOKEN)
 if not ends or (ends ~= 'inf' and tonumber(ends) <= now) then
   return {0, holder()}
 end
--- A server that is out of memory refuses ZADD as the first change of a script, though this one takes no more memory; a lease
--- must not be lost for that. After another change it lets it pass.
-redis.call('PERSIST', HOLDERS)
+local info = info_of(TOKEN)
+if info.taken then
+  return {2, cjson.encode(info.taken)}
+end
+let_pass_when_full()
+if TTL == -1 then
+  TTL = info.ttl
+elseif TTL ~= info.ttl then
+  info.ttl = TTL
+  set_info(TOKEN, info)
+end
 redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
 expire_keys()
 return {1}

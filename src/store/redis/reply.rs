@@ -7,7 +7,10 @@ use serde::Deserialize;
 
 use crate::clock::Moment;
 use crate::holder::Holder;
-use crate::store::{Custody, Grant, Held, Renewed};
+use crate::key::Key;
+use crate::outcome::Ending;
+use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Past, Released, Renewed, TakenAway, Waiting};
+use crate::token::Token;
 
 /// An answer that none of our scripts gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,27 +37,44 @@ pub(super) enum Asked {
 /// Waiters to whom a script has written.
 #[derive(Debug)]
 pub(super) struct Handed {
-    /// The token of the one that was granted the lock.
+    /// The tokens of those that were granted the lock, separated by blanks.
     pub(super) granted: String,
     /// The tokens of those that were told to watch it.
     pub(super) told: String,
 }
 
-/// What the scripts keep about a holder.
-#[derive(Deserialize)]
+/// What the scripts keep about a holder or a waiter.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Info {
     who: Holder,
-    #[serde(default)]
     ttl: u64,
+    fence: u64,
+    slot: u32,
+    joined: Option<u64>,
+    taken: Option<Holder>,
+}
+
+/// What the scripts keep about the last run.
+#[derive(Deserialize)]
+struct Last {
+    #[serde(default)]
+    who: Holder,
+    #[serde(default)]
+    started: u64,
+    ended: u64,
+    status: Option<u8>,
+    signal: Option<i32>,
 }
 
 impl Asked {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
         match fields(reply) {
-            [Value::Int(1), Value::Int(fence)] => {
+            [Value::Int(1), Value::Int(fence), Value::Int(slot)] => {
                 let fence = u64::try_from(*fence).map_err(|_| Strange)?;
-                Ok(Asked::Mine(Grant { fence, custody: Custody::Lease(sent_at) }))
+                let slot = u32::try_from(*slot).map_err(|_| Strange)?;
+                Ok(Asked::Mine(Grant { fence, slot, custody: Custody::Lease(sent_at) }))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told] => Ok(Asked::NotMine {
                 held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
@@ -67,14 +87,72 @@ impl Asked {
     }
 }
 
-impl Handed {
-    /// Reads the release script's reply.
-    pub(super) fn read(reply: &Value) -> Option<Self> {
-        match fields(reply) {
-            [granted, told] => handed(granted, told),
-            _ => None,
-        }
+/// Reads the release script's reply: what came of it, and to whom the lock was handed.
+pub(super) fn read_release(reply: &Value) -> (Result<Released, Strange>, Option<Handed>) {
+    match fields(reply) {
+        [Value::Int(0), holder] => (Ok(Released::NotMine(read_holder(holder))), None),
+        [Value::Int(1), granted, told] => (Ok(Released::Free), handed(granted, told)),
+        [Value::Int(2)] => (Ok(Released::WhenItEnds), None),
+        _ => (Err(Strange), None),
     }
+}
+
+/// Reads the reply of the script that takes a lock away: what came of it, and to whom the lock was handed.
+pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), Strange> {
+    let all = |holders| fields(holders).iter().filter_map(read_holder).collect();
+    match fields(reply) {
+        [Value::Int(0)] => Ok((TakenAway::Free, None)),
+        [Value::Int(1), others] => Ok((TakenAway::Others(all(others)), None)),
+        [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, told] => {
+            let free_in = millis(*free_in).unwrap_or_default();
+            Ok((TakenAway::Taken { from: all(taken), free_in, untold: *untold > 0 }, handed(granted, told)))
+        }
+        _ => Err(Strange),
+    }
+}
+
+/// Reads the reply of the script that tells what is known of `key`.
+pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange> {
+    let [Value::Int(now), fence, holders, waiters, last] = fields(reply) else { return Err(Strange) };
+    let now_ms = u64::try_from(*now).map_err(|_| Strange)?;
+    let holder = |holder: &Value| {
+        let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), _] = fields(holder) else {
+            return None;
+        };
+        let info = serde_json::from_slice::<Info>(info).unwrap_or_default();
+        Some(Holding {
+            who: info.who,
+            since_ms: now_ms.saturating_sub(u64::try_from(*held_for).unwrap_or_default()),
+            expires_in: millis(*expires_in),
+            fence: info.fence,
+            slot: info.slot,
+            taken_away: info.taken.is_some(),
+        })
+    };
+    let waiter = |waiter: &Value| {
+        let info = serde_json::from_str::<Info>(&text(waiter)?).unwrap_or_default();
+        Some(Waiting { who: info.who, since_ms: info.joined })
+    };
+    let last = text(last).and_then(|last| serde_json::from_str::<Last>(&last).ok()).map(|last| Past {
+        who: last.who,
+        started_ms: last.started,
+        ended_ms: last.ended,
+        ending: last.status.map(Ending::Exited).or(last.signal.map(Ending::Signaled)),
+    });
+    Ok(KeyStatus {
+        key,
+        now_ms,
+        fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(Strange)?,
+        holders: fields(holders).iter().filter_map(holder).collect(),
+        waiters: fields(waiters).iter().filter_map(waiter).collect(),
+        last,
+    })
+}
+
+/// Reads the answer to SCAN: where to go on, and the names that were found.
+pub(super) fn read_scan(reply: &Value) -> Result<(String, Vec<String>), Strange> {
+    let [cursor, names] = fields(reply) else { return Err(Strange) };
+    Ok((text(cursor).ok_or(Strange)?, fields(names).iter().filter_map(text).collect()))
 }
 
 /// Reads the renew script's reply.
@@ -82,21 +160,35 @@ pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, Strange> {
     match fields(reply) {
         [Value::Int(1)] => Ok(Renewed::Mine),
         [Value::Int(0), holder] => Ok(Renewed::NotMine(read_holder(holder))),
+        [Value::Int(2), Value::BulkString(by)] => {
+            Ok(Renewed::TakenAway(serde_json::from_slice(by).unwrap_or_default()))
+        }
         _ => Err(Strange),
     }
 }
 
-/// Reads `{held for, expires in or -1, info}`, in ms, or `{}` where there is no holder.
+/// Reads `{held for, expires in or -1, info, token}`, in ms, or `{}` where there is no holder.
 fn read_holder(holder: &Value) -> Option<Held> {
-    let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info)] = fields(holder) else { return None };
-    let span = |millis: i64| u64::try_from(millis).ok().map(Duration::from_millis);
-    let info = serde_json::from_slice::<Info>(info).ok();
-    Some(Held { holder: info.map(|info| info.who), since: span(*since), expires_in: span(*expires_in), place: None })
+    let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
+        return None;
+    };
+    Some(Held {
+        holder: serde_json::from_slice::<Info>(info).ok().map(|info| info.who),
+        since: millis(*since),
+        expires_in: millis(*expires_in),
+        place: None,
+        token: text(token).and_then(|token| Token::parse(&token).ok()),
+    })
+}
+
+/// A span that a script tells; a negative one is none.
+fn millis(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
 /// The length of the lease of a holder as above.
 fn read_ttl(holder: &Value) -> Option<Duration> {
-    let [_, _, Value::BulkString(info)] = fields(holder) else { return None };
+    let [_, _, Value::BulkString(info), _] = fields(holder) else { return None };
     let ttl = serde_json::from_slice::<Info>(info).ok()?.ttl;
     (ttl > 0).then(|| Duration::from_millis(ttl))
 }
@@ -144,15 +236,19 @@ mod tests {
     #[test]
     fn a_grant_is_read() {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
-        let asked = Asked::read(&array([Value::Int(1), Value::Int(7)]), sent_at).expect("is understood");
+        let asked = Asked::read(&array([Value::Int(1), Value::Int(7), Value::Int(2)]), sent_at).expect("is understood");
         let Asked::Mine(grant) = asked else { panic!("{asked:?}") };
-        assert_eq!(grant, Grant { fence: 7, custody: Custody::Lease(sent_at) });
+        assert_eq!(grant, Grant { fence: 7, slot: 2, custody: Custody::Lease(sent_at) });
     }
 
     #[test]
     fn a_held_lock_is_read() {
-        let holder =
-            array([Value::Int(5), Value::Int(-1), bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#)]);
+        let holder = array([
+            Value::Int(5),
+            Value::Int(-1),
+            bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#),
+            bulk("t"),
+        ]);
         let reply = array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c")]);
         let asked = Asked::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
         let Asked::NotMine { held, ttl, look_in, handed: Some(handed) } = asked else { panic!("{asked:?}") };

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, read_mail};
-use super::{Doubt, RedisStore, key_base, millis};
+use super::{Doubt, RedisStore, keys, millis};
 use crate::clock::Moment;
 use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
 use crate::supervise::signals::Signals;
-
-/// How often a waiter shows that it is alive when nothing else happens.
-pub(super) const REFRESH: Duration = Duration::from_secs(8);
 
 /// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
@@ -75,11 +72,14 @@ impl RedisStore {
                 Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
-                    self.settle(claim, handed);
+                    self.settle(&claim.key, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));
                     }
-                    watcher.waiting(&held);
+                    if watcher.waiting(&held).is_break() {
+                        self.withdraw(claim, doubt);
+                        return Ok(Acquired::Held(held));
+                    }
                     heard_at = Some(Moment::now());
                     let look_at = Moment::now() + look_in;
                     match self.sleep_at_mailbox(
@@ -131,7 +131,7 @@ impl RedisStore {
         signals: &Signals,
         watcher: &mut dyn Watcher,
     ) -> Slept {
-        let mailbox = format!("{}box:{}", key_base(&self.server.prefix, &claim.key), claim.token);
+        let mailbox = format!("{}box:{}", keys::base(&self.server.prefix, &claim.key), claim.token.as_str());
         loop {
             let Some(connection) = &mut self.connection else { return Slept::Lost };
             let left = until.since(Moment::now());

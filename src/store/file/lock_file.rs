@@ -1,0 +1,240 @@
+//! The file of one lock, and the kernel's locks on it.
+//!
+//! ```text
+//! flock                  the turnstile: whoever has it is the next to get the lock; the others queue for it in the kernel
+//! byte EDIT              taken while the record is read or changed
+//! byte AT_TURNSTILE      taken by whoever waits at the turnstile, as opposed to just passing
+//! byte SLOTS + n         slot n: taken for as long as a run holds it
+//! ```
+//!
+//! The bytes lie far behind the record and are never written. All are locks of the open file, not of a process (open file
+//! description locks): they last until the last process that has inherited the descriptor has closed it, and a crash
+//! of lockrun hands them to COMMAND. An explicit unlock ends them for all.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FlockArg, OFlag, fcntl, openat};
+use nix::sys::stat::{Mode, fchmod, fstat};
+
+use super::directory::{self, Directory};
+use super::record::Record;
+use crate::clock::Moment;
+use crate::key::Key;
+use crate::store::{Held, StoreError};
+use crate::supervise;
+
+const EDIT: i64 = 1 << 40;
+const AT_TURNSTILE: i64 = EDIT + 1;
+const SLOTS: i64 = 1 << 41;
+
+/// Whoever reads or changes a record is done in microseconds; one that is stopped in the middle must not hold up the others
+/// without a word.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The file of one lock, open.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    file: OwnedFd,
+    path: String,
+    /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
+    kind: c_int,
+}
+
+impl LockFile {
+    /// Opens the lock file of `key`, creating it if need be, at a descriptor that COMMAND inherits.
+    pub(super) fn open_or_create(directory: &Directory, key: &Key) -> Result<Self, StoreError> {
+        let path = directory.show(key);
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
+        let name = directory::file_name(key);
+        let opened = openat(directory.as_fd(), name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
+        let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
+        Ok(LockFile { file, path, kind: libc::F_WRLCK })
+    }
+
+    /// Opens the lock file of this `name`, if there is one, to change it. COMMAND does not inherit it.
+    pub(super) fn open(directory: &Directory, name: &str) -> Result<Option<Self>, StoreError> {
+        Self::open_for(directory, name, OFlag::O_RDWR, libc::F_WRLCK)
+    }
+
+    /// Opens the lock file of this `name`, if there is one, only to look at it: nobody is woken when it is closed.
+    pub(super) fn open_to_look(directory: &Directory, name: &str) -> Result<Option<Self>, StoreError> {
+        Self::open_for(directory, name, OFlag::O_RDONLY, libc::F_RDLCK)
+    }
+
+    fn open_for(directory: &Directory, name: &str, access: OFlag, kind: c_int) -> Result<Option<Self>, StoreError> {
+        let path = directory.path().join(name).display().to_string();
+        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
+        match openat(directory.as_fd(), name, flags, Mode::empty()) {
+            Ok(file) => Ok(Some(LockFile { file, path, kind })),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(anyhow!("cannot open the lock file {path}: {}", errno.desc())),
+        }
+    }
+
+    /// The path, for messages.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether the file still has its name: somebody may have removed it before we locked it, and then it is not the one
+    /// that others would lock. Makes sure that the next run can open it.
+    pub(super) fn has_a_name(&self) -> Result<bool, StoreError> {
+        let stat = fstat(&self.file).with_context(|| format!("cannot look at {}", self.path))?;
+        if stat.st_mode & 0o777 != 0o600 {
+            // The umask has had its say.
+            let _ = fchmod(&self.file, Mode::S_IRUSR | Mode::S_IWUSR);
+        }
+        Ok(stat.st_nlink > 0)
+    }
+
+    /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for whoever is only passing.
+    pub(super) fn enter_now(&self) -> nix::Result<bool> {
+        let give_up_at = Moment::now() + PATIENCE;
+        loop {
+            match self.flock(FlockArg::LockExclusiveNonblock) {
+                Ok(()) => return Ok(true),
+                Err(Errno::EWOULDBLOCK) if self.is_waited_for()? || Moment::now() >= give_up_at => {
+                    return Ok(false);
+                }
+                Err(Errno::EWOULDBLOCK) => thread::sleep(Duration::from_micros(200)),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Passes the turnstile, or fails with `EINTR` when a signal comes first. The kernel queues us.
+    pub(super) fn enter(&self) -> nix::Result<()> {
+        self.flock(FlockArg::LockExclusive)
+    }
+
+    /// Shows that we stay at the turnstile, until the lock is free.
+    pub(super) fn stay(&self) -> nix::Result<()> {
+        self.take(AT_TURNSTILE).map(drop)
+    }
+
+    /// Whether somebody else stays at the turnstile.
+    pub(super) fn is_waited_for(&self) -> nix::Result<bool> {
+        self.is_taken(AT_TURNSTILE)
+    }
+
+    /// Lets the next one come to the turnstile.
+    pub(super) fn leave(&self) -> nix::Result<()> {
+        self.free(AT_TURNSTILE)?;
+        self.flock(FlockArg::Unlock)
+    }
+
+    /// Takes a slot. Gives whether it was free.
+    pub(super) fn take_slot(&self, slot: u32) -> nix::Result<bool> {
+        self.take(SLOTS + i64::from(slot))
+    }
+
+    /// Lets go of a slot, for every process that has inherited it.
+    pub(super) fn free_slot(&self, slot: u32) -> nix::Result<()> {
+        self.free(SLOTS + i64::from(slot))
+    }
+
+    /// Whether somebody else has the slot.
+    pub(super) fn slot_is_taken(&self, slot: u32) -> nix::Result<bool> {
+        self.is_taken(SLOTS + i64::from(slot))
+    }
+
+    /// Reads the record, lets `change` it, and writes it back if it has become another, while nobody else does.
+    pub(super) fn edit<T>(&self, change: impl FnOnce(&mut Record) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.lock_record()?;
+        let result = self.edit_locked(change);
+        let unlocked = self.free(EDIT);
+        let result = result?;
+        unlocked.with_context(|| format!("cannot unlock {}", self.path))?;
+        Ok(result)
+    }
+
+    /// Reads the record.
+    pub(super) fn look(&self) -> Result<Record, StoreError> {
+        self.edit(|record| Ok(record.clone()))
+    }
+
+    /// Who holds the lock, as far as the record knows.
+    pub(super) fn holder(&self) -> Result<Held, StoreError> {
+        Ok(self.look()?.first_held().unwrap_or_default())
+    }
+
+    fn edit_locked<T>(&self, change: impl FnOnce(&mut Record) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let before = Record::read(&self.file).with_context(|| format!("cannot read {}", self.path))?;
+        let mut record = before.clone();
+        let result = change(&mut record)?;
+        if record != before {
+            record.write(&self.file, &before).with_context(|| format!("cannot write {}", self.path))?;
+        }
+        Ok(result)
+    }
+
+    fn lock_record(&self) -> Result<(), StoreError> {
+        let give_up_at = Moment::now() + PATIENCE;
+        let mut tries = 0;
+        while !self.take(EDIT).with_context(|| format!("cannot lock {}", self.path))? {
+            tries += 1;
+            if Moment::now() >= give_up_at {
+                return Err(anyhow!(
+                    "{} has been in use for {}s; is a lockrun stopped?",
+                    self.path,
+                    PATIENCE.as_secs()
+                ));
+            }
+            // Whoever has it may only need the processor.
+            if tries < 20 {
+                thread::yield_now();
+            } else {
+                thread::sleep(Duration::from_micros(200));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self, byte: i64) -> nix::Result<bool> {
+        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&one_byte(byte, self.kind))) {
+            Ok(_) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn free(&self, byte: i64) -> nix::Result<()> {
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&one_byte(byte, libc::F_UNLCK))).map(drop)
+    }
+
+    fn is_taken(&self, byte: i64) -> nix::Result<bool> {
+        let mut lock = one_byte(byte, self.kind);
+        fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+        Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    }
+
+    /// flock(2). Unlike nix's guard for it, this leaves open when the lock ends: COMMAND has the descriptor too.
+    #[allow(deprecated)]
+    fn flock(&self, operation: FlockArg) -> nix::Result<()> {
+        nix::fcntl::flock(self.file.as_raw_fd(), operation)
+    }
+}
+
+impl AsFd for LockFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The description of a lock on one byte.
+fn one_byte(byte: i64, kind: c_int) -> libc::flock {
+    libc::flock {
+        l_type: libc::c_short::try_from(kind).unwrap_or_default(),
+        l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
+        l_start: byte,
+        l_len: 1,
+        // Must be 0 for a lock of the open file.
+        l_pid: 0,
+    }
+}

@@ -1,0 +1,99 @@
+//! Who waits for lock files, and who has them open: the kernel knows, and tells it in /proc.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::Context;
+use nix::sys::stat::{FileStat, fstat, major, minor};
+
+use super::lock_file::LockFile;
+use crate::holder::Holder;
+use crate::store::{StoreError, Waiting};
+
+/// The kernel's list of locks, and of those who wait for them.
+pub(super) struct Waiters(String);
+
+/// Asks the kernel who waits for what.
+pub(super) fn all() -> Result<Waiters, StoreError> {
+    fs::read_to_string("/proc/locks").map(Waiters).context("cannot read /proc/locks")
+}
+
+impl Waiters {
+    /// Those who wait for this file, in no particular order but that whoever is at the turnstile comes first.
+    pub(super) fn of(&self, file: &LockFile) -> Result<Vec<Waiting>, StoreError> {
+        let pids = self.pids(file)?;
+        Ok(pids.into_iter().map(|pid| Waiting { who: Holder::of_process(pid), since_ms: None }).collect())
+    }
+
+    fn pids(&self, file: &LockFile) -> Result<Vec<u32>, StoreError> {
+        let stat = fstat(file).with_context(|| format!("cannot look at {}", file.path()))?;
+        let at_turnstile = file.is_waited_for().with_context(|| format!("cannot look at {}", file.path()))?;
+        let mut pids = Vec::new();
+        for line in self.0.lines() {
+            let Some(lock) = Lock::read(line).filter(|lock| lock.kind == "FLOCK" && lock.is_on(&stat)) else {
+                continue;
+            };
+            if lock.waits {
+                pids.push(lock.pid);
+            } else if at_turnstile {
+                pids.insert(0, lock.pid);
+            }
+        }
+        Ok(pids)
+    }
+}
+
+/// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`, where the arrow
+/// says that it is only waited for.
+struct Lock<'a> {
+    waits: bool,
+    kind: &'a str,
+    pid: u32,
+    file: &'a str,
+}
+
+impl<'a> Lock<'a> {
+    fn read(line: &'a str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace().skip(1).peekable();
+        let waits = words.next_if_eq(&"->").is_some();
+        let kind = words.next()?;
+        let pid = words.nth(2)?.parse().ok()?;
+        Some(Lock { waits, kind, pid, file: words.next()? })
+    }
+
+    fn is_on(&self, stat: &FileStat) -> bool {
+        self.file == format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino)
+    }
+}
+
+/// The processes that have the file open and do not wait for it, ourselves aside. Only those that we may look into.
+pub(super) fn with_open(file: &LockFile) -> Vec<u32> {
+    let Ok(stat) = fstat(file.as_fd()) else { return Vec::new() };
+    let waiting = all().and_then(|waiters| waiters.pids(file)).unwrap_or_default();
+    let has_open = |pid: u32| -> io::Result<bool> {
+        Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(|fd| {
+            fs::metadata(fd.path()).is_ok_and(|target| target.dev() == stat.st_dev && target.ino() == stat.st_ino)
+        }))
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| *pid != std::process::id() && !waiting.contains(pid) && has_open(*pid).unwrap_or(false))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_lines_are_read() {
+        let lock = Lock::read("1: FLOCK  ADVISORY  WRITE 4242 00:19:5678 0 EOF").expect("is a lock");
+        assert_eq!((lock.waits, lock.kind, lock.pid, lock.file), (false, "FLOCK", 4242, "00:19:5678"));
+        let lock = Lock::read("12: -> FLOCK  ADVISORY  WRITE 7 fd:01:9 0 EOF").expect("is a waiter");
+        assert_eq!((lock.waits, lock.kind, lock.pid, lock.file), (true, "FLOCK", 7, "fd:01:9"));
+        assert!(Lock::read("3: OFDLCK ADVISORY  WRITE -1 00:19:5678 1 1").is_none());
+    }
+}

@@ -1,0 +1,25 @@
+-- Forgets the key, if it is free, nobody waits for it, and it has not been used for a while.
+--
+-- ARGV  1 unused    for so long, in ms
+--       2 really    1: forget it; 0: only tell
+-- Reply 1           it is one to forget
+--       0           it is not
+
+local UNUSED, REALLY = tonumber(ARGV[1]), ARGV[2] == '1'
+
+for _, ends in ipairs({redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or '0',
+                       redis.call('ZREVRANGE', ALIVE, 0, 0, 'WITHSCORES')[2] or '0'}) do
+  if ends == 'inf' or tonumber(ends) > now then
+    return 0
+  end
+end
+-- A fence is, as a rule, the time at which it was given out.
+local last = redis.call('GET', LAST)
+local used_at = last and cjson.decode(last).ended or tonumber(redis.call('GET', FENCE) or 0)
+if now - used_at < UNUSED then
+  return 0
+end
+if REALLY then
+  redis.call('DEL', HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE)
+end
+return 1

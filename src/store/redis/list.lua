@@ -1,0 +1,20 @@
+-- Tells what is known of the key, and changes nothing.
+--
+-- Reply {now, fence, holders, waiters, last}
+--       now in ms; fence as text; holders: {{held for, expires in or -1, info, token}, ...}, those who were only granted
+--       the lock aside; waiters: JSON of each one's info, the next first; last as JSON, or ''
+
+local holders, queue = {}, {}
+local held = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
+for at = 1, #held, 2 do
+  local token, ends = held[at], held[at + 1]
+  if (ends == 'inf' or tonumber(ends) > now) and info_of(token).fence then
+    holders[#holders + 1] = describe(token, ends)
+  end
+end
+for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
+  if tonumber(redis.call('ZSCORE', ALIVE, token) or 0) > now then
+    queue[#queue + 1] = redis.call('HGET', INFO, token) or '{}'
+  end
+end
+return {now, redis.call('GET', FENCE) or '0', holders, queue, redis.call('GET', LAST) or ''}

@@ -1,0 +1,51 @@
+-- Takes the lock from its holders, or from one of them. One whose command runs keeps it until that has ended, or its lease;
+-- but it cannot renew it, and hears of it when it tries to.
+--
+-- ARGV  1 fence     of the holder that is meant; empty: all
+--       2 by        JSON of the particulars of who takes it away
+--       3 now       1: free it at once, whether the command has heard of it or not
+-- Reply {0}         there is nothing to take
+--       {1, others} it is held, but not by whom was meant: {{held for, expires in or -1, info, token}, ...}
+--       {2, taken, free in, untold, granted, told}
+--                   from these, as above; ms until the last lease of a command ends; how many commands may still run and will
+--                   not hear of it; tokens of waiters, or '' (see settle)
+
+local MEANT, BY, AT_ONCE = ARGV[1], cjson.decode(ARGV[2]), ARGV[3] == '1'
+
+let_pass_when_full()
+drop_ended_leases()
+
+local taken, others = {}, {}
+local free_in, untold = 0, 0
+local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
+for at = 1, #holders, 2 do
+  local token, ends = holders[at], holders[at + 1]
+  local info = info_of(token)
+  -- One that was only granted the lock is not a holder yet.
+  if info.fence then
+    local description = describe(token, ends)
+    if MEANT ~= '' and whole(info.fence) ~= MEANT then
+      others[#others + 1] = description
+    else
+      taken[#taken + 1] = description
+      if info.hand or AT_ONCE or ends == 'inf' then
+        if not info.hand then
+          untold = untold + 1
+        end
+        note(info, {})
+        redis.call('ZREM', HOLDERS, token)
+        redis.call('HDEL', INFO, token)
+      else
+        info.taken = BY
+        set_info(token, info)
+        free_in = math.max(free_in, ends - now)
+      end
+    end
+  end
+end
+if #taken == 0 then
+  return #others == 0 and {0} or {1, others}
+end
+local handed = hand_over()
+expire_keys()
+return {2, taken, free_in, untold, handed[1] or '', handed[2] or ''}

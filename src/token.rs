@@ -1,0 +1,61 @@
+//! The token of an acquisition: whoever knows it may renew and release what was acquired.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The longest token, in characters.
+const MAX_LEN: usize = 128;
+
+/// A name for one acquisition of a lock: as a rule a random UUID, that nobody can guess. Every change in a store is checked
+/// against it. It is a secret, so it cannot be printed by accident.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token(String);
+
+impl Token {
+    /// A new one, that is like no other.
+    pub fn random() -> Self {
+        Token(Uuid::new_v4().to_string())
+    }
+
+    /// One that somebody has brought: 1 to 128 letters, digits and `. _ : -`. On failure says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '-');
+        if text.is_empty() {
+            return Err("the token is empty".into());
+        }
+        if text.len() > MAX_LEN || !text.chars().all(fits) {
+            return Err(format!("the token is not 1 to {MAX_LEN} letters, digits and . _ : -"));
+        }
+        Ok(Token(text.to_owned()))
+    }
+
+    /// The token itself.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Says nothing of the token, which could stand in an error by accident.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(***)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_words() {
+        for good in ["a", "0c8e1f3a-7c0f-4a57-9d51-6a8f6f0f7d10", "deploy:42.b_c"] {
+            assert_eq!(Token::parse(good).map(|token| token.0), Ok(good.to_owned()));
+        }
+        for bad in ["", "a b", "a\n", "ж", "a/b", &"x".repeat(129)] {
+            assert!(Token::parse(bad).is_err(), "{bad:?}");
+        }
+        assert_ne!(Token::random(), Token::random());
+    }
+}
