@@ -46,7 +46,7 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append what 
 complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Do not let go of the lock when COMMAND has ended'
-complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s V -l version -d 'Print version'
@@ -71,7 +71,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print the answer as JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
@@ -86,7 +86,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-file -
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r

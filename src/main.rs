@@ -11,8 +11,10 @@ mod clock;
 mod commands;
 mod duration;
 mod escape;
+mod event;
 mod finding;
 mod holder;
+mod journal;
 mod keeper;
 mod key;
 mod lease;
@@ -25,6 +27,7 @@ mod run;
 mod settings;
 mod store;
 mod supervise;
+mod teller;
 mod token;
 
 use std::ffi::{OsStr, OsString};

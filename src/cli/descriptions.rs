@@ -181,8 +181,15 @@ const ALL: [Description; 29] = [
         "Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE",
     ),
     option(name::EVENTS, "FILE", OUTPUT, "Append what happens to FILE, one JSON object a line")
+        .more(
+            "Append what happens to FILE, one JSON object a line: waiting, acquired, started, held, skipped, lost, killed, \
+             finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
+             command, and what there is to say of it.\n\n\
+             Many runs can share FILE, which is made with mode 0600. If it cannot be written, that is said once, and the \
+             run goes on.",
+        )
         .hint(ValueHint::FilePath),
-    switch(name::VERBOSE, OUTPUT, "Say on stderr what happens: waiting, acquired, started, finished, released"),
+    switch(name::VERBOSE, OUTPUT, "Say on stderr what happens: waiting, acquired, started, finished, released ..."),
     switch(name::QUIET, OUTPUT, "Say nothing when the lock is held"),
     Description {
         heading: None,

@@ -14,6 +14,7 @@ mod crontab;
 mod descriptors;
 mod directory;
 mod doctor;
+mod events;
 mod exit_status;
 mod faults;
 mod generated;
