@@ -47,7 +47,7 @@ _lockrun() {
 
     case "${cmd}" in
         lockrun)
-            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --slots --nonblock --fail --skip --wait --conflict-exit-code --ttl --renew-every --store-timeout --on-lost --min-hold --keep --command --max-runtime --kill-after --descendants --verbose --quiet --events --help --version"
+            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --nonblock --fail --skip --wait --conflict-exit-code --slots --ttl --renew-every --store-timeout --on-lost --min-hold --keep --command --max-runtime --kill-after --descendants --events --verbose --quiet --help --version"
             [[ ${COMP_CWORD} -ne 1 ]] || opts+=" acquire renew release status break doctor prune help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -81,10 +81,6 @@ _lockrun() {
                     fi
                     return 0
                     ;;
-                --slots)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -98,6 +94,10 @@ _lockrun() {
                     return 0
                     ;;
                 -E)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slots)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -164,20 +164,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__acquire)
-            opts="-k -n -w -E -v -q -h --key --store --store-file --slots --token --nonblock --fail --skip --wait --conflict-exit-code --ttl --store-timeout --verbose --quiet --json --export --help"
+            opts="-k -n -w -E -v -q -h --store --store-file --key --nonblock --fail --skip --wait --conflict-exit-code --slots --ttl --json --export --verbose --quiet --store-timeout --token --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -197,11 +189,11 @@ _lockrun() {
                     fi
                     return 0
                     ;;
-                --slots)
+                --key)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --token)
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -221,11 +213,19 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --token)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -237,20 +237,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__break)
-            opts="-k -h --key --store --store-file --fence --now --store-timeout --help"
+            opts="-k -h --store --store-file --key --fence --now --store-timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -268,6 +260,14 @@ _lockrun() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o filenames
                     fi
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --fence)
@@ -378,24 +378,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__release)
-            opts="-k -v -q -h --key --token --store --store-file --store-timeout --verbose --quiet --help"
+            opts="-v -q -k -h --store --store-file --token --verbose --quiet --store-timeout --key --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --token)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -415,7 +403,19 @@ _lockrun() {
                     fi
                     return 0
                     ;;
+                --token)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -427,24 +427,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__renew)
-            opts="-k -h --key --token --store --store-file --ttl --store-timeout --help"
+            opts="-k -h --store --store-file --token --store-timeout --key --ttl --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --token)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -464,11 +452,23 @@ _lockrun() {
                     fi
                     return 0
                     ;;
-                --ttl)
+                --token)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -480,20 +480,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__status)
-            opts="-k -h --key --store --store-file --store-timeout --json --help"
+            opts="-k -h --store --store-file --json --store-timeout --key --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -514,6 +506,14 @@ _lockrun() {
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -16,7 +16,6 @@ pub use crate::settings::OnHeld;
 
 /// Everything that a run needs to know, checked.
 #[derive(Clone, Debug)]
-#[expect(dead_code, reason = "slots, min_hold, keep and events are not built yet")]
 pub struct Plan {
     /// The lock's name.
     pub key: Key,
