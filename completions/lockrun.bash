@@ -37,6 +37,9 @@ _lockrun() {
             lockrun,renew)
                 cmd="lockrun__subcmd__renew"
                 ;;
+            lockrun,reserve)
+                cmd="lockrun__subcmd__reserve"
+                ;;
             lockrun,status)
                 cmd="lockrun__subcmd__status"
                 ;;
@@ -47,8 +50,8 @@ _lockrun() {
 
     case "${cmd}" in
         lockrun)
-            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --nonblock --fail --skip --wait --conflict-exit-code --slots --ttl --renew-every --store-timeout --on-lost --min-hold --keep --command --max-runtime --kill-after --descendants --events --verbose --quiet --help --version"
-            [[ ${COMP_CWORD} -ne 1 ]] || opts+=" acquire renew release status break doctor prune help"
+            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --nonblock --fail --skip --wait --conflict-exit-code --slots --min-hold --keep --ttl --renew-every --store-timeout --on-lost --command --max-runtime --kill-after --descendants --events --verbose --quiet --help --version"
+            [[ ${COMP_CWORD} -ne 1 ]] || opts+=" acquire renew release reserve status break doctor prune help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -101,6 +104,10 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --min-hold)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -115,10 +122,6 @@ _lockrun() {
                     ;;
                 --on-lost)
                     COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
-                    return 0
-                    ;;
-                --min-hold)
-                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --command)
@@ -323,7 +326,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__help)
-            opts="-h --help acquire renew release status break doctor prune"
+            opts="-h --help acquire renew release reserve status break doctor prune"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -470,6 +473,114 @@ _lockrun() {
                     ;;
                 --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        lockrun__subcmd__reserve)
+            opts="-k -c -v -q -h --store --store-file --key --from --step --next --on-failure --ttl --renew-every --store-timeout --on-lost --command --max-runtime --kill-after --descendants --events --verbose --quiet --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --store-file)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --from)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --step)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --next)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --on-failure)
+                    COMPREPLY=($(compgen -W "keep free" -- "${cur}"))
+                    return 0
+                    ;;
+                --ttl)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --renew-every)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --on-lost)
+                    COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
+                    return 0
+                    ;;
+                --command)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -c)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --max-runtime)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --kill-after)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --descendants)
+                    COMPREPLY=($(compgen -W "leave wait kill" -- "${cur}"))
+                    return 0
+                    ;;
+                --events)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
                     return 0
                     ;;
                 *)

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_lockrun_global_optspecs
-    string join \n k/key= store= store-file= n/fail skip w/wait= E/conflict-exit-code= slots= ttl= renew-every= store-timeout= on-lost= min-hold= keep c/command= max-runtime= kill-after= descendants= events= v/verbose q/quiet h/help V/version
+    string join \n k/key= store= store-file= n/fail skip w/wait= E/conflict-exit-code= slots= min-hold= keep ttl= renew-every= store-timeout= on-lost= c/command= max-runtime= kill-after= descendants= events= v/verbose q/quiet h/help V/version
 end
 
 function __fish_lockrun_needs_command
@@ -30,12 +30,12 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the
 complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait for it: for ever, or that long and then as --fail' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'The exit status when it is held, or the wait ran out: 0 to 255, in place of 75' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Keep the lock at least this long, also when COMMAND has ended before' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
 warn\t''"
-complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Keep the lock at least this long, also when COMMAND has ended before' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r -f -a "(__fish_complete_command)"
 complete -c lockrun -n "__fish_lockrun_needs_command" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
@@ -53,6 +53,7 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -s V -l version -d 'Print 
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "acquire" -d 'Take a lock and leave it held, for a script to renew and release'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "renew" -d 'Prolong the lease of a lock that `acquire` has taken'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "release" -d 'Let go of a lock that `acquire` has taken'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "reserve" -d 'Run a command with the next value of a sequence that nobody else has reserved'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "status" -d 'Say who holds which lock, who waits, and who ran last'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "break" -d 'Take a lock away from whoever holds it'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "doctor" -d 'Look for what could keep locks from working here, and say what to do about it'
@@ -89,6 +90,29 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s k -l key -d 'The lock\'s name' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l from -d 'The first value of all' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l step -d 'From one value to the next: an integer, which may be negative  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l next -d 'What prints the next value, called with the one before it' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-failure -d 'A value whose COMMAND has failed: keep or free  [default: keep]' -r -f -a "keep\t''
+free\t''"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
+warn\t''"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
+wait\t''
+kill\t''"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l events -d 'Append what happens to FILE, one JSON object a line' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s q -l quiet -d 'Say nothing when the lock is held'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r

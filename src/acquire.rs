@@ -47,7 +47,7 @@ pub fn acquire(
     match acquired {
         Ok(Acquired::Mine(grant)) => {
             let slot = (claim.slots > 1).then_some(grant.slot);
-            teller.tell(Event::Acquired { fence: grant.fence, slot, waited: Moment::now().since(began) });
+            teller.tell(Event::Acquired { fence: grant.fence, slot, value: None, waited: Moment::now().since(began) });
             Ok(grant)
         }
         Ok(Acquired::Interrupted(signal)) => {

@@ -23,6 +23,8 @@ pub enum Event<'a> {
         fence: u64,
         /// Which of several slots is ours.
         slot: Option<u32>,
+        /// The value of a sequence that is reserved for us.
+        value: Option<&'a str>,
         /// How long it took to get it.
         waited: Duration,
     },
@@ -84,6 +86,8 @@ pub struct Fields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     place: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     waited_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u8>,
@@ -124,6 +128,9 @@ impl Event<'_> {
         let key = escaped(lock.as_str());
         match self {
             Event::Waiting(held) => format!("waiting: {}", report::held(lock, held)),
+            Event::Acquired { fence, value: Some(value), .. } => {
+                format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
+            }
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
             Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
             Event::Held(held) => report::held(lock, held),
@@ -177,7 +184,7 @@ impl Event<'_> {
                 why: Some("it is held by the very run that this one is part of".into()),
                 ..none
             },
-            Event::Acquired { waited, .. } => Fields { waited_ms: Some(millis(*waited)), ..none },
+            Event::Acquired { value, waited, .. } => Fields { value: *value, waited_ms: Some(millis(*waited)), ..none },
             Event::Started { .. } | Event::Finished(None) | Event::Kept => none,
             Event::Lost { why, stops } => Fields { stops_command: Some(*stops), why: Some((*why).into()), ..none },
             Event::Killed(reason) => Fields { why: Some(reason.words().into()), ..none },

@@ -10,12 +10,13 @@ use crate::escape::escaped;
 use crate::event::{Event, Reason};
 use crate::holder::Holder;
 use crate::keeper::{Keeper, Lent, Provisions};
-use crate::lease::Lease;
+use crate::lease::{Lease, Ttl};
 use crate::outcome::{Ending, Outcome};
 use crate::outer::{self, Outer};
 use crate::plan::Plan;
 use crate::readiness::Readiness;
 use crate::report;
+use crate::sequence;
 use crate::store::{self, Claim, Custody, Grant, Parting, Stays, Store};
 use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::signals::Signals;
@@ -32,14 +33,9 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let run = Run::new(plan);
-    let patience = Patience { on_held: plan.on_held, held_status: plan.held_status };
-    let mut readiness = Readiness::new(&run.launch, signals);
-    let acquired =
-        acquire::acquire(&mut *store, &run.claim, patience, &run.outer, &run.teller, signals, Some(&mut readiness));
-    let guardian = readiness.guardian();
-    let grant = match acquired {
-        Ok(grant) => grant,
+    let mut run = Run::new(plan);
+    let (grant, guardian) = match run.take(&mut *store, signals) {
+        Ok(taken) => taken,
         Err(outcome) => return Ok(outcome),
     };
     let started = match signals.obey() {
@@ -98,7 +94,7 @@ impl<'a> Run<'a> {
         let claim = Claim {
             key: plan.key.clone(),
             token: Token::random(),
-            ttl: plan.expires.then_some(plan.terms.ttl),
+            ttl: if plan.expires { Ttl::Lasts(plan.terms.ttl) } else { Ttl::None },
             holder: Holder::this_run(&plan.argv),
             slots: plan.slots,
             by_hand: false,
@@ -116,6 +112,20 @@ impl<'a> Run<'a> {
         };
         let teller = Teller::new(plan.key.clone(), plan.verbosity).with_journal(plan.events.as_deref(), &claim.holder);
         Run { plan, claim, outer, teller: Arc::new(teller), launch }
+    }
+
+    /// Takes the lock, or the next value of a sequence, and what was made ready for COMMAND meanwhile.
+    fn take(&mut self, store: &mut dyn Store, signals: &Signals) -> Result<(Grant, Option<Prepared>), Outcome> {
+        if let Some(sequence) = &self.plan.sequence {
+            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
+            self.launch.env.push(("LOCKRUN_SLOT", value));
+            return Ok((grant, None));
+        }
+        let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
+        let mut readiness = Readiness::new(&self.launch, signals);
+        let ready = Some(&mut readiness);
+        let grant = acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, ready)?;
+        Ok((grant, readiness.guardian()))
     }
 
     /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
@@ -180,7 +190,12 @@ impl<'a> Run<'a> {
 
     /// How to let go of the lock, after COMMAND has ended so.
     fn parting(&self, ending: Option<Ending>) -> Parting {
-        let stays = if self.plan.keep && ending == Some(Ending::Exited(0)) {
+        let succeeded = ending == Some(Ending::Exited(0));
+        let keep = match &self.plan.sequence {
+            Some(sequence) => sequence.keep_on_failure && !succeeded,
+            None => self.plan.keep && succeeded,
+        };
+        let stays = if keep {
             Stays::Kept(self.claim.ttl)
         } else if self.plan.min_hold > Duration::ZERO {
             Stays::AtLeast(self.plan.min_hold)

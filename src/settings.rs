@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 
-pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, Ttl, at_least_a_moment};
+pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, at_least_a_moment};
+
+pub use crate::lease::Ttl;
 
 use crate::duration;
 use layer::{Environment, Layer, Typed};

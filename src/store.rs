@@ -15,6 +15,7 @@ use crate::duration;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
@@ -27,8 +28,8 @@ pub struct Claim {
     pub key: Key,
     /// The name of this one acquisition. Every later change is checked against it.
     pub token: Token,
-    /// How long a lease lasts from one renewal; `None`: it never expires.
-    pub ttl: Option<Duration>,
+    /// How long the lease lasts from one renewal.
+    pub ttl: Ttl,
     /// Who asks.
     pub holder: Holder,
     /// How many may hold the lock at once, at least 1.
@@ -134,8 +135,8 @@ pub enum Stays {
     Not,
     /// Until it has been held for so long.
     AtLeast(Duration),
-    /// Until it is released by its token, or so long from now on (`None`: for ever).
-    Kept(Option<Duration>),
+    /// Until it is released by its token, or so long from now on.
+    Kept(Ttl),
 }
 
 /// What came of letting go of a lock.
@@ -306,9 +307,8 @@ pub trait Store: Send {
     /// lockrun ends the wait.
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError>;
 
-    /// Prolongs the lease by `ttl` from now (`Some(None)`: for ever; `None`: by as long as it was taken for). Never creates a
-    /// lock that is not there.
-    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError>;
+    /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
     ///

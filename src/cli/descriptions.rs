@@ -75,7 +75,7 @@ impl Description {
 }
 
 /// Every option, in the order in which they are listed.
-const ALL: [Description; 29] = [
+const ALL: [Description; 33] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more("The lock's name: 1 to 512 bytes of UTF-8 without control characters."),
     option(
@@ -104,6 +104,20 @@ const ALL: [Description; 29] = [
     option(name::SLOTS, "N", LOCK, "Up to N hold the lock at once, 1 to 1000  [default: 1]").more(
         "Up to N hold the lock at once, 1 to 1000 [default: 1]. All who use the lock should give the same number.",
     ),
+    option(name::FROM, "VALUE", LOCK, "The first value of all"),
+    option(name::STEP, "N", LOCK, "From one value to the next: an integer, which may be negative  [default: 1]"),
+    option(name::NEXT, "PROGRAM", LOCK, "What prints the next value, called with the one before it").more(
+        "What prints the next value: PROGRAM is called with the one before it as its only argument, and must print one \
+         line. It is called again for each value that is reserved already, 10,000 times at most.",
+    )
+    .hint(ValueHint::CommandName),
+    option(name::ON_FAILURE, "ACTION", LOCK, "A value whose COMMAND has failed: keep or free  [default: keep]")
+        .more(
+            "What becomes of the value when COMMAND has failed [default: keep]\n\n\
+             keep: it stays reserved until its lease runs out.\n\n\
+             free: another run can have it at once.",
+        )
+        .values(&["keep", "free"]),
     option(name::TOKEN, "TOKEN", LOCK, "The token that `acquire` has printed; else LOCKRUN_TOKEN"),
     option(name::FENCE, "N", LOCK, "Only if this is still the holder's fence")
         .more("Only if this is still the holder's fence, as `lockrun status` has shown it."),

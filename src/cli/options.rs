@@ -40,6 +40,22 @@ pub fn held() -> [Arg; 4] {
     ]
 }
 
+/// How the lease is kept, what runs under it, and who is told.
+pub fn lease_and_command() -> [Arg; 10] {
+    [
+        option(name::TTL),
+        option(name::RENEW_EVERY),
+        option(name::STORE_TIMEOUT),
+        option(name::ON_LOST),
+        option(name::COMMAND_STRING).short('c'),
+        option(name::MAX_RUNTIME),
+        option(name::KILL_AFTER),
+        option(name::DESCENDANTS),
+        option(name::EVENTS),
+        Arg::new(name::COMMAND).num_args(1..).trailing_var_arg(true).value_parser(ValueParser::os_string()),
+    ]
+}
+
 /// How much is said.
 pub fn output() -> [Arg; 2] {
     [switch(name::VERBOSE).short('v'), switch(name::QUIET).short('q')]

@@ -19,6 +19,8 @@ pub enum Subcommand {
     Renew,
     /// Lets go of a lock.
     Release,
+    /// Runs a command with the next value of a sequence.
+    Reserve,
     /// Says who holds what.
     Status,
     /// Takes a lock away from its holder.
@@ -29,7 +31,7 @@ pub enum Subcommand {
     Prune,
 }
 
-use Subcommand::{Acquire, Break, Doctor, Prune, Release, Renew, Status};
+use Subcommand::{Acquire, Break, Doctor, Prune, Release, Renew, Reserve, Status};
 
 /// What a person is told of a subcommand.
 struct Words {
@@ -48,7 +50,7 @@ const FAILED: (&str, &str) = ("125", "lockrun itself failed");
 
 impl Subcommand {
     /// All of them, in the order in which the help lists them.
-    pub const ALL: [Subcommand; 7] = [Acquire, Renew, Release, Status, Break, Doctor, Prune];
+    pub const ALL: [Subcommand; 8] = [Acquire, Renew, Release, Reserve, Status, Break, Doctor, Prune];
 
     /// The one with this name.
     pub fn named(word: &OsStr) -> Option<Self> {
@@ -79,12 +81,17 @@ impl Subcommand {
                 .args(options::output()),
             Renew => command.args([options::key(), option(name::TOKEN), option(name::TTL)]),
             Release => command.args([options::key(), option(name::TOKEN)]).args(options::output()),
+            Reserve => command
+                .arg(options::key())
+                .args([option(name::FROM), option(name::STEP), option(name::NEXT), option(name::ON_FAILURE)])
+                .args(options::lease_and_command())
+                .args(options::output()),
             Status => command.args([options::key(), switch(name::JSON)]),
             Break => command.args([options::key(), option(name::FENCE), switch(name::NOW)]),
             Doctor => command,
             Prune => command.args([option(name::OLDER_THAN), switch(name::DRY_RUN)]),
         };
-        let command = described(command.arg(option(name::STORE_TIMEOUT)));
+        let command = described(if self == Reserve { command } else { command.arg(option(name::STORE_TIMEOUT)) });
         let command = match self {
             Acquire => command.mut_arg(name::TOKEN, |arg| {
                 arg.help("A token of your own choice in place of a random one: letters, digits and . _ : -")
@@ -95,7 +102,7 @@ impl Subcommand {
             }),
             Release => command.mut_arg(name::KEY, key_of_held),
             Status => command.mut_arg(name::KEY, |arg| arg.help("This lock alone").long_help(None)),
-            Break | Doctor | Prune => command,
+            Break | Doctor | Prune | Reserve => command,
         };
         command
             .bin_name(format!("lockrun {}", words.name))
@@ -121,6 +128,16 @@ impl Subcommand {
             FAILED,
         ];
         const HELD: &Table = &[OK, BAD_USAGE, STORE_FAILED, NOT_OURS, FAILED];
+        const RESERVE: &Table = &[
+            ("COMMAND's", "it ran and ended; if a signal ended it, lockrun dies of the same signal"),
+            BAD_USAGE,
+            STORE_FAILED,
+            ("79", "the lease was lost while COMMAND ran, and COMMAND was stopped"),
+            ("124", "--max-runtime passed, and COMMAND was stopped"),
+            ("125", "lockrun itself failed, or there is no next value"),
+            ("126", "COMMAND cannot be executed; the value is free again"),
+            ("127", "COMMAND was not found; the value is free again"),
+        ];
         const STATUS: &Table = &[
             ("0", "done; with --key: the lock is free"),
             BAD_USAGE,
@@ -138,6 +155,7 @@ impl Subcommand {
         const OTHER: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
         match self {
             Acquire => ACQUIRE,
+            Reserve => RESERVE,
             Renew | Release => HELD,
             Status => STATUS,
             Break => BREAK,
@@ -169,6 +187,16 @@ impl Subcommand {
                 about: "Let go of a lock that `acquire` has taken",
                 more: "A lock that is not held under the token is not touched. One under which a command of lockrun's \
                        still runs is let go of when that has ended.",
+            },
+            Reserve => &Words {
+                name: "reserve",
+                page: "lockrun-reserve",
+                usage: "lockrun reserve --key KEY --from VALUE [OPTIONS] [--] COMMAND [ARG]...",
+                about: "Run a command with the next value of a sequence that nobody else has reserved",
+                more: "COMMAND finds the value in LOCKRUN_SLOT. It is VALUE for the first run; then the last one and --step, \
+                       or what --next prints. Values that other runs have reserved are passed over. When COMMAND ends \
+                       with 0 the value becomes the last one, unless that of a run that began later has. When it fails \
+                       the last one stays, and the value is reserved until its lease runs out. Nothing is waited for.",
             },
             Status => &Words {
                 name: "status",

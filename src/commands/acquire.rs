@@ -47,7 +47,7 @@ impl Options {
             claim: Claim {
                 key: settings.key()?,
                 token: settings.typed_value(name::TOKEN, Token::parse)?.unwrap_or_else(Token::random),
-                ttl: ttl.length(),
+                ttl,
                 holder: Holder::caller(),
                 slots: settings.slots()?,
                 by_hand: true,
@@ -92,7 +92,7 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
     let text = match form {
         Form::Token => token.to_owned(),
         Form::Json => {
-            let expires_in_ms = claim.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+            let expires_in_ms = claim.ttl.length().map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
             let answer =
                 json!({ "key": key, "token": token, "fence": fence, "slot": slot, "expires_in_ms": expires_in_ms });
             json_for_terminals(&answer.to_string())

@@ -28,6 +28,7 @@ use crate::clock::Moment;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::token::Token;
 use directory::Directory;
@@ -93,13 +94,13 @@ impl Store for FileStore {
         bail!("the lock file {} is removed over and over; find out by what", directory.show(&claim.key))
     }
 
-    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Renewed::NotMine(None)) };
         file.edit(|record| {
             drop_ended(record, &file)?;
             let Some(holder) = record.holder(token) else { return Ok(Renewed::NotMine(record.first_held())) };
             if let Some(lease) = &mut holder.lease {
-                let ttl = ttl.unwrap_or(lease.ttl_ms.map(Duration::from_millis));
+                let ttl = ttl.unwrap_or(lease.ttl());
                 *lease = LeaseRecord::new(Moment::now(), ttl)?;
             }
             Ok(Renewed::Mine)
@@ -356,7 +357,7 @@ fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord
         Stays::Kept(ttl) => Some(LeaseRecord::new(now, ttl)?),
         Stays::AtLeast(span) => {
             let left = span.saturating_sub(holder.held_for(now));
-            if left.is_zero() { None } else { Some(LeaseRecord::new(now, Some(left))?) }
+            if left.is_zero() { None } else { Some(LeaseRecord::new(now, Ttl::Lasts(left))?) }
         }
     })
 }

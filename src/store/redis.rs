@@ -31,6 +31,7 @@ use crate::clock::Moment;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
@@ -210,7 +211,7 @@ impl Store for RedisStore {
         self.wait_in_turn(claim, wait)
     }
 
-    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
         let script = self.script(&RENEW, key, token).arg(ttl).take();
         let reply = self.answer(&script)?;
@@ -350,8 +351,8 @@ impl RedisStore {
 }
 
 /// A ttl as the scripts take it: 0 is for ever.
-fn ttl_ms(ttl: Option<Duration>) -> u64 {
-    ttl.map_or(0, millis)
+fn ttl_ms(ttl: Ttl) -> u64 {
+    ttl.length().map_or(0, millis)
 }
 
 /// A span in whole milliseconds.

@@ -134,9 +134,9 @@ impl Order {
         }
     }
 
-    fn read([kind, a, b, c, d, e]: Words) -> Option<Self> {
+    fn read([kind, a, b, c, fence, slot]: Words) -> Option<Self> {
         let deadline = Deadline { term_at: moment(a), kill_at: moment(b), horizon: moment(c) };
-        let granted = Granted { fence: d, slot: e.checked_sub(1).and_then(|slot| u32::try_from(slot).ok()) };
+        let granted = Granted { fence, slot: slot.checked_sub(1).and_then(|slot| u32::try_from(slot).ok()) };
         Some(match kind {
             1 => Order::Renewed(deadline),
             2 => Order::Lost,

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
 use crate::holder::Holder;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::store::{Claim, Held};
 use crate::token::Token;
@@ -209,10 +210,16 @@ impl HolderRecord {
 }
 
 impl LeaseRecord {
-    /// A lease from `now` on, for `ttl`, or without end.
-    pub(super) fn new(now: Moment, ttl: Option<Duration>) -> io::Result<Self> {
-        let until_boot_ms = ttl.map(|ttl| boot_ms(now + ttl));
-        Ok(LeaseRecord { boot: this_boot()?, until_boot_ms, ttl_ms: ttl.map(millis) })
+    /// A lease from `now` on.
+    pub(super) fn new(now: Moment, ttl: Ttl) -> io::Result<Self> {
+        let length = ttl.length();
+        let until_boot_ms = length.map(|length| boot_ms(now + length));
+        Ok(LeaseRecord { boot: this_boot()?, until_boot_ms, ttl_ms: length.map(millis) })
+    }
+
+    /// How long it lasts from one renewal.
+    pub(super) fn ttl(&self) -> Ttl {
+        self.ttl_ms.map_or(Ttl::None, |ttl_ms| Ttl::Lasts(Duration::from_millis(ttl_ms)))
     }
 
     /// Whether it still counts at `now`.

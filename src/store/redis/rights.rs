@@ -15,7 +15,7 @@ const KEY: &str = "KEY";
 /// Each command that lockrun sends or that a script of its calls, with the words of a call that does no harm. In this order
 /// none of them finds a key of the wrong type, and nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
 /// SELECT is needed where the URL names a database.
-const COMMANDS: [(&str, &[&str]); 26] = [
+const COMMANDS: [(&str, &[&str]); 27] = [
     ("time", &[]),
     ("eval", &["return 1", "1", KEY]),
     ("evalsha", &["0000000000000000000000000000000000000000", "1", KEY]),
@@ -33,7 +33,8 @@ const COMMANDS: [(&str, &[&str]); 26] = [
     ("zscore", &[KEY, "member"]),
     ("hset", &[KEY, "field", "value"]),
     ("hget", &[KEY, "field"]),
-    ("hdel", &[KEY, "field"]),
+    ("hincrby", &[KEY, "number", "1"]),
+    ("hdel", &[KEY, "field", "number"]),
     ("rpush", &[KEY, "letter"]),
     ("lpush", &[KEY, "letter"]),
     ("lindex", &[KEY, "0"]),
