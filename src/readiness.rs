@@ -62,6 +62,8 @@ impl<'a> Readiness<'a> {
     }
 
     fn make_guardian(&mut self) {
+        // Somebody may have killed it.
+        self.guardian.take_if(|guardian| !guardian.is_there());
         if self.guardian.is_none() {
             self.prepare();
             let preparations = self.preparations.take();

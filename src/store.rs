@@ -267,12 +267,7 @@ pub trait Store: Send {
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
-    ///
-    /// Others may have the lock at once. What is left to do for them can wait a moment: [`Store::settle`] does it.
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
-
-    /// Does what a release has left to be done later, if anything. If it fails, nobody waits for ever.
-    fn settle(&mut self) {}
 
     /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;

@@ -134,9 +134,9 @@ impl Order {
         }
     }
 
-    fn read([kind, a, b, c, d, e]: Words) -> Option<Self> {
+    fn read([kind, a, b, c, fence, slot]: Words) -> Option<Self> {
         let deadline = Deadline { term_at: moment(a), kill_at: moment(b), horizon: moment(c) };
-        let granted = Granted { fence: d, slot: e.checked_sub(1).and_then(|slot| u32::try_from(slot).ok()) };
+        let granted = Granted { fence, slot: slot.checked_sub(1).and_then(|slot| u32::try_from(slot).ok()) };
         Some(match kind {
             1 => Order::Renewed(deadline),
             2 => Order::Lost,
@@ -194,8 +194,8 @@ impl News {
 /// The reasons, in the order in which they are numbered.
 const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
 
-fn deadline_words(kind: u64, deadline: Deadline, [d, e]: [u64; 2]) -> Words {
-    [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon), d, e]
+fn deadline_words(kind: u64, deadline: Deadline, [fence, slot]: [u64; 2]) -> Words {
+    [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon), fence, slot]
 }
 
 /// A moment as nanoseconds after boot, which fit for five hundred years.

@@ -88,7 +88,7 @@ impl RedisStore {
                 Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
-                    self.make_sure(&claim.key, handed);
+                    self.settle(&claim.key, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));
                     }
