@@ -20,8 +20,12 @@ target = $(or $(CARGO_TARGET_DIR),target)
 binary = $(target)/release/lockrun
 sources = Cargo.toml Cargo.lock $(wildcard .cargo/*) $(shell find src -type f)
 
+# lockrun's other commands: each has a manual page of its own.
+pages = $(addprefix lockrun-,acquire renew release status break doctor prune)
+
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
-generated = man:man/lockrun.1 bash:completions/lockrun.bash zsh:completions/_lockrun fish:completions/lockrun.fish
+generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1) \
+	bash:completions/lockrun.bash zsh:completions/_lockrun fish:completions/lockrun.fish
 
 .PHONY: build test check check-generated generate bench install uninstall clean
 .DELETE_ON_ERROR:
@@ -66,7 +70,7 @@ bench: $(binary)
 install: $(binary)
 	$(INSTALL) -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir)
 	$(INSTALL) -m 755 $(binary) $(DESTDIR)$(bindir)/lockrun
-	$(INSTALL) -m 644 man/lockrun.1 $(DESTDIR)$(mandir)/man1/lockrun.1
+	$(INSTALL) -m 644 man/lockrun.1 $(pages:%=man/%.1) $(DESTDIR)$(mandir)/man1
 	$(INSTALL) -m 644 completions/lockrun.bash $(DESTDIR)$(bashdir)/lockrun
 	$(INSTALL) -m 644 completions/_lockrun $(DESTDIR)$(zshdir)/_lockrun
 	$(INSTALL) -m 644 completions/lockrun.fish $(DESTDIR)$(fishdir)/lockrun.fish

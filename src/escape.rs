@@ -1,18 +1,39 @@
 //! Text that somebody else wrote, made safe to show: another machine by way of a store, or the user in the wrong place.
 
+use std::fmt::Write as _;
+
 /// The text with everything escaped that could steer a terminal or deceive its reader: control characters, and the
 /// invisible ones that turn the direction of writing or break a line.
 pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        let deceives = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}');
-        if c.is_control() || deceives {
+        if is_hostile(c) {
             safe.extend(c.escape_default());
         } else {
             safe.push(c);
         }
     }
     safe
+}
+
+/// JSON, which may be printed on a terminal too, with the same characters escaped as JSON does it. Its value stays the same.
+pub fn json_for_terminals(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        // Outside of strings there is none of them but the end of a line.
+        if c != '\n' && is_hostile(c) {
+            let _ = write!(safe, "\\u{:04x}", u32::from(c));
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// Whether a character could steer a terminal or deceive its reader. All of them lie in the first plane of Unicode.
+fn is_hostile(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}')
 }
 
 /// The text with whatever could be the user's part of a URL replaced: for words that the user typed in the wrong place.
@@ -47,6 +68,15 @@ mod tests {
     fn hostile_text_reaches_no_terminal() {
         assert_eq!(escaped("a\x1b[31mb\nc\u{202e}d\u{9b}"), "a\\u{1b}[31mb\\nc\\u{202e}d\\u{9b}");
         assert_eq!(escaped("ключ 'ok' \"x\""), "ключ 'ok' \"x\"");
+    }
+
+    #[test]
+    fn json_stays_what_it_is() {
+        let text = "a\u{9b}b\u{202e}c\n\x7fж";
+        let json = serde_json::json!({ "x": text });
+        let safe = json_for_terminals(&format!("{json:#}\n"));
+        assert!(!safe.contains(['\u{9b}', '\u{202e}', '\x7f']), "{safe}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).expect("is JSON"), json);
     }
 
     #[test]

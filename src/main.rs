@@ -11,6 +11,7 @@ mod clock;
 mod commands;
 mod duration;
 mod escape;
+mod finding;
 mod holder;
 mod keeper;
 mod key;
@@ -22,17 +23,21 @@ mod progress;
 mod readiness;
 mod report;
 mod run;
+mod settings;
 mod store;
 mod supervise;
 mod token;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 
+use cli::Subcommand;
 use outcome::Outcome;
+use settings::{Settings, Wrong};
 use supervise::signals::Signals;
 
 /// What `main` does: gives the status to exit with, or does not return because a signal ended the process.
@@ -46,7 +51,7 @@ fn main_story() -> libc::c_int {
     let words = std::env::args_os().skip(1).collect();
     let outcome = dispatch(words).unwrap_or_else(|error| {
         report::error(&error);
-        Outcome::Failed
+        if error.is::<Wrong>() { Outcome::BadUsage } else { Outcome::Failed }
     });
     supervise::end_as(outcome.ending())
 }
@@ -55,11 +60,16 @@ fn main_story() -> libc::c_int {
 #[cfg(test)]
 const _: fn() -> libc::c_int = main_story;
 
-/// Does what the words say.
+/// Does what the words say. A first word that is no option names one of lockrun's other commands.
 fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
-    if cli::is_generate(words.first()) {
-        return generate(words);
+    match words.first() {
+        Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), words),
+        _ => run(words),
     }
+}
+
+/// Runs a command under a lock.
+fn run(words: Vec<OsString>) -> Result<Outcome> {
     let definition = cli::command();
     let mut words = cli::tie_wait(&definition, words);
     words.insert(0, "lockrun".into());
@@ -72,37 +82,70 @@ fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
         }
         Err(error) => return Ok(explain(&error)),
     };
-    let environment = |name: &str| std::env::var_os(name);
-    match plan::make(&matches, &environment, &|path| std::fs::read_to_string(path)) {
-        Ok(plan) => run::run(&plan, &Signals::take_over().context("cannot block signals")?),
-        Err(why) => {
-            report::say(&why);
-            Ok(Outcome::BadUsage)
-        }
-    }
+    let plan = plan::make(&Settings::new(&matches, &environment, &read_file))?;
+    run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
-/// Prints a generated file.
-fn generate(words: Vec<OsString>) -> Result<Outcome> {
-    match cli::generate().try_get_matches_from(words) {
-        Ok(matches) => {
-            let what = matches.get_one::<String>("what").map_or("man", String::as_str);
-            commands::generate::generate(what, &mut std::io::stdout())?;
-            Ok(Outcome::Printed)
-        }
-        Err(error) => Ok(explain(&error)),
+/// Does what `word`, the first of `words`, says.
+fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
+    if let Some(subcommand) = Subcommand::named(word) {
+        let definition = cli::documented_subcommand(subcommand);
+        let mut tied = cli::tie_wait(&definition, words[1..].to_vec());
+        tied.insert(0, word.to_owned());
+        return match definition.try_get_matches_from(tied) {
+            Ok(matches) => commands::run(subcommand, &Settings::new(&matches, &environment, &read_file)),
+            Err(error) => Ok(explain(&error)),
+        };
     }
+    let definition = match word.to_str() {
+        Some(cli::HELP) => cli::help(),
+        Some(cli::GENERATE) => cli::generate(),
+        _ => return Err(unknown(word).into()),
+    };
+    let matches = match definition.try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(error) => return Ok(explain(&error)),
+    };
+    let what = matches.get_one::<String>("what").map(String::as_str);
+    if word == cli::HELP {
+        let subcommand = what.and_then(|what| Subcommand::named(what.as_ref()));
+        let mut about = subcommand.map_or_else(cli::documented, cli::documented_subcommand);
+        print(&about.render_long_help().to_string());
+    } else {
+        commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
+    }
+    Ok(Outcome::Printed)
+}
+
+fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+fn read_file(path: &Path) -> std::io::Result<String> {
+    std::fs::read_to_string(path)
+}
+
+/// What to say to a first word that is nothing we know.
+fn unknown(word: &OsStr) -> Wrong {
+    let names = Subcommand::ALL.map(Subcommand::name).join(", ");
+    let word = escape::without_credentials(&format!("{:?}", word.to_string_lossy()));
+    format!("{word} is none of lockrun's commands ({names}, help); to run it under a lock, write --key KEY before it")
+        .into()
 }
 
 /// Says what the parser of the command line has to say: help, or what is wrong.
 fn explain(error: &clap::Error) -> Outcome {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // Nobody is left to be told if standard output is gone.
-        let _ = std::io::stdout().write_all(text.as_bytes());
+        print(&text);
         return Outcome::Printed;
     }
     let text = escape::without_credentials(text.trim_start_matches("error: "));
     report::say(&escape::escaped_lines(&text));
     Outcome::BadUsage
+}
+
+/// Writes what was asked for to standard output. Nobody is left to be told if that is gone.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -20,6 +20,10 @@ pub enum Outcome {
     Skipped,
     /// Something was printed that was asked for (help, version, a generated file).
     Printed,
+    /// `doctor` found what makes locks weaker or slower, and nothing worse.
+    Weak,
+    /// `doctor` found that locks are granted there that cannot be relied on.
+    Unsafe,
     /// The command line or the configuration is wrong.
     BadUsage,
     /// The store cannot be reached, refuses us, or does not answer in time. COMMAND was not started.
@@ -47,6 +51,8 @@ impl Outcome {
         Ending::Exited(match self {
             Outcome::Ended(ending) => return ending,
             Outcome::Skipped | Outcome::Printed => 0,
+            Outcome::Weak => 1,
+            Outcome::Unsafe => 2,
             Outcome::BadUsage => 64,
             Outcome::StoreFailed => 69,
             Outcome::Held(status) => status,
@@ -69,6 +75,8 @@ mod tests {
             (Outcome::Ended(Ending::Exited(3)), 3),
             (Outcome::Skipped, 0),
             (Outcome::Printed, 0),
+            (Outcome::Weak, 1),
+            (Outcome::Unsafe, 2),
             (Outcome::BadUsage, 64),
             (Outcome::StoreFailed, 69),
             (Outcome::Held(HELD), 75),

@@ -14,8 +14,13 @@ pub const OUTER: &str = "LOCKRUN_OUTER_TOKENS";
 pub struct Outer(Vec<Token>);
 
 impl Outer {
+    /// The locks that this process runs under.
+    pub fn of_this_process() -> Self {
+        Self::read(&|name| std::env::var(name).ok())
+    }
+
     /// As the environment tells, which `variable` looks up.
-    pub fn read(variable: &dyn Fn(&str) -> Option<String>) -> Self {
+    fn read(variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let outer = variable(OUTER).unwrap_or_default();
         let inner = variable(TOKEN);
         let words = outer.split_ascii_whitespace().chain(inner.as_deref());

@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
             slots: plan.slots,
             by_hand: false,
         };
-        let outer = Outer::read(&|name| std::env::var(name).ok());
+        let outer = Outer::of_this_process();
         let mut env =
             vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), (outer::TOKEN, claim.token.as_str().to_owned())];
         env.extend(outer.for_command().map(|tokens| (outer::OUTER, tokens)));

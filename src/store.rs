@@ -12,6 +12,7 @@ pub use address::Address;
 
 use crate::clock::Moment;
 use crate::duration;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
@@ -185,6 +186,13 @@ pub struct KeyStatus {
     pub last: Option<Past>,
 }
 
+impl KeyStatus {
+    /// What is known of a key that was never used.
+    pub fn never_used(key: Key) -> Self {
+        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None }
+    }
+}
+
 /// Somebody who holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
@@ -279,6 +287,10 @@ pub trait Store: Send {
 
     /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
     fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
+
+    /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
+    /// at least one finding is given.
+    fn examine(&mut self) -> Vec<Finding>;
 }
 
 /// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is

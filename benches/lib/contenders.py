@@ -8,12 +8,13 @@ def locked_inodes(directory):
     return {str(entry.inode()) for entry in os.scandir(directory)}
 
 
-def blocked_in_the_kernel(directory):
-    """How many processes wait for a flock(2) lock on a file in that directory."""
+def flock_lines(directory):
+    """The kernel's lines about flock(2) locks on files in that directory: whether each one is waited for."""
     inodes = locked_inodes(directory)
     with open("/proc/locks", encoding="ascii") as locks:
         lines = [line.split() for line in locks]
-    return sum(words[1] == "->" and words[6].rpartition(":")[2] in inodes for words in lines)
+    lines = [(words[1] == "->", words[2:] if words[1] == "->" else words[1:]) for words in lines]
+    return [waits for waits, words in lines if words[0] == "FLOCK" and words[4].rpartition(":")[2] in inodes]
 
 
 class Flock:
@@ -31,7 +32,7 @@ class Flock:
         return [shutil.which("flock"), *options, f"{self.directory}/{key}", *command]
 
     def waiting(self, _key):
-        return blocked_in_the_kernel(self.directory)
+        return sum(flock_lines(self.directory))
 
 
 class Lckdo(Flock):
@@ -59,6 +60,10 @@ class LockrunFile(Flock):
         waits = ["--wait"] if wait else []
         store = f"file:{self.directory}"
         return [self.binary, "--store", store, "--key", key, *waits, *options, "--", *command]
+
+    def waiting(self, _key):
+        # Its flock(2) is a turnstile: whoever has it waits too, and those behind wait for it.
+        return len(flock_lines(self.directory))
 
 
 class LockrunRedis:

@@ -5,44 +5,77 @@ use std::io::Write;
 use anyhow::Result;
 use clap_complete::Shell;
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, roman};
+use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::cli;
+use super::completions;
+use crate::cli::{self, Subcommand, text};
 
-/// Writes the named file to `out`: `man`, `bash`, `zsh` or `fish`. Fails if `out` does.
+/// Writes the named file to `out`: `man`, `bash`, `zsh`, `fish`, or the page of a subcommand. Fails if `out` does.
 pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
     let shell = match what {
         "bash" => Shell::Bash,
         "zsh" => Shell::Zsh,
         "fish" => Shell::Fish,
-        _ => return manual(out),
+        page => {
+            return match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
+                Some(subcommand) => page_of(subcommand, out),
+                None => manual(out),
+            };
+        }
     };
-    clap_complete::generate(shell, &mut cli::documented(), "lockrun", out);
+    out.write_all(completions::script(shell)?.as_bytes())?;
     Ok(())
 }
 
 /// Writes the manual page.
 fn manual(out: &mut impl Write) -> Result<()> {
-    let man = Man::new(cli::documented());
+    start(&Man::new(cli::documented()), out)?;
+    let mut rest = Roff::new();
+    rest.control("PP", []).text([roman(text::DURATIONS)]);
+    rest.control("SH", ["OTHER COMMANDS"]).text([roman("Each has a manual page of its own.")]);
+    for subcommand in Subcommand::ALL {
+        let about = subcommand.definition().get_about().map(ToString::to_string).unwrap_or_default();
+        rest.control("TP", []).text([bold(subcommand.page()), roman("(1)")]).text([roman(about)]);
+    }
+    exit_status(&mut rest, &text::EXIT_STATUS);
+    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::VARIABLES)]);
+    rest.control("PP", []).text([roman("COMMAND finds in its environment:")]);
+    table(&mut rest, &text::ENVIRONMENT);
+    let pages = Subcommand::ALL.map(|subcommand| format!("{}(1)", subcommand.page())).join(", ");
+    rest.control("SH", ["SEE ALSO"]).text([roman(format!("{pages}, flock(1), crontab(5)"))]);
+    rest.to_writer(out)?;
+    Ok(())
+}
+
+/// Writes the manual page of a subcommand.
+fn page_of(subcommand: Subcommand, out: &mut impl Write) -> Result<()> {
+    start(&Man::new(subcommand.definition()).title(subcommand.page()), out)?;
+    let mut rest = Roff::new();
+    rest.control("PP", []).text([roman(text::DURATIONS)]);
+    exit_status(&mut rest, subcommand.exit_status());
+    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SHARED_VARIABLES)]);
+    rest.control("SH", ["SEE ALSO"]).text([roman("lockrun(1)")]);
+    rest.to_writer(out)?;
+    Ok(())
+}
+
+/// The sections that a definition gives.
+fn start(man: &Man, out: &mut impl Write) -> Result<()> {
     man.render_title(out)?;
     man.render_name_section(out)?;
     man.render_synopsis_section(out)?;
     man.render_description_section(out)?;
     man.render_options_section(out)?;
-    let mut rest = Roff::new();
-    rest.control("PP", []).text([roman(cli::DURATIONS)]);
-    rest.control("SH", ["EXIT STATUS"]);
-    table(&mut rest, &cli::EXIT_STATUS);
-    rest.control("SH", ["ENVIRONMENT"]).text([roman(cli::VARIABLES)]);
-    rest.control("PP", []).text([roman("COMMAND finds in its environment:")]);
-    table(&mut rest, &cli::ENVIRONMENT);
-    rest.control("SH", ["SEE ALSO"]).text([roman("flock(1), crontab(5)")]);
-    rest.to_writer(out)?;
     Ok(())
 }
 
+fn exit_status(roff: &mut Roff, rows: &text::Table) {
+    roff.control("SH", ["EXIT STATUS"]);
+    table(roff, rows);
+}
+
 /// A list of terms with their meanings.
-fn table(roff: &mut Roff, rows: &[(&str, &str)]) {
+fn table(roff: &mut Roff, rows: &text::Table) {
     for (term, meaning) in rows {
         roff.control("TP", []).text([roman(*term)]).text([roman(*meaning)]);
     }

@@ -1,3 +1,50 @@
 //! What lockrun does beside running a command.
 
+pub mod acquire;
+pub mod break_lock;
+pub mod doctor;
 pub mod generate;
+pub mod prune;
+pub mod release;
+pub mod renew;
+pub mod status;
+
+mod completions;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cli::Subcommand;
+use crate::escape::escaped;
+use crate::key::Key;
+use crate::outcome::Outcome;
+use crate::report;
+use crate::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
+use crate::store::{self, Held, Store};
+
+/// Does what `subcommand` is for, as `settings` say. Fails with [`crate::settings::Wrong`] if they are not right.
+pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
+    match subcommand {
+        Subcommand::Acquire => acquire::run(settings),
+        Subcommand::Renew => renew::run(settings),
+        Subcommand::Release => release::run(settings),
+        Subcommand::Status => status::run(settings),
+        Subcommand::Break => break_lock::run(settings),
+        Subcommand::Doctor => doctor::run(settings),
+        Subcommand::Prune => prune::run(settings),
+    }
+}
+
+/// Opens the store that the settings name. No request takes longer than `timeout`, or than they say.
+fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Store>, Wrong> {
+    let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
+    Ok(store::open(settings.store()?, timeout)?)
+}
+
+/// Says that a lock is not, or no longer, held under our token.
+fn not_ours(key: &Key, held: Option<Held>) -> Outcome {
+    let whose = held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"));
+    report::say(&format!("the lock \"{}\" is not ours, or not any more: {whose}", escaped(key.as_str())));
+    Outcome::Lost
+}

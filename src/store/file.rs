@@ -6,6 +6,7 @@
 //! unlocks explicitly, and then nobody holds it, open or not.
 
 mod directory;
+mod examine;
 mod lock_file;
 mod record;
 mod turnstile;
@@ -24,6 +25,7 @@ use super::{
     TakenAway, Wait,
 };
 use crate::clock::Moment;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
@@ -196,6 +198,10 @@ impl Store for FileStore {
         }
         forgotten.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         Ok(forgotten)
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self.directory.as_deref())
     }
 }
 

@@ -6,9 +6,11 @@
 
 mod connection;
 mod dial;
+mod examine;
 mod keys;
 mod reply;
 mod resolve;
+mod rights;
 mod script;
 mod stream;
 mod tls;
@@ -24,6 +26,7 @@ use serde_json::json;
 use super::address::{Endpoint, Server};
 use super::{Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait};
 use crate::clock::Moment;
+use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
@@ -125,8 +128,8 @@ impl RedisStore {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
-        let script = script.arg(u8::from(wait)).arg(millis(waiting::REFRESH)).arg(caution).arg(unseen);
-        let script = script.arg(u8::from(claim.by_hand)).take();
+        let script = script.arg(u8::from(wait)).arg(caution).arg(unseen);
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
         let sent_at = Moment::now();
         let reply = self.run_while(&script, self.timeout, meanwhile)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
@@ -272,6 +275,10 @@ impl Store for RedisStore {
             .collect();
         let replies = self.answers(&scripts)?;
         Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        examine::examine(self)
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::io::IsTerminal;
+use std::os::fd::RawFd;
 
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -15,14 +16,20 @@ pub(super) fn is_controlling() -> bool {
 
 /// How many columns the terminal has that standard error is; `None` if it is no terminal.
 pub fn stderr_width() -> Option<usize> {
-    if !std::io::stderr().is_terminal() {
-        return None;
-    }
+    std::io::stderr().is_terminal().then(|| width(libc::STDERR_FILENO))
+}
+
+/// How many columns the terminal has that standard output is; `None` if it is no terminal.
+pub fn stdout_width() -> Option<usize> {
+    std::io::stdout().is_terminal().then(|| width(libc::STDOUT_FILENO))
+}
+
+fn width(terminal: RawFd) -> usize {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the request writes one such structure.
-    let asked = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    let asked = unsafe { libc::ioctl(terminal, libc::TIOCGWINSZ, &raw mut size) };
     let columns = usize::from(size.ws_col);
-    Some(if asked == 0 && columns > 0 { columns } else { 80 })
+    if asked == 0 && columns > 0 { columns } else { 80 }
 }
 
 /// Whether this process is in front of the terminal that standard error is, and not a job in the background.

@@ -47,6 +47,17 @@ const BAD_OPTIONS: &[Case<'static>] = &[
         &["--ttl", "10s", "--kill-after", "9.6s", "--renew-every", "0.1s", "--store-timeout", "0.1s"],
         "--kill-after 9s 600ms",
     ),
+    (&["--slots", "0"], "--slots"),
+    (&["--slots", "1001"], "1001"),
+    (&["--slots", "-1"], "-1"),
+    (&["--slots", "many"], "many"),
+    (&["--slots", ""], "--slots"),
+    (&["--min-hold", "long"], "long"),
+    (&["--min-hold=-1"], "-1"),
+    (&["--keep=yes"], "yes"),
+    (&["--events", ""], "--events"),
+    (&["--token", "x"], "--token"),
+    (&["--json"], "--json"),
     (&["--skip", "--wait"], "--skip"),
     (&["--skip", "-w", "5"], "--skip"),
     (&["--fail", "--skip"], "--skip"),
@@ -62,6 +73,54 @@ const BAD_OPTIONS: &[Case<'static>] = &[
     (&["--key", "again"], "--key"),
     (&["-c", "true"], "--command"),
     (&["--skip=yes"], "yes"),
+];
+
+/// A token as good as any.
+const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
+
+/// Words after the name of one of lockrun's other commands.
+const BAD_SUBCOMMANDS: &[Case<'static>] = &[
+    (&["acquire"], "--key"),
+    (&["acquire", "--key", ""], "key"),
+    (&["acquire", "--key", "k", "extra"], "extra"),
+    (&["acquire", "--key", "k", "--", "true"], "true"),
+    (&["acquire", "--key", "k", "--frobnicate"], "--frobnicate"),
+    (&["acquire", "--key", "k", "--ttl", "soon"], "soon"),
+    (&["acquire", "--key", "k", "--ttl", "0.5"], "ttl"),
+    (&["acquire", "--key", "k", "--ttl", "2", "--store-timeout", "2"], "--store-timeout"),
+    (&["acquire", "--key", "k", "--slots", "0"], "--slots"),
+    (&["acquire", "--key", "k", "--token", "x"], "--token"),
+    (&["acquire", "--key", "k", "--token", ""], "--token"),
+    (&["acquire", "--key", "k", "--json", "--export"], "--export"),
+    (&["acquire", "--key", "k", "--skip", "-w", "5"], "--skip"),
+    (&["acquire", "--key", "k", "-w", "5", "5"], "5"),
+    (&["acquire", "--key", "k", "-E", "256"], "256"),
+    (&["acquire", "--key", "k", "-v", "-q"], "quiet"),
+    (&["acquire", "--key", "k", "--kill-after", "5"], "--kill-after"),
+    (&["acquire", "--key", "k", "--events", "x"], "--events"),
+    (&["renew"], "LOCKRUN_KEY"),
+    (&["renew", "--key", "k"], "LOCKRUN_TOKEN"),
+    (&["renew", "--key", "k", "--token", "x"], "--token"),
+    (&["renew", "--key", "k", "--token", TOKEN, "--ttl", "soon"], "soon"),
+    (&["renew", "--token", TOKEN], "key"),
+    (&["release"], "LOCKRUN_KEY"),
+    (&["release", "--key", "a\nb", "--token", TOKEN], "control"),
+    (&["release", "--key", "k"], "LOCKRUN_TOKEN"),
+    (&["release", "--key", "k", "--token", TOKEN, "--ttl", "5"], "--ttl"),
+    (&["status", "--key", ""], "key"),
+    (&["status", "k"], "k"),
+    (&["break"], "--key"),
+    (&["break", "--key", "k", "--fence", "x"], "--fence"),
+    (&["break", "--key", "k", "--fence", "-1"], "--fence"),
+    (&["break", "--key", "k", "--now=yes"], "yes"),
+    (&["doctor", "--store-timeout", "0"], "--store-timeout"),
+    (&["doctor", "--key", "k"], "--key"),
+    (&["prune"], "--older-than"),
+    (&["prune", "--older-than", "old"], "old"),
+    (&["aquire", "--key", "k"], "aquire"),
+    (&["true"], "--key"),
+    (&[""], "--key"),
+    (&["help", "aquire"], "aquire"),
 ];
 
 /// URLs that are no store's.
@@ -163,6 +222,38 @@ fn missing_words() {
     touches_nothing(|call| call.key("k").arg("-c").run(), "--command");
     touches_nothing(|call| marked(call.key("k").args(["--command", "true"])), "--command");
     is_refused(Lockrun::bare().run(), "--key");
+}
+
+// The same of lockrun's other commands, and of a first word that names none.
+#[test]
+fn subcommands() {
+    for (words, wanted) in BAD_SUBCOMMANDS {
+        is_refused(Lockrun::bare().args(*words).run(), wanted);
+        let (name, rest) = (words[0], &words[1..]);
+        if name != "help" && Lockrun::bare().args(["help", name]).run().status == Some(0) {
+            // What is wrong is found before the store is asked.
+            let server = Fake::start(Manner::Silent);
+            is_refused(Lockrun::bare().args([name, "--store", &server.url()]).args(rest).run(), wanted);
+            assert_eq!(server.connections(), 0, "the store was asked");
+        }
+    }
+}
+
+// A run tells its command LOCKRUN_KEY and LOCKRUN_TOKEN. They say what to renew and release, and nothing else.
+#[test]
+fn the_variables_of_a_run() {
+    let inside = Lockrun::bare().env("LOCKRUN_KEY", "outer").env("LOCKRUN_TOKEN", "outer");
+    is_refused(inside.clone().arg("acquire").run(), "--key");
+    is_refused(inside.clone().arg("break").run(), "--key");
+    is_refused(inside.clone().arg("renew").run(), "LOCKRUN_TOKEN");
+    is_refused(inside.arg("release").run(), "LOCKRUN_TOKEN");
+    // A token is as good as a password.
+    for words in
+        [["renew", "--key", "k", "--token", "redis://u:secret@h"], ["acquire", "--key", "k", "--token", "secret"]]
+    {
+        let output = Lockrun::bare().args(words).run().exited(64);
+        assert!(!output.stderr().contains("secret"), "{output}");
+    }
 }
 
 // "`--store URL`": one of the forms of the table, or refused.

@@ -5,17 +5,30 @@ use std::path::Path;
 
 use crate::support::Lockrun;
 
+/// lockrun's other commands.
+const SUBCOMMANDS: [&str; 7] = ["acquire", "renew", "release", "status", "break", "doctor", "prune"];
+
+/// The options that a help names.
+fn options(help: &str) -> Vec<&str> {
+    help.split(|c: char| !(c.is_ascii_lowercase() || c == '-'))
+        .filter(|word| word.starts_with("--") && word.len() > 2)
+        .collect()
+}
+
 // "Generated from cli.rs by a hidden subcommand, checked in, compared by a test."
 #[test]
 fn the_checked_in_files_are_up_to_date() {
-    for (what, file) in [
+    let pages = SUBCOMMANDS.map(|name| (format!("lockrun-{name}"), format!("man/lockrun-{name}.1")));
+    let files = [
         ("man", "man/lockrun.1"),
         ("bash", "completions/lockrun.bash"),
         ("zsh", "completions/_lockrun"),
         ("fish", "completions/lockrun.fish"),
-    ] {
-        let output = Lockrun::bare().args(["generate", what]).run().exited(0).silent();
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    ]
+    .map(|(what, file)| (what.to_owned(), file.to_owned()));
+    for (what, file) in files.into_iter().chain(pages) {
+        let output = Lockrun::bare().args(["generate", &what]).run().exited(0).silent();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&file);
         let checked_in = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
         assert!(!checked_in.is_empty(), "{file}");
         assert!(output.stdout() == checked_in, "{file} is not what `lockrun generate {what}` prints");
@@ -26,10 +39,7 @@ fn the_checked_in_files_are_up_to_date() {
 #[test]
 fn every_option_is_documented() {
     let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
-    let options: Vec<&str> = help
-        .split(|c: char| !(c.is_ascii_lowercase() || c == '-'))
-        .filter(|word| word.starts_with("--") && word.len() > 2)
-        .collect();
+    let options = options(&help);
     assert!(options.contains(&"--key") && options.contains(&"--ttl"), "{help}");
     for what in ["man", "bash", "zsh", "fish"] {
         let text = Lockrun::bare().args(["generate", what]).run().exited(0).stdout();
@@ -40,4 +50,29 @@ fn every_option_is_documented() {
         }
     }
     Lockrun::bare().args(["generate", "nonsense"]).run().exited(64);
+}
+
+// The same of lockrun's other commands: the help lists them, and each has a help and a page of its own.
+#[test]
+fn every_subcommand_is_documented() {
+    let overview = Lockrun::bare().arg("--help").run().exited(0).silent().stdout();
+    let same = Lockrun::bare().arg("help").run().exited(0).silent().stdout();
+    assert_eq!(overview, same);
+    let scripts =
+        ["bash", "zsh", "fish"].map(|shell| Lockrun::bare().args(["generate", shell]).run().exited(0).stdout());
+    for name in SUBCOMMANDS {
+        assert!(overview.lines().any(|line| line.starts_with(&format!("  {name} "))), "{overview}");
+        let help = Lockrun::bare().args([name, "--help"]).run().exited(0).silent().stdout();
+        assert_eq!(help, Lockrun::bare().args(["help", name]).run().exited(0).silent().stdout());
+        assert!(help.contains(&format!("Usage: lockrun {name}")) && help.contains("Exit status:"), "{help}");
+        let page = Lockrun::bare().args(["generate", &format!("lockrun-{name}")]).run().exited(0).stdout();
+        let page = page.replace("\\-", "-");
+        for option in options(&help) {
+            assert!(page.contains(option), "the page of {name} does not know {option}");
+            for script in &scripts {
+                assert!(script.contains(option.trim_start_matches('-')), "no {option} in: {script}");
+            }
+        }
+    }
+    Lockrun::bare().args(["help", "nonsense"]).run().exited(64);
 }

@@ -12,6 +12,7 @@ mod connections;
 mod crontab;
 mod descriptors;
 mod directory;
+mod doctor;
 mod exit_status;
 mod faults;
 mod generated;

@@ -1,5 +1,6 @@
 //! Waiting in turn: the order, what it costs, and that nobody jumps the queue.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,24 +50,80 @@ fn a_hand_off_costs_the_same_however_many_wait() {
     }
 }
 
-// "An idle waiter sends at most 0.5 commands a second", the first in the queue as well as the others.
-#[test]
-fn idle_waiters_are_quiet() {
-    const WAITERS: usize = 4;
+/// What as many waiters send, command by command, while for ten seconds a holder with a lease of `ttl` has the lock.
+#[track_caller]
+fn sent_by_idle(waiters: usize, ttl: &str) -> BTreeMap<String, usize> {
     let store = Store::redis();
     let redis = store.as_redis().expect("a Redis");
-    let call = Lockrun::new(&store).key("idle").args(["--ttl", "10m"]);
+    let call = Lockrun::new(&store).key("idle").args(["--ttl", ttl]);
     let holder = Holder::with(&call, &[]);
     let mut queue = Queue::new(&store, "idle");
-    queue.join(WAITERS);
+    queue.join(waiters);
     queue.settles();
     let monitor = Monitor::of(redis);
     thread::sleep(Duration::from_secs(10));
     let counts = monitor.counts(redis);
-    let sent: usize = counts.values().sum();
-    assert!(sent <= 5 * WAITERS, "{sent} commands of {WAITERS} waiters in ten seconds: {counts:?}");
     holder.end();
-    queue.end().in_order(0..WAITERS);
+    queue.end().in_order(0..waiters);
+    counts
+}
+
+// "An idle waiter sends at most 0.5 commands a second", the first in the queue as well as the others.
+#[test]
+fn idle_waiters_are_quiet() {
+    let counts = sent_by_idle(4, "10m");
+    let sent: usize = counts.values().sum();
+    assert!(sent <= 5 * 4, "{sent} commands of 4 waiters in ten seconds: {counts:?}");
+}
+
+// Behind the shortest lease that cannot be kept, since its end has to be noticed within a second; but it is enough if two look,
+// 1.4 s after their last look at the earliest, and the others need not.
+#[test]
+fn idle_waiters_share_the_watch_over_a_short_lease() {
+    let counts = sent_by_idle(6, "1s");
+    // The holder renews its lease with EVAL; a waiter sleeps again after each look.
+    let looks = counts["blpop"];
+    assert!(looks <= 20, "{looks} looks of 6 waiters in ten seconds: {counts:?}");
+}
+
+/// The commands that the scripts call, and those that lockrun sends besides.
+fn commands() -> BTreeSet<String> {
+    let scripts = concat!(
+        include_str!("../../src/store/redis/prelude.lua"),
+        include_str!("../../src/store/redis/acquire.lua"),
+        include_str!("../../src/store/redis/renew.lua"),
+        include_str!("../../src/store/redis/release.lua"),
+        include_str!("../../src/store/redis/settle.lua"),
+    );
+    let called = scripts.split("redis.call('").skip(1).filter_map(|rest| rest.split('\'').next());
+    called.chain(["eval", "blpop", "select"]).map(str::to_lowercase).collect()
+}
+
+// "A Redis user (ACL) needs no more than this": neither more nor less than what the README says.
+#[test]
+fn the_rights_in_the_readme_are_enough_and_none_too_many() {
+    let readme = include_str!("../../README.md");
+    let (_, rest) = readme.split_once("ACL SETUSER").expect("the README names the rights");
+    let words: Vec<&str> = rest.split("```").next().expect("some text").split_whitespace().collect();
+    let rights = words.iter().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(rights, commands());
+
+    for ttl in ["none", "30s"] {
+        let store = Store::redis();
+        let redis = store.as_redis().expect("a Redis");
+        redis.ask(&[&["ACL", "SETUSER"], &words[..]].concat());
+        let url = format!("redis://{}:{}@127.0.0.1:{}", words[0], words[2].trim_start_matches('>'), redis.port());
+        let holder = Holder::with(&Lockrun::at(&url).key("rights").args(["--ttl", ttl]), &[]);
+        let mut queue = Queue::through(&url, &store, "rights").with(&["--ttl", ttl]);
+        queue.join(5);
+        // So that there are some who have to be passed over.
+        queue.kill(0);
+        queue.waiter(1).signal(Signal::SIGSTOP);
+        holder.end();
+        eventually(LONG, "three have run", || queue.begun().len() == 3);
+        queue.signal_all(Signal::SIGCONT);
+        queue.end().in_order([2, 3, 4, 1]);
+    }
 }
 
 /// What is tried by those who come later.

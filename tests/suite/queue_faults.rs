@@ -123,12 +123,55 @@ fn a_waiter_dies_with_the_lock_granted() {
     die_when_granted(1, UNCLAIMED);
 }
 
-// Also if the one that was to watch it dies with it, as when both ran on one machine: then those find out who look
-// whether they are still in the queue.
+// Also if its neighbours die with it, as those do that run on one machine.
 #[test]
 fn neighbours_die_with_the_lock_granted() {
-    const LOOK: Duration = Duration::from_secs(8);
-    die_when_granted(3, LOOK + UNCLAIMED);
+    die_when_granted(3, UNCLAIMED);
+}
+
+// Also if it and others stand still and the server does not notice, since the kernel goes on to take their mail: the first and
+// the second, more than half of all, and all but the last. They keep their places.
+#[test]
+fn neighbours_stand_still_with_the_lock_granted() {
+    for still in [0..2, 0..5, 0..7] {
+        let store = Store::redis();
+        let holder = Holder::new(&store, "still");
+        let mut queue = Queue::new(&store, "still");
+        queue.join(8);
+        stop(&mut queue, still.len());
+        let freed_at = now();
+        holder.end();
+        eventually(LONG, "the others have run", || queue.begun().len() == 8 - still.len());
+        assert_eq!(queue.length(), still.len());
+        queue.signal_all(Signal::SIGCONT);
+        let record = queue.end();
+        let others: Vec<String> = (still.end..8).map(|number| number.to_string()).collect();
+        assert_eq!(record.tags()[..others.len()], others);
+        let gap = record.0[0].began.saturating_sub(freed_at);
+        assert!(gap <= UNCLAIMED + ALLOWANCE, "nobody ran for {gap:?} when {still:?} stood still");
+    }
+}
+
+// "2 s for a grant nobody claims", once: a waiter whose mail is taken, and who never claims what it was granted, does not get
+// it again before the others had it.
+#[test]
+fn mail_that_is_taken_is_no_claim() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let holder = Holder::new(&store, "taken");
+    let mut queue = Queue::new(&store, "taken");
+    queue.join(2);
+    stop(&mut queue, 1);
+    let first = redis.ask(&["ZRANGE", "lockrun:{taken}:queue", "0", "0"]).list()[0].text().to_owned();
+    let mailbox = format!("lockrun:{{taken}}:box:{first}");
+    let freed_at = now();
+    holder.end();
+    eventually(LONG, "the second one has run", || {
+        redis.ask(&["BLPOP", &mailbox, "0.05"]);
+        queue.begun() == ["1"]
+    });
+    queue.signal_all(Signal::SIGCONT);
+    queue.end().in_order([1, 0]).without_gap(freed_at, LONG);
 }
 
 /// Lets ten wait over a network that can be disturbed, does something to the server or the network, and looks whether

@@ -1,5 +1,6 @@
 //! Waiting in turn for a lock file: in the kernel's queue for the turnstile, and at the turnstile until a slot is free.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
@@ -97,7 +98,9 @@ pub(super) fn wait(
         let now = Moment::now();
         let look_at = look_again.map_or(now + FAR, |pause| now + pause);
         let wake_at = [*until, ends_at].into_iter().flatten().fold(look_at, Moment::min);
-        match wait_for(changes.0.as_ref().map(AsFd::as_fd), wake_at, signals, &mut turn).with_context(|| fails(file))? {
+        match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), wake_at, signals, &mut turn)
+            .with_context(|| fails(file))?
+        {
             Woken::Signal(signal) => return Ok(Passed::Interrupted(signal)),
             Woken::Ready => {
                 changes.take_in();
@@ -151,7 +154,10 @@ impl Drop for Turn<'_> {
 }
 
 /// The kernel's news of changes of a lock file; `None` if it gives us none, because this user has too many such watches.
-struct Changes(Option<Inotify>);
+///
+/// They are never closed: for that the kernel makes us wait some milliseconds (for all processors to be done with them), which
+/// must not stand between the lock and COMMAND. The end of the process closes them.
+struct Changes(Option<ManuallyDrop<Inotify>>);
 
 impl Changes {
     fn of(file: &LockFile) -> Self {
@@ -160,7 +166,7 @@ impl Changes {
             // By the descriptor, which is the file that we wait for, whatever its name is by now.
             let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
             inotify.add_watch(path.as_str(), AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE)?;
-            nix::Result::Ok(inotify)
+            nix::Result::Ok(ManuallyDrop::new(inotify))
         };
         Changes(watch().ok())
     }

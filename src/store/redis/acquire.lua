@@ -5,50 +5,91 @@
 --       2 ttl       of the lease in ms; 0: it never expires
 --       3 who       JSON of the holder's particulars
 --       4 wait      1: wait in the queue; 0: do not wait (any more)
---       5 refresh   how often a waiter looks at the lock when nothing happens, in ms
---       6 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
---       7 unseen    how long ago that was, in ms
---       8 hand      1: it is taken by hand; 0: for a command of lockrun's
--- Reply {1, fence}  it is ours
+--       5 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
+--       6 unseen    how long ago that was, in ms
+--       7 hand      1: it is taken by hand; 0: for a command of lockrun's
+--       8 slots     how many may hold the lock at once
+-- Reply {1, fence, slot}
+--                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
 --                   it is not; times in ms; the last two are tokens of waiters, or '' (see settle)
 
-local TOKEN, TTL, WHO, WAIT, REFRESH = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
-local CAUTION, UNSEEN, HAND = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
+local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
+local CAUTION, UNSEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
+
+-- How many waiters are asked for a sign of life when a grant seems not to be claimed.
+local PROBED = 100
+-- A short lease is watched for its end so long after it: within the second that a crash may cost, with fewer looks.
+local SHORT, AFTER_SHORT = 5000, 700
+
+-- Asks the next waiters for a sign of life, once a grant: if it runs out unclaimed, it is known who else is silent.
+local function probe(granted)
+  local info = info_of(granted)
+  if info.probed then
+    return
+  end
+  info.probed = true
+  set_info(granted, info)
+  for _, token in ipairs(waiters(PROBED, granted)) do
+    if token ~= TOKEN then
+      mail(token, 0)
+    end
+  end
+end
+
+-- In how many ms a waiter with this ticket looks again: to show that it is alive, at a time of its own, so that the looks of all
+-- are spread evenly; or earlier, if the lock might have to be passed on before and not enough others look.
+local function look_again(ticket, expires_in, info)
+  local look_in = (ticket * 0.618 * REFRESH - now) % REFRESH
+  if look_in < REFRESH / 2 then
+    look_in = look_in + REFRESH
+  end
+  if not expires_in or expires_in < 0 then
+    return look_in
+  end
+  local granted = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
+  local event = expires_in + 1
+  if not redis.call('ZSCORE', QUEUE, granted) then
+    if (cjson.decode(info).ttl or 0) < SHORT then
+      event = event + AFTER_SHORT
+    end
+  elseif expires_in > CLAIM_WINDOW - FIRST_LOOK then
+    event = expires_in - (CLAIM_WINDOW - FIRST_LOOK)
+  else
+    probe(granted)
+  end
+  -- Not all in the same moment.
+  local others = due(event + 100)
+  return others < WATCHERS and math.min(look_in, event + 50 * others) or look_in
+end
 
 local ended = drop_ended_leases()
 
--- Whoever asks is listening. Mail that it has not read yet may tell it when to look.
-local look_in = REFRESH
-local letters = redis.call('LRANGE', BOX .. TOKEN, 0, -1)
-if letters[1] == WITHDRAWN then
+-- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
+-- others pass.)
+local letter = redis.call('LINDEX', BOX .. TOKEN, 0)
+if letter == WITHDRAWN then
   return {0, {}, 0, REFRESH, '', ''}
 end
-for _, letter in ipairs(letters) do
-  local written, wait = string.match(letter, '^(%d+) (%d+)$')
-  if tonumber(wait) > 0 then
-    look_in = math.min(look_in, math.max(0, written + wait - now))
-  end
-end
-if #letters > 0 then
+if letter then
   redis.call('DEL', BOX .. TOKEN)
 end
 
 local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
-local handed = {}
+local handed, patience = {}, math.huge
 if not mine then
-  if redis.call('ZCARD', HOLDERS) == 0 then
-    -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
-    -- with the server's data. Its command may still run, until it hears of it or its lease is over.
-    local last = CAUTION > 0 and ended == 0 and redis.call('GET', LAST)
-    local forgotten = CAUTION > 0 and ended == 0 and (not last or cjson.decode(last).ended < now - UNSEEN)
+  -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
+  -- with the server's data. Its command may still run, until it hears of it or its lease is over.
+  local forgotten = CAUTION > 0 and ended == 0 and redis.call('ZCARD', HOLDERS) == 0
+  if forgotten then
+    local last = redis.call('GET', LAST)
+    forgotten = not last or cjson.decode(last).ended < now - UNSEEN
+  end
+  if forgotten then
+    patience = CAUTION
+  elseif is_free(SLOTS) then
     local first = waiters(1)[1]
-    mine = not forgotten and (not first or first == TOKEN)
-    if forgotten then
-      look_in = math.min(look_in, CAUTION)
-    elseif not mine and ended > 0 then
-      handed = hand_over()
-    end
+    mine = not first or first == TOKEN
   end
 end
 
@@ -58,44 +99,38 @@ if mine then
     -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
     local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
     redis.call('SET', FENCE, whole(fence))
-    info = {who = cjson.decode(WHO), since = now, fence = fence, ttl = TTL, hand = HAND or nil}
+    local slot = info.slot or lowest_slot()
+    info = {who = cjson.decode(WHO), since = now, fence = fence, slot = slot, ttl = TTL, hand = HAND or nil}
     set_info(TOKEN, info)
     forget_waiter(TOKEN)
   end
   redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+  if ended > 1 then
+    hand_over()
+  end
   expire_keys()
-  return {1, info.fence}
+  return {1, info.fence, info.slot}
 end
 
-local place = redis.call('ZRANK', QUEUE, TOKEN)
-if not WAIT then
-  if place then
-    forget_waiter(TOKEN)
-    redis.call('HDEL', INFO, TOKEN)
-  end
-else
+local held = holder()
+local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
+if WAIT then
   if not place then
     local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0
     redis.call('ZADD', QUEUE, whole(last + 1), TOKEN)
-    set_info(TOKEN, {who = cjson.decode(WHO), joined = now})
+    set_info(TOKEN, {who = cjson.decode(WHO), slots = SLOTS, joined = now})
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
-  redis.call('ZADD', ALIVE, whole(now + ALIVE_FOR), TOKEN)
+  -- Its own next look is not one of the others'.
+  expect(TOKEN, 0)
+  look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), held[2], held[3]))
+  expect(TOKEN, look_in)
+elseif place then
+  forget_waiter(TOKEN)
+  redis.call('HDEL', INFO, TOKEN)
+end
+if ended > 0 or (place and not WAIT) then
+  handed = hand_over()
 end
 expire_keys()
-
--- The first waiters look when the lease runs out, one after the other; so does whoever finds a grant that nobody has claimed
--- yet. The others only show that they are alive.
-local held = holder()
-if place and held[2] and held[2] >= 0 then
-  local turn
-  for at, token in ipairs(waiters(3)) do
-    if token == TOKEN then
-      turn = at
-    end
-  end
-  if turn or redis.call('ZSCORE', QUEUE, redis.call('ZRANGE', HOLDERS, 0, 0)[1]) then
-    look_in = math.min(look_in, held[2] + 1 + 20 * (turn or 0))
-  end
-end
 return {0, held, place or 0, look_in, handed[1] or '', handed[2] or ''}

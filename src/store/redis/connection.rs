@@ -146,7 +146,11 @@ impl Failure {
             Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
             _ => String::new(),
         };
-        let error = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        let mut error = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        if name == "AUTH" {
+            // Some servers say back what they were sent, in quotation marks, and that is the password.
+            error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
+        }
         Failure::Refused { command: name, error: error.trim_end().to_owned() }
     }
 

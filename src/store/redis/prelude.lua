@@ -1,27 +1,34 @@
 -- What the scripts share: it stands in front of each of them. Every script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, ttl, and where it is so: hand, let_go, taken}, of a
---                   waiter {who, joined}. hand: no command of lockrun's runs under it (any more); let_go: it is released by hand
---                   while one does; taken: who has taken it away; it cannot be renewed
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: hand, let_go, taken};
+--                   of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock. slots: how many it lets
+--                   hold the lock at once; hand: no command of lockrun's runs under it (any more); let_go: it is released by
+--                   hand while one does; taken: who has taken it away; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
---       6 alive     sorted set: token of a waiter -> until when it counts as alive, in ms
+--       6 alive     sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
 --       7 box:      what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
 --
--- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; 0 says that
--- the lock has been granted to it. Waking is a hint: only a claim by the acquire script makes a holder.
+-- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; 0: at once, as
+-- when the lock has been granted to it. Waking is a hint: only a claim by the acquire script makes a holder.
+--
+-- Of each waiter it is known when it will look at the lock next. Whoever looks passes on a lock whose lease or grant has run
+-- out. So it is enough if in time somebody looks, no matter who.
 --
 -- A mail that nobody has taken tells that its waiter is not listening: dead, or about to reconnect. It keeps its place,
--- but after GRACE the others pass it by.
+-- but after GRACE the others pass it by. That a mail was taken proves little: the server hands it to a connection behind
+-- which everything stands still.
 
 local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX = unpack(KEYS)
 
 -- For how long a waiter that was granted the lock may take to claim it, and one that is not listening to come back.
-local CLAIM_WINDOW, GRACE = 1500, 500
--- For how long a waiter counts as alive after each sign of life. It gives one every few seconds.
-local ALIVE_FOR = 20000
+local CLAIM_WINDOW, GRACE = 1400, 500
+-- After which part of that time somebody should look whether it is claimed, and how many should.
+local FIRST_LOOK, WATCHERS = 600, 2
+-- How often a waiter looks when nothing happens, and how long after a look that it has missed it still counts as alive.
+local REFRESH, LATE = 8000, 20000
 -- A mailbox that was forgotten goes by itself.
 local BOX_TTL = 60000
 -- For how long a lease that has run out is remembered.
@@ -52,9 +59,20 @@ local function set_info(token, info)
   redis.call('HSET', INFO, token, cjson.encode(info))
 end
 
+-- Notes when a waiter is to look next.
+local function expect(token, look_in)
+  redis.call('ZADD', ALIVE, whole(now + look_in + LATE), token)
+end
+
+-- How many waiters will look within so many ms, as far as we know.
+local function due(within)
+  return redis.call('ZCOUNT', ALIVE, '(' .. whole(now + LATE), whole(now + within + LATE))
+end
+
 local function mail(token, wait)
   redis.call('RPUSH', BOX .. token, whole(now) .. ' ' .. whole(wait))
   redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+  expect(token, wait)
 end
 
 -- Since when a waiter has not taken its mail; nil if there is none.
@@ -74,25 +92,39 @@ local function forget_waiter(token)
   redis.call('DEL', BOX .. token)
 end
 
+-- The others pass this waiter by until it looks again.
+local function mark_absent(token)
+  redis.call('LPUSH', BOX .. token, whole(now - GRACE) .. ' 0')
+  redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+end
+
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
--- not claim it keeps its place, marked as absent.
+-- not claim it keeps its place, marked as absent. So do all that have missed a look, as the waiters of a whole machine have
+-- that is cut off: otherwise each of them would be waited for in its turn.
 local function drop_ended_leases()
   local ended = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now)
+  local unclaimed = false
   for _, token in ipairs(ended) do
     redis.call('ZREM', HOLDERS, token)
     if redis.call('ZSCORE', QUEUE, token) then
-      redis.call('LPUSH', BOX .. token, whole(now - GRACE) .. ' 0')
-      redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+      unclaimed = true
     else
       redis.call('HDEL', INFO, token)
+    end
+  end
+  if unclaimed then
+    for _, token in ipairs(redis.call('ZRANGEBYSCORE', ALIVE, now, whole(now - GRACE + LATE))) do
+      if not is_absent(token) then
+        mark_absent(token)
+      end
     end
   end
   return #ended
 end
 
--- The first waiters, at most `count`, that are alive, listening as far as we know, and not `but`. Those ahead of them that
--- have died are removed.
-local function waiters(count, but)
+-- The first waiters, at most `count`, that are alive, listening as far as we know, and not granted the lock yet. Those ahead of
+-- them that have died are removed.
+local function waiters(count)
   local found, from = {}, 0
   while #found < count do
     local batch = redis.call('ZRANGE', QUEUE, from, from + 15)
@@ -108,7 +140,7 @@ local function waiters(count, but)
         redis.call('HDEL', INFO, token)
       else
         from = from + 1
-        if token ~= but and not is_absent(token) then
+        if not redis.call('ZSCORE', HOLDERS, token) and not is_absent(token) then
           found[#found + 1] = token
         end
       end
@@ -117,24 +149,65 @@ local function waiters(count, but)
   return found
 end
 
--- Grants the lock, if it is free, to the first waiter, for the time that it has to claim it, and tells the next one when
--- to look whether it did. Gives the two tokens, or nothing.
+-- Whether somebody who lets so many hold the lock at once can have it.
+local function is_free(slots)
+  return redis.call('ZCARD', HOLDERS) < slots
+end
+
+-- The lowest slot that no holder has.
+local function lowest_slot()
+  local taken, slot = {}, 0
+  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+    taken[info_of(token).slot or 0] = true
+  end
+  while taken[slot] do
+    slot = slot + 1
+  end
+  return slot
+end
+
+-- Sees to it that somebody looks whether the lock that was granted is claimed. When many wait, enough of them look soon
+-- anyway; the rest is told. These are taken from all over the queue, and the last first: those whose turn is near would look for
+-- nothing, and neighbours often fall silent together. Gives the tokens of those told, separated by blanks.
+local function watch()
+  local told, missing = {}, WATCHERS - due(FIRST_LOOK)
+  local count = redis.call('ZCARD', QUEUE)
+  for part = WATCHERS, 1, -1 do
+    local at = math.ceil(count * part / WATCHERS) - 1
+    local token = redis.call('ZRANGE', QUEUE, at, at)[1]
+    local looks_at = tonumber(redis.call('ZSCORE', ALIVE, token) or 0) - LATE
+    local is_granted = redis.call('ZSCORE', HOLDERS, token)
+    if #told < missing and not is_granted and looks_at > now + FIRST_LOOK and not is_absent(token) then
+      told[#told + 1] = token
+    end
+  end
+  if #told == 0 and missing == WATCHERS then
+    told = waiters(1)
+  end
+  for _, token in ipairs(told) do
+    mail(token, FIRST_LOOK)
+  end
+  return table.concat(told, ' ')
+end
+
+-- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
+-- those of the waiters that were told to watch them, separated by blanks; or nothing.
 local function hand_over()
-  if redis.call('ZCARD', HOLDERS) > 0 then
-    return {}
+  local granted = {}
+  local first = waiters(1)[1]
+  while first do
+    local info = info_of(first)
+    if not is_free(info.slots or 1) then
+      break
+    end
+    info.slot, info.since = lowest_slot(), now
+    set_info(first, info)
+    redis.call('ZADD', HOLDERS, whole(now + CLAIM_WINDOW), first)
+    mail(first, 0)
+    granted[#granted + 1] = first
+    first = waiters(1)[1]
   end
-  local first = waiters(2)
-  if first[1] then
-    redis.call('ZADD', HOLDERS, whole(now + CLAIM_WINDOW), first[1])
-    local info = info_of(first[1])
-    info.since = now
-    set_info(first[1], info)
-    mail(first[1], 0)
-  end
-  if first[2] then
-    mail(first[2], CLAIM_WINDOW)
-  end
-  return first
+  return #granted > 0 and {table.concat(granted, ' '), watch()} or {}
 end
 
 -- Lets the keys expire after the last lease and the last sign of life, so that a crash leaves nothing behind. Not at once: that

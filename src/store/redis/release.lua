@@ -16,9 +16,10 @@
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
 
 let_pass_when_full()
-local ended = drop_ended_leases()
+drop_ended_leases()
 
 local info = info_of(TOKEN)
+-- One that was only granted the lock does not hold it yet.
 local held = redis.call('ZSCORE', HOLDERS, TOKEN) and info.fence
 if HOW == 'hand' then
   if not held then
@@ -60,6 +61,6 @@ if DOUBT then
   redis.call('RPUSH', BOX .. TOKEN, WITHDRAWN)
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
-local handed = (held or ended > 0 or ENDING ~= '') and hand_over() or {}
+local handed = hand_over()
 expire_keys()
 return {1, handed[1] or '', handed[2] or ''}

@@ -37,7 +37,7 @@ pub(super) enum Asked {
 /// Waiters to whom a script has written.
 #[derive(Debug)]
 pub(super) struct Handed {
-    /// The token of the one that was granted the lock.
+    /// The tokens of those that were granted the lock, separated by blanks.
     pub(super) granted: String,
     /// The tokens of those that were told to watch it.
     pub(super) told: String,
@@ -71,9 +71,10 @@ impl Asked {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
         match fields(reply) {
-            [Value::Int(1), Value::Int(fence)] => {
+            [Value::Int(1), Value::Int(fence), Value::Int(slot)] => {
                 let fence = u64::try_from(*fence).map_err(|_| Strange)?;
-                Ok(Asked::Mine(Grant { fence, slot: 0, custody: Custody::Lease(sent_at) }))
+                let slot = u32::try_from(*slot).map_err(|_| Strange)?;
+                Ok(Asked::Mine(Grant { fence, slot, custody: Custody::Lease(sent_at) }))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told] => Ok(Asked::NotMine {
                 held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
@@ -235,9 +236,9 @@ mod tests {
     #[test]
     fn a_grant_is_read() {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
-        let asked = Asked::read(&array([Value::Int(1), Value::Int(7)]), sent_at).expect("is understood");
+        let asked = Asked::read(&array([Value::Int(1), Value::Int(7), Value::Int(2)]), sent_at).expect("is understood");
         let Asked::Mine(grant) = asked else { panic!("{asked:?}") };
-        assert_eq!(grant, Grant { fence: 7, slot: 0, custody: Custody::Lease(sent_at) });
+        assert_eq!(grant, Grant { fence: 7, slot: 2, custody: Custody::Lease(sent_at) });
     }
 
     #[test]

@@ -1,46 +1,46 @@
--- Looks whether a waiter to whom the lock was granted, and the one that was told to watch it, have taken their mail. Called by
+-- Looks whether waiters to whom the lock was granted, and those that were told to watch it, have taken their mail. Called by
 -- the client whose script wrote it, after that script: only then does the server hand mails out.
 --
--- A grantee that is not listening is given only GRACE to come back. A watcher that is not listening is passed by, and the
--- next ones are told: twice as many each time, so that many dead ones cost few calls.
+-- A grantee that is not listening is given only GRACE to come back, and the next in the queue is told. One that is not listening
+-- either is passed by, and the next ones are told: twice as many each time, so that many dead ones cost few calls.
 --
--- ARGV  1 granted   token
---       2 told      tokens, separated by blanks; empty: none
+-- ARGV  1 granted   tokens, separated by blanks
+--       2 told      the same; empty: none
 -- Reply told        tokens of those that were told now, separated by blanks: call again; empty: settled
 
 local GRANTED, TOLD = ARGV[1], ARGV[2]
--- A waiter that was heard of so recently is between two looks at its mailbox.
-local FRESH = 100
-
-local ends = redis.call('ZSCORE', HOLDERS, GRANTED)
-if not ends or not redis.call('ZSCORE', QUEUE, GRANTED) then
-  return ''
-end
-ends = tonumber(ends)
-local heard_at = tonumber(redis.call('ZSCORE', ALIVE, GRANTED) or 0) - ALIVE_FOR
-local deaf = deaf_since(GRANTED) and now - heard_at > FRESH
-if deaf then
-  ends = math.min(ends, now + GRACE)
-  redis.call('ZADD', HOLDERS, whole(ends), GRANTED)
-end
 
 local told, listening = 0, false
 for token in string.gmatch(TOLD, '%S+') do
   told = told + 1
   if deaf_since(token) then
-    redis.call('LPUSH', BOX .. token, whole(now - GRACE) .. ' 0')
-  elseif redis.call('ZSCORE', QUEUE, token) then
-    redis.call('ZADD', ALIVE, whole(now + ALIVE_FOR), token)
+    mark_absent(token)
+    expect(token, 0)
+  else
     listening = true
   end
 end
--- Somebody watches, or nobody is left to. Who watches was told to look when the grant would have ended if its grantee were
--- listening: if it is not, it is told again.
-if told == 0 or (listening and not deaf) then
+
+local pending, wait = false, FIRST_LOOK
+for token in string.gmatch(GRANTED, '%S+') do
+  local ends = tonumber(redis.call('ZSCORE', HOLDERS, token) or 0)
+  if ends > now and redis.call('ZSCORE', QUEUE, token) then
+    pending = true
+    if deaf_since(token) then
+      wait = math.min(wait, math.min(ends - now, GRACE) + 1)
+      if ends > now + GRACE then
+        -- Those that watch it would look too late, and may be far away.
+        redis.call('ZADD', HOLDERS, whole(now + GRACE), token)
+        told, listening = 0.5, false
+      end
+    end
+  end
+end
+if not pending or told == 0 or listening then
   return ''
 end
-local next_ones = waiters(listening and 1 or told * 2, GRANTED)
+local next_ones = waiters(told * 2)
 for _, token in ipairs(next_ones) do
-  mail(token, ends - now + 1)
+  mail(token, wait)
 end
-return listening and '' or table.concat(next_ones, ' ')
+return table.concat(next_ones, ' ')

@@ -16,7 +16,7 @@ let_pass_when_full()
 drop_ended_leases()
 
 local taken, others = {}, {}
-local free_in, untold, freed = 0, 0, false
+local free_in, untold = 0, 0
 local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
 for at = 1, #holders, 2 do
   local token, ends = holders[at], holders[at + 1]
@@ -35,7 +35,6 @@ for at = 1, #holders, 2 do
         note(info, {})
         redis.call('ZREM', HOLDERS, token)
         redis.call('HDEL', INFO, token)
-        freed = true
       else
         info.taken = BY
         set_info(token, info)
@@ -47,6 +46,6 @@ end
 if #taken == 0 then
   return #others == 0 and {0} or {1, others}
 end
-local handed = freed and hand_over() or {}
+local handed = hand_over()
 expire_keys()
 return {2, taken, free_in, untold, handed[1] or '', handed[2] or ''}

@@ -11,9 +11,6 @@ use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
 use crate::supervise::signals::Signals;
 
-/// How often a waiter shows that it is alive when nothing else happens.
-pub(super) const REFRESH: Duration = Duration::from_secs(8);
-
 /// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
 

@@ -1,0 +1,33 @@
+//! Names of the arguments, as the definitions and the readers of their matches share them.
+#![allow(missing_docs)]
+
+pub const KEY: &str = "key";
+pub const STORE: &str = "store";
+pub const STORE_FILE: &str = "store-file";
+pub const SLOTS: &str = "slots";
+pub const FAIL: &str = "fail";
+pub const SKIP: &str = "skip";
+pub const WAIT: &str = "wait";
+pub const CONFLICT: &str = "conflict-exit-code";
+pub const TTL: &str = "ttl";
+pub const RENEW_EVERY: &str = "renew-every";
+pub const MIN_HOLD: &str = "min-hold";
+pub const KEEP: &str = "keep";
+pub const KILL_AFTER: &str = "kill-after";
+pub const MAX_RUNTIME: &str = "max-runtime";
+pub const ON_LOST: &str = "on-lost";
+pub const DESCENDANTS: &str = "descendants";
+pub const STORE_TIMEOUT: &str = "store-timeout";
+pub const COMMAND_STRING: &str = "command";
+pub const EVENTS: &str = "events";
+pub const VERBOSE: &str = "verbose";
+pub const QUIET: &str = "quiet";
+pub const COMMAND: &str = "COMMAND";
+
+pub const TOKEN: &str = "token";
+pub const JSON: &str = "json";
+pub const EXPORT: &str = "export";
+pub const FENCE: &str = "fence";
+pub const NOW: &str = "now";
+pub const OLDER_THAN: &str = "older-than";
+pub const DRY_RUN: &str = "dry-run";

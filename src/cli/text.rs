@@ -1,0 +1,52 @@
+//! What the help and the manual say beside the options.
+
+/// A line for people.
+pub const ABOUT: &str = "Run a command under a lock: flock(1) for a whole fleet";
+
+/// What a run is.
+pub const LONG_ABOUT: &str = "\
+Run a command under a lock, so that it never runs twice at once: not on this machine, and with a shared store not on \
+any other. lockrun takes the lock KEY, starts COMMAND, keeps the lock for as long as COMMAND runs, forwards signals \
+to it, lets go of the lock and ends as COMMAND ended. If the lock is held, it fails, skips or waits.";
+
+/// How lockrun is called.
+pub const USAGE: &str = "\
+lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...
+       lockrun --key KEY [OPTIONS] --command STRING
+       lockrun acquire | renew | release | status | break | doctor | prune [OPTIONS]";
+
+/// Terms, and what each means.
+pub type Table = [(&'static str, &'static str)];
+
+/// Every exit status of a run and what it means.
+pub const EXIT_STATUS: [(&str, &str); 10] = [
+    ("COMMAND's", "it ran and ended; if a signal ended it, lockrun dies of the same signal"),
+    ("0", "also: the lock was held, and --skip was given"),
+    ("64", "the command line or the configuration is wrong"),
+    ("69", "the store cannot be reached, refuses us, or does not answer in time; COMMAND was not started"),
+    ("75", "the lock is held, or the wait ran out (--conflict-exit-code changes it)"),
+    ("79", "the lease was lost while COMMAND ran, and COMMAND was stopped"),
+    ("124", "--max-runtime passed, and COMMAND was stopped"),
+    ("125", "lockrun itself failed"),
+    ("126", "COMMAND cannot be executed; the lock is released"),
+    ("127", "COMMAND was not found; the lock is released"),
+];
+
+/// The variables that COMMAND finds in its environment.
+pub const ENVIRONMENT: [(&str, &str); 3] = [
+    ("LOCKRUN_KEY", "the lock's name"),
+    ("LOCKRUN_TOKEN", "the random token of this acquisition"),
+    ("LOCKRUN_FENCE", "the fencing token: greater than that of every earlier run under this lock"),
+];
+
+/// How durations are written.
+pub const DURATIONS: &str = "Durations are plain seconds (5, 0.5) or have units (500ms, 30s, 5m, '2h 30m').";
+
+/// Where the options of a run can be set.
+pub const VARIABLES: &str = "Every option but --key can also be set by an environment variable: LOCKRUN_ and its name in \
+    capitals with _ for -, such as LOCKRUN_STORE, LOCKRUN_STORE_FILE or LOCKRUN_TTL. An option that takes no value is \
+    set to true or false, and --wait to true, to wait for ever, or to a duration. The command line wins.";
+
+/// Where the options of a subcommand can be set.
+pub const SHARED_VARIABLES: &str = "The options that lockrun also has when it runs a command can be set in the same \
+    places, such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";

@@ -1,0 +1,121 @@
+//! `lockrun acquire`: takes a lock that outlives this process.
+
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::open;
+use crate::acquire::{self, Patience};
+use crate::cli::name;
+use crate::escape::json_for_terminals;
+use crate::holder::Holder;
+use crate::outcome::{Ending, Outcome};
+use crate::outer::Outer;
+use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
+use crate::store::{Claim, Grant, Parting};
+use crate::supervise::signals::Signals;
+use crate::token::Token;
+
+/// What it is told, checked.
+struct Options {
+    claim: Claim,
+    timeout: Duration,
+    patience: Patience,
+    form: Form,
+}
+
+/// In which form the token is printed.
+#[derive(Clone, Copy)]
+enum Form {
+    /// The bare token.
+    Token,
+    /// A JSON object.
+    Json,
+    /// Assignments for a shell.
+    Export,
+}
+
+impl Options {
+    fn read(settings: &Settings<'_>) -> Result<Self, Wrong> {
+        let ttl = settings.ttl()?.unwrap_or(Ttl::Lasts(DEFAULT_TTL));
+        Ok(Options {
+            claim: Claim {
+                key: settings.key()?,
+                token: settings.typed_value(name::TOKEN, Token::parse)?.unwrap_or_else(Token::random),
+                ttl: ttl.length(),
+                holder: Holder::caller(),
+                slots: settings.slots()?,
+                by_hand: true,
+            },
+            timeout: settings.store_timeout_within(ttl)?,
+            patience: Patience {
+                on_held: settings.on_held()?,
+                held_status: settings.held_status()?,
+                verbosity: settings.verbosity()?,
+            },
+            form: match (settings.typed_switch(name::JSON), settings.typed_switch(name::EXPORT)) {
+                (true, true) => return Err("--json and --export exclude each other".into()),
+                (true, false) => Form::Json,
+                (false, true) => Form::Export,
+                (false, false) => Form::Token,
+            },
+        })
+    }
+}
+
+/// Takes the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If it cannot be printed the
+/// lock is let go of again, because nobody could release it. Fails with [`Wrong`] if the settings are not right.
+pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
+    let Options { claim, timeout, patience, form } = Options::read(settings)?;
+    let mut store = open(settings, Some(timeout))?;
+    let signals = Signals::take_over().context("cannot block signals")?;
+    let grant = match acquire::acquire(&mut *store, &claim, patience, &Outer::of_this_process(), &signals, None) {
+        Ok(grant) => grant,
+        Err(outcome) => return Ok(outcome),
+    };
+    let interrupted = signals.obey();
+    let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
+    if interrupted.is_some() || printed.is_err() {
+        store.release(&claim.key, &claim.token, Parting::ByHand)?;
+        store.settle();
+    }
+    printed.context("the lock is released again, because its token cannot be printed")?;
+    Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))
+}
+
+fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
+    let (key, token, fence, slot) = (claim.key.as_str(), claim.token.as_str(), grant.fence, grant.slot);
+    let text = match form {
+        Form::Token => token.to_owned(),
+        Form::Json => {
+            let expires_in_ms = claim.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+            let answer =
+                json!({ "key": key, "token": token, "fence": fence, "slot": slot, "expires_in_ms": expires_in_ms });
+            json_for_terminals(&answer.to_string())
+        }
+        Form::Export => {
+            let slot = if claim.slots > 1 { format!(" LOCKRUN_SLOT={slot}") } else { String::new() };
+            format!("export LOCKRUN_KEY={} LOCKRUN_TOKEN={token} LOCKRUN_FENCE={fence}{slot}", quoted(key))
+        }
+    };
+    let mut out = io::stdout();
+    out.write_all((text + "\n").as_bytes())?;
+    out.flush()
+}
+
+/// The text as one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_a_key_as_one_word() {
+        assert_eq!(quoted("it's $(reboot) \"x\""), r#"'it'\''s $(reboot) "x"'"#);
+    }
+}

@@ -1,0 +1,68 @@
+//! `lockrun break`: takes a lock from its holder.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::open;
+use crate::cli::name;
+use crate::duration;
+use crate::escape::escaped;
+use crate::holder::Holder;
+use crate::outcome::{HELD, Outcome};
+use crate::report;
+use crate::settings::Settings;
+use crate::store::TakenAway;
+
+/// Takes the lock away, and says whose it was. Ends with 75 if it stays whose it is. Fails with
+/// [`crate::settings::Wrong`] if the settings are not right.
+pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
+    let key = settings.key()?;
+    let fence = settings.typed_value(name::FENCE, |text| {
+        text.parse().map_err(|_| format!("{text:?} is not a fence, which is a number"))
+    })?;
+    let now = settings.typed_switch(name::NOW);
+    let mut store = open(settings, None)?;
+    let taken = store.take_away(&key, fence, &Holder::caller(), now);
+    let key = escaped(key.as_str());
+    let say = |text: &str| report::say(&format!("lock \"{key}\" {text}"));
+    match taken.with_context(|| format!("cannot break the lock \"{key}\"")) {
+        Ok(TakenAway::Free) => {
+            say("is free; there is nothing to break");
+            Ok(Outcome::Printed)
+        }
+        Ok(TakenAway::Others(holders)) => {
+            for held in holders {
+                say(&format!("is not held under that fence, and stays with {held}"));
+            }
+            Ok(Outcome::Held(HELD))
+        }
+        Ok(TakenAway::Living(held, pids)) => {
+            let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
+            say(&format!("stays with {held}"));
+            report::say(&format!(
+                "it belongs to a living process of this machine, and goes with it: end it by kill {}",
+                pids.join(" ")
+            ));
+            Ok(Outcome::Held(HELD))
+        }
+        Ok(TakenAway::Taken { from, free_in, untold }) => {
+            for held in from {
+                say(&format!("was taken from {held}"));
+            }
+            if free_in > Duration::ZERO {
+                // Whole seconds, and not a moment too early.
+                let span = duration::say(free_in + Duration::from_secs(1));
+                report::say(&format!("it is free when its command has been stopped, in {span} at the latest"));
+            }
+            if untold {
+                report::say("a command that runs under it may not hear of it; make sure that it has ended");
+            }
+            Ok(Outcome::Printed)
+        }
+        Err(error) => {
+            report::error(&error);
+            Ok(Outcome::StoreFailed)
+        }
+    }
+}

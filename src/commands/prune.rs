@@ -1,0 +1,32 @@
+//! `lockrun prune`: forgets keys that have not been used for long.
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context, Result};
+
+use super::open;
+use crate::cli::name;
+use crate::duration;
+use crate::escape::escaped;
+use crate::outcome::Outcome;
+use crate::report;
+use crate::settings::{Settings, Wrong};
+
+/// Forgets the keys, or only finds them, and prints their names. Fails with [`Wrong`] if the settings are not right.
+pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
+    let span = settings.typed_value(name::OLDER_THAN, duration::parse)?;
+    let span = span.ok_or_else(|| Wrong::from("no age: say with --older-than for how long a lock was not used"))?;
+    let really = !settings.typed_switch(name::DRY_RUN);
+    let mut store = open(settings, None)?;
+    match store.forget(span, really) {
+        Ok(keys) => {
+            let names: String = keys.iter().map(|key| escaped(key.as_str()) + "\n").collect();
+            io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;
+            Ok(Outcome::Printed)
+        }
+        Err(error) => {
+            report::error(&error.context("cannot forget old keys"));
+            Ok(Outcome::StoreFailed)
+        }
+    }
+}

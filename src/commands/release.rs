@@ -1,0 +1,37 @@
+//! `lockrun release`: lets go of a lock by its token.
+
+use anyhow::{Context, Result};
+
+use super::{not_ours, open};
+use crate::escape::escaped;
+use crate::outcome::Outcome;
+use crate::report::{self, Verbosity};
+use crate::settings::Settings;
+use crate::store::{Parting, Released};
+
+/// Lets go of the lock. While a command still runs under it, it is let go of when that has ended. Ends with 79
+/// if it is not ours. Fails with [`crate::settings::Wrong`] if the settings are not right.
+pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
+    let (key, token) = settings.held_lock()?;
+    let verbosity = settings.verbosity()?;
+    let mut store = open(settings, None)?;
+    let released = store.release(&key, &token, Parting::ByHand);
+    store.settle();
+    Ok(match released.with_context(|| format!("cannot release the lock \"{}\"", escaped(key.as_str()))) {
+        Ok(Released::Free) => Outcome::Printed,
+        Ok(Released::WhenItEnds) => {
+            if verbosity > Verbosity::Quiet {
+                report::say(&format!(
+                    "the lock \"{}\" will be free when the command has ended that runs under it",
+                    escaped(key.as_str())
+                ));
+            }
+            Outcome::Printed
+        }
+        Ok(Released::NotMine(held)) => not_ours(&key, held),
+        Err(error) => {
+            report::error(&error);
+            Outcome::StoreFailed
+        }
+    })
+}

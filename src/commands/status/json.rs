@@ -1,0 +1,87 @@
+//! What is known of keys, for programs: an array with an object for each key.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::words::between;
+use crate::escape::json_for_terminals;
+use crate::holder::Holder;
+use crate::outcome::Ending;
+use crate::store::{Holding, KeyStatus, Past, Waiting};
+
+/// The text, with an end of line.
+pub(super) fn text(keys: &[KeyStatus]) -> String {
+    let keys: Vec<Value> = keys.iter().map(key).collect();
+    json_for_terminals(&format!("{:#}\n", Value::from(keys)))
+}
+
+fn key(status: &KeyStatus) -> Value {
+    json!({
+        "key": status.key.as_str(),
+        "held": !status.holders.is_empty(),
+        "fence": status.fence,
+        "holders": status.holders.iter().map(|holding| holder(holding, status.now_ms)).collect::<Vec<_>>(),
+        "waiters": status.waiters.iter().map(|waiting| waiter(waiting, status.now_ms)).collect::<Vec<_>>(),
+        "last": status.last.as_ref().map(past),
+    })
+}
+
+fn holder(holding: &Holding, now_ms: u64) -> Value {
+    with(
+        &holding.who,
+        json!({
+            "since": time(holding.since_ms),
+            "held_ms": millis(between(holding.since_ms, now_ms)),
+            "expires_in_ms": holding.expires_in.map(millis),
+            "fence": holding.fence,
+            "slot": holding.slot,
+            "taken_away": holding.taken_away,
+        }),
+    )
+}
+
+fn waiter(waiting: &Waiting, now_ms: u64) -> Value {
+    with(
+        &waiting.who,
+        json!({
+            "since": waiting.since_ms.map(time),
+            "waited_ms": waiting.since_ms.map(|since_ms| millis(between(since_ms, now_ms))),
+        }),
+    )
+}
+
+fn past(past: &Past) -> Value {
+    let (status, signal) = match past.ending {
+        Some(Ending::Exited(status)) => (Some(status), None),
+        Some(Ending::Signaled(signal)) => (None, Some(signal)),
+        None => (None, None),
+    };
+    with(
+        &past.who,
+        json!({
+            "started": time(past.started_ms),
+            "ended": time(past.ended_ms),
+            "status": status,
+            "signal": signal,
+        }),
+    )
+}
+
+/// The fields with those of a holder in front.
+fn with(who: &Holder, fields: Value) -> Value {
+    let mut all = json!({ "host": who.host, "pid": who.pid, "user": who.user, "command": who.command });
+    if let (Value::Object(all), Value::Object(fields)) = (&mut all, fields) {
+        all.extend(fields);
+    }
+    all
+}
+
+/// A moment as in `2026-11-21T04:30:00.000Z`.
+fn time(unix_ms: u64) -> String {
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,54 @@
+//! All that is known of one key, for people.
+
+use std::fmt::Write as _;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::words::{between, ending, span};
+use crate::escape::escaped;
+use crate::store::KeyStatus;
+
+/// The text, with an end of line.
+pub(super) fn text(status: &KeyStatus) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: &str| {
+        let _ = writeln!(text, "{name:<10}{value}");
+    };
+    line("key", &escaped(status.key.as_str()));
+    line("state", if status.holders.is_empty() { "free" } else { "held" });
+    for holding in &status.holders {
+        line("holder", &holding.who.to_string());
+        let held_for = span(between(holding.since_ms, status.now_ms));
+        line("", &format!("since {} ({held_for})", time(holding.since_ms)));
+        let lease = match holding.expires_in {
+            Some(left) if holding.taken_away => {
+                format!("taken away; free when its command has been stopped, in {} at the latest", span(left))
+            }
+            Some(left) => format!("lease ends in {}", span(left)),
+            None => "no lease that ends".into(),
+        };
+        line("", &format!("{lease}; slot {}, fence {}", holding.slot, holding.fence));
+    }
+    for (place, waiting) in status.waiters.iter().enumerate() {
+        let waited = waiting
+            .since_ms
+            .map_or_else(String::new, |since_ms| format!(", for {}", span(between(since_ms, status.now_ms))));
+        line(if place == 0 { "waiting" } else { "" }, &format!("{}{waited}", waiting.who));
+    }
+    match &status.last {
+        Some(last) => {
+            line("last run", &last.who.to_string());
+            let took = span(between(last.started_ms, last.ended_ms));
+            let ago = span(between(last.ended_ms, status.now_ms));
+            line("", &format!("{}, {} to {}", ending(last.ending), time(last.started_ms), time(last.ended_ms)));
+            line("", &format!("it took {took}, and ended {ago} ago"));
+        }
+        None => line("last run", "none is known"),
+    }
+    text
+}
+
+/// A moment as in `2026-11-21 04:30:00Z`.
+fn time(unix_ms: u64) -> String {
+    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string();
+    time.replace('T', " ")
+}

@@ -1,0 +1,140 @@
+//! What is known of many keys, for people: a line for each holder, or for a key that has none.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::words::{between, ending, span};
+use crate::escape::escaped;
+use crate::store::KeyStatus;
+
+const COLUMNS: usize = 7;
+const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "WAITING", "LAST RUN", "HOLDER"];
+
+/// The columns that give way on a narrow terminal, and how narrow they may get.
+const KEY: (usize, usize) = (0, 12);
+const HOLDER: (usize, usize) = (COLUMNS - 1, 8);
+
+const GAP: usize = 2;
+
+type Row = [String; COLUMNS];
+
+/// The text, with an end of line. No line is wider than `width`, if there is one.
+pub(super) fn text(keys: &[KeyStatus], width: Option<usize>) -> String {
+    let headings = HEADINGS.map(str::to_owned);
+    let rows: Vec<Row> = std::iter::once(headings).chain(keys.iter().flat_map(rows)).collect();
+    let mut widths = [0; COLUMNS];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.width());
+        }
+    }
+    if let Some(width) = width {
+        let needed = widths.iter().sum::<usize>() + GAP * (COLUMNS - 1);
+        let mut surplus = needed.saturating_sub(width);
+        for (column, least) in [HOLDER, KEY] {
+            let gives = widths[column].saturating_sub(least).min(surplus);
+            widths[column] -= gives;
+            surplus -= gives;
+        }
+    }
+    rows.iter().map(|row| line(row, &widths, width)).collect()
+}
+
+fn rows(status: &KeyStatus) -> Vec<Row> {
+    let key = escaped(status.key.as_str());
+    let waiting = if status.waiters.is_empty() { "-".into() } else { status.waiters.len().to_string() };
+    let last = status.last.as_ref().map_or_else(
+        || "-".into(),
+        |last| format!("{}, {} ago", ending(last.ending), span(between(last.ended_ms, status.now_ms))),
+    );
+    if status.holders.is_empty() {
+        return vec![[key, "free".into(), "-".into(), "-".into(), waiting, last, "-".into()]];
+    }
+    let holders = status.holders.iter().map(|holding| {
+        [
+            key.clone(),
+            if holding.taken_away { "taken" } else { "held" }.into(),
+            span(between(holding.since_ms, status.now_ms)),
+            holding.expires_in.map_or_else(|| "-".into(), span),
+            waiting.clone(),
+            last.clone(),
+            holding.who.to_string(),
+        ]
+    });
+    holders.collect()
+}
+
+fn line(row: &Row, widths: &[usize; COLUMNS], width: Option<usize>) -> String {
+    let mut line = String::new();
+    for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+        let cell = cut(cell, *width);
+        line.push_str(&cell);
+        if column + 1 < COLUMNS {
+            line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.width()) + GAP));
+        }
+    }
+    let line = width.map_or_else(|| line.clone(), |width| cut(&line, width));
+    line.trim_end().to_owned() + "\n"
+}
+
+/// The text, cut to fit `width` columns.
+fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut cut = String::new();
+    let mut left = width.saturating_sub(1);
+    for c in text.chars() {
+        let wide = c.width().unwrap_or(0);
+        if wide > left {
+            break;
+        }
+        left -= wide;
+        cut.push(c);
+    }
+    cut + "…"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::holder::Holder;
+    use crate::key::Key;
+    use crate::store::Holding;
+    use std::time::Duration;
+
+    fn held(key: &str, command: &str) -> KeyStatus {
+        let who = Holder { host: "web-1".into(), pid: 7, user: "deploy".into(), command: command.into() };
+        let holding = Holding {
+            who,
+            since_ms: 1_000,
+            expires_in: Some(Duration::from_secs(24)),
+            fence: 9,
+            slot: 0,
+            taken_away: false,
+        };
+        let key = Key::new(key.as_ref()).expect("is a key");
+        KeyStatus { now_ms: 193_000, holders: vec![holding], ..KeyStatus::never_used(key) }
+    }
+
+    #[test]
+    fn columns_stand_below_each_other() {
+        let free = KeyStatus::never_used(Key::new("b".as_ref()).expect("is a key"));
+        assert_eq!(
+            text(&[held("nightly", "./report.sh"), free], None),
+            "KEY      STATE  FOR     LEASE  WAITING  LAST RUN  HOLDER\n\
+             nightly  held   3m 12s  24s    -        -         web-1 pid 7 (deploy: ./report.sh)\n\
+             b        free   -       -      -        -         -\n"
+        );
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let keys = [held(&"key".repeat(50), &"x".repeat(300)), held("漢字漢字漢字漢字漢字漢字", "a\nb\u{202e}\x1b[2J")];
+        for width in [20, 40, 80, 132] {
+            let text = text(&keys, Some(width));
+            assert_eq!(text.lines().count(), 3, "{text}");
+            assert!(text.lines().all(|line| line.width() <= width), "{width}: {text}");
+            assert!(!text.contains(['\x1b', '\u{202e}']));
+        }
+    }
+}

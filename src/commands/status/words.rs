@@ -1,0 +1,58 @@
+//! How spans of time and endings are said, in as few characters as will do.
+
+use std::time::Duration;
+
+use crate::outcome::Ending;
+
+/// The span between two moments in milliseconds; none if they are the wrong way round.
+pub(super) fn between(earlier_ms: u64, later_ms: u64) -> Duration {
+    Duration::from_millis(later_ms.saturating_sub(earlier_ms))
+}
+
+/// A span by its two greatest units, such as `3m 12s` or `2d 5h`.
+pub(super) fn span(span: Duration) -> String {
+    const UNITS: [(&str, u64); 4] = [("d", 24 * 60 * 60), ("h", 60 * 60), ("m", 60), ("s", 1)];
+    let mut left = span.as_secs();
+    let greatest = UNITS.iter().position(|(_, seconds)| left >= *seconds).unwrap_or(UNITS.len() - 1);
+    let mut said = Vec::new();
+    for (unit, seconds) in &UNITS[greatest..(greatest + 2).min(UNITS.len())] {
+        let count = left / seconds;
+        left %= seconds;
+        if count > 0 || (*unit == "s" && said.is_empty()) {
+            said.push(format!("{count}{unit}"));
+        }
+    }
+    said.join(" ")
+}
+
+/// How a command ended.
+pub(super) fn ending(ending: Option<Ending>) -> String {
+    match ending {
+        Some(Ending::Exited(0)) => "ok".into(),
+        Some(Ending::Exited(status)) => format!("status {status}"),
+        Some(Ending::Signaled(signal)) => format!("signal {signal}"),
+        None => "no command".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_short() {
+        for (seconds, said) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (192, "3m 12s"),
+            (7200, "2h"),
+            (7201, "2h"),
+            (190_800, "2d 5h"),
+            (86_400 * 400, "400d"),
+        ] {
+            assert_eq!(span(Duration::from_secs(seconds)), said);
+        }
+        assert_eq!(between(5, 3), Duration::ZERO);
+    }
+}

@@ -1,0 +1,215 @@
+//! The rights that a user of the server needs, and which of them are missing.
+//!
+//! They are found out by using them: that needs no right to ask for rights, and works on every server alike.
+
+use redis::Cmd;
+
+use super::connection::Failure;
+use crate::finding::Finding;
+use crate::store::address::Server;
+
+/// Stands for the scratch key in a harmless call.
+const KEY: &str = "KEY";
+
+/// Each command that lockrun sends or that a script of its calls, with the words of a call that does no harm. In this order
+/// none of them finds a key of the wrong type, and nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
+/// SELECT is needed where the URL names a database.
+const COMMANDS: [(&str, &[&str]); 25] = [
+    ("time", &[]),
+    ("eval", &["return 1", "1", KEY]),
+    ("scan", &["0", "COUNT", "1"]),
+    ("get", &[KEY]),
+    ("set", &[KEY, "", "XX"]),
+    ("zadd", &[KEY, "XX", "0", "member"]),
+    ("zcard", &[KEY]),
+    ("zcount", &[KEY, "0", "0"]),
+    ("zrange", &[KEY, "0", "0"]),
+    ("zrangebyscore", &[KEY, "0", "0"]),
+    ("zrank", &[KEY, "member"]),
+    ("zrem", &[KEY, "member"]),
+    ("zrevrange", &[KEY, "0", "0"]),
+    ("zscore", &[KEY, "member"]),
+    ("hset", &[KEY, "field", "value"]),
+    ("hget", &[KEY, "field"]),
+    ("hdel", &[KEY, "field"]),
+    ("rpush", &[KEY, "letter"]),
+    ("lpush", &[KEY, "letter"]),
+    ("lindex", &[KEY, "0"]),
+    ("persist", &[KEY]),
+    ("pexpireat", &[KEY, "99999999999999"]),
+    ("blpop", &[KEY, "0.01"]),
+    // Where DEL is not allowed, what was made above goes by itself.
+    ("pexpire", &[KEY, "1000"]),
+    ("del", &[KEY]),
+];
+
+/// What a user may not do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// Commands that it may not run, in lower case.
+    commands: Vec<String>,
+    /// Commands that the server does not have, or has under another name.
+    unknown: Vec<String>,
+    /// Whether it may not touch our keys, or not write to them.
+    keys: bool,
+}
+
+impl Missing {
+    /// Tries every command with `ask`, on a scratch key `key`. Fails where the server does not answer.
+    pub(super) fn find(key: &str, mut ask: impl FnMut(&Cmd) -> Result<(), Failure>) -> Result<Self, Failure> {
+        let mut missing = Missing::default();
+        for (name, words) in COMMANDS {
+            let mut command = redis::cmd(name);
+            for word in words {
+                command.arg(if *word == KEY { key } else { word });
+            }
+            match ask(&command) {
+                Err(Failure::Refused { error, .. }) => missing.note(name, &error),
+                other => other?,
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Notes that the server has refused `command` with these words. What does not speak of rights is no matter here.
+    pub(super) fn note(&mut self, command: &str, error: &str) {
+        let noperm = error.starts_with("NOPERM");
+        if error.contains("unknown command") {
+            self.unknown.push(command.into());
+        } else if noperm && error.contains("permissions to access") {
+            self.keys = true;
+        } else if noperm {
+            self.commands.push(command.into());
+        }
+    }
+
+    /// What is found about them: one finding for each kind of right, or that nothing is missing.
+    pub(super) fn findings(&self, server: &Server) -> Vec<Finding> {
+        let user = server.user.as_deref().unwrap_or("default");
+        let mut findings = Vec::new();
+        if !self.unknown.is_empty() {
+            let text = format!("{server} has no command {}", self.unknown.join(", ").to_uppercase());
+            findings
+                .push(Finding::unusable(text, "locks need it; take back a rename-command, or use Redis 6 or newer"));
+        }
+        if !self.commands.is_empty() {
+            let text = format!("user \"{user}\" may not run {}", self.commands.join(", ").to_uppercase());
+            let grant = format!("locks need it; grant it with ACL SETUSER {user} +{}", self.commands.join(" +"));
+            findings.push(Finding::unusable(text, grant));
+        }
+        if self.keys {
+            let pattern = pattern(&server.prefix);
+            let text = format!("user \"{user}\" may not read and write all keys that match {pattern}");
+            findings
+                .push(Finding::unusable(text, format!("locks are there; grant it with ACL SETUSER {user} ~{pattern}")));
+        }
+        if findings.is_empty() {
+            findings.push(Finding::ok(format!("user \"{user}\" may do all that a lock needs")));
+        }
+        findings
+    }
+
+    /// Whether anything is missing.
+    pub(super) fn any(&self) -> bool {
+        *self != Missing::default()
+    }
+}
+
+/// The pattern of an ACL that our keys match.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::new();
+    for c in prefix.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern + ":*"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// `redis.rs` and the files in the directory of this one, not below it, as far as they have this extension.
+    fn sources(extension: &str) -> Vec<PathBuf> {
+        let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store");
+        let files =
+            fs::read_dir(store.join("redis")).expect("our own sources").map(|entry| entry.expect("ours").path());
+        let files = files.chain([store.join("redis.rs")]);
+        files.filter(|file| file.extension().is_some_and(|found| found == extension)).collect()
+    }
+
+    /// The words that follow `call` in a quotation mark, anywhere in these files.
+    fn called(files: &[PathBuf], calls: &[&str]) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for file in files {
+            let text = fs::read_to_string(file).expect("our own source");
+            for call in calls {
+                let found = text.split(call).skip(1).filter_map(|rest| rest.split(['\'', '"']).next());
+                names.extend(found.map(str::to_lowercase));
+            }
+        }
+        names
+    }
+
+    // The one list of commands is what the scripts call and what is sent, no more and no less.
+    #[test]
+    fn the_list_is_what_the_sources_call() {
+        let scripts = sources("lua");
+        assert!(scripts.len() >= 5, "{scripts:?}");
+        let mut used = called(&scripts, &["redis.call('", "redis.pcall('", "redis.call(\"", "redis.pcall(\""]);
+        let examination = |file: &PathBuf| file.ends_with("redis/examine.rs") || file.ends_with("redis/rights.rs");
+        let code: Vec<PathBuf> = sources("rs").into_iter().filter(|file| !examination(file)).collect();
+        used.extend(called(&code, &["redis::cmd(\""]));
+        for introduction in ["auth", "select"] {
+            assert!(used.remove(introduction), "{introduction}");
+        }
+        let listed: BTreeSet<String> = COMMANDS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        assert_eq!(listed, used);
+    }
+
+    // What README tells people to grant is this list.
+    #[test]
+    fn the_manual_grants_the_list() {
+        let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("is there");
+        let rule = readme.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
+        let granted: BTreeSet<String> =
+            rule.split_whitespace().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect();
+        let mut listed: BTreeSet<String> = COMMANDS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        listed.insert("select".into());
+        assert_eq!(granted, listed);
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        let mut missing = Missing::default();
+        missing.note("get", "WRONGTYPE Operation against a key holding the wrong kind of value");
+        missing.note("set", "READONLY You can't write against a read only replica.");
+        assert!(!missing.any());
+        missing.note("zadd", "NOPERM this user has no permissions to run the 'zadd' command");
+        missing.note("zrem", "NOPERM User access has no permissions to run the 'zrem' command");
+        missing.note("eval", "ERR unknown command 'eval', with args beginning with: ");
+        assert_eq!(
+            (missing.commands.join(" "), missing.unknown.join(" "), missing.keys),
+            ("zadd zrem".into(), "eval".into(), false)
+        );
+        for words in [
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+            "NOPERM No permissions to access a key",
+        ] {
+            missing.keys = false;
+            missing.note("get", words);
+            assert!(missing.keys, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_matches_the_prefix_alone() {
+        assert_eq!(pattern("lockrun"), "lockrun:*");
+        assert_eq!(pattern("a*b[c]"), r"a\*b\[c\]:*");
+    }
+}
