@@ -248,9 +248,6 @@ pub trait Watcher: Ticking {
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
-    /// Another waiter has just been granted the lock, and we are next: it may be long, or only a moment.
-    fn next(&mut self) {}
-
     /// The lock has been granted to us, and our claim of it is on its way: what takes time may be done while it is.
     fn claiming(&mut self) {}
 

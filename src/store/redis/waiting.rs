@@ -155,10 +155,7 @@ impl RedisStore {
             }
             match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
                 Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Granted,
-                Ok(Popped::Mail(Some(wait))) => {
-                    watcher.next();
-                    until = until.min(Moment::now() + wait);
-                }
+                Ok(Popped::Mail(Some(wait))) => until = until.min(Moment::now() + wait),
                 Ok(Popped::Mail(None)) => return Slept::Look,
                 Ok(Popped::Interrupted(signal)) => {
                     // The answer is still to come on this connection.
