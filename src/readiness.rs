@@ -4,7 +4,6 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::progress::Progress;
 use crate::store::{Held, Watcher};
 use crate::supervise::Launch;
@@ -12,30 +11,23 @@ use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
 
-/// The next one in the queue makes its guardian ready this long after the one before it was granted the lock, which is to
-/// start first, and keeps it so long: where runs are short the lock comes before that, and where they are not, a waiter is one
-/// process and no more.
-const READY: (Duration, Duration) = (Duration::from_millis(3), Duration::from_secs(1));
-
 /// A guardian that is made ready when it is as good as needed.
 pub struct Readiness<'a> {
     launch: &'a Launch,
     signals: &'a Signals,
     preparations: Option<Preparations>,
     guardian: Option<Prepared>,
-    /// Since when we are next, if that is not long ago.
-    next_since: Option<Moment>,
 }
 
 impl<'a> Readiness<'a> {
     /// Nothing is ready for `launch` yet.
     pub fn new(launch: &'a Launch, signals: &'a Signals) -> Self {
-        Readiness { launch, signals, preparations: None, guardian: None, next_since: None }
+        Readiness { launch, signals, preparations: None, guardian: None }
     }
 
-    /// The guardian, if one was made ready.
+    /// The guardian, if one was made ready and nobody has killed it since.
     pub fn guardian(self) -> Option<Prepared> {
-        self.guardian
+        self.guardian.filter(Prepared::is_there)
     }
 
     // What cannot be had now is asked for again, and told, when it is needed.
@@ -43,21 +35,6 @@ impl<'a> Readiness<'a> {
     fn prepare(&mut self) {
         if self.preparations.is_none() {
             self.preparations = Preparations::new().ok();
-        }
-    }
-
-    /// When [`Self::tick`] wants to be called.
-    fn tick_every(&self) -> Option<Duration> {
-        self.next_since.map(|_| if self.guardian.is_none() { READY.0 } else { READY.1 })
-    }
-
-    fn tick(&mut self) {
-        let Some(waited) = self.next_since.map(|since| Moment::now().since(since)) else { return };
-        if waited >= READY.1 {
-            self.next_since = None;
-            self.guardian = None;
-        } else if waited >= READY.0 {
-            self.make_guardian();
         }
     }
 
@@ -88,12 +65,6 @@ impl Watcher for Onlooker<'_, '_> {
         self.progress.waiting(held)
     }
 
-    fn next(&mut self) {
-        if let Some(readiness) = &mut self.readiness {
-            readiness.next_since = Some(Moment::now());
-        }
-    }
-
     fn claiming(&mut self) {
         if let Some(readiness) = &mut self.readiness {
             readiness.make_guardian();
@@ -102,7 +73,6 @@ impl Watcher for Onlooker<'_, '_> {
 
     fn not_yet(&mut self) {
         if let Some(readiness) = &mut self.readiness {
-            readiness.next_since = None;
             readiness.guardian = None;
             readiness.prepare();
         }
@@ -111,14 +81,10 @@ impl Watcher for Onlooker<'_, '_> {
 
 impl Ticking for Onlooker<'_, '_> {
     fn tick_every(&self) -> Option<Duration> {
-        let readiness = self.readiness.as_ref().and_then(|readiness| readiness.tick_every());
-        self.progress.tick_every().into_iter().chain(readiness).min()
+        self.progress.tick_every()
     }
 
     fn tick(&mut self) {
-        if let Some(readiness) = &mut self.readiness {
-            readiness.tick();
-        }
         self.progress.tick();
     }
 

@@ -73,8 +73,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     } else {
         run.release(&mut *store, run.parting(finished.command));
     }
-    // Others may go on now. What follows can wait, and does, if it would take up what they need to start.
-    store.settle();
+    // The lock is free: nobody had to wait for our own processes to end.
     drop(guardian);
     keeper.map_or(Ok(()), Keeper::finish)?;
     Ok(outcome(finished))

@@ -285,9 +285,6 @@ pub trait Watcher: Ticking {
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
-    /// Another waiter has just been granted the lock, and we are next: it may be long, or only a moment.
-    fn next(&mut self) {}
-
     /// The lock has been granted to us, and our claim of it is on its way: what takes time may be done while it is.
     fn claiming(&mut self) {}
 
@@ -311,12 +308,7 @@ pub trait Store: Send {
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
-    ///
-    /// Others may have the lock at once. What is left to do for them can wait a moment: [`Store::settle`] does it.
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
-
-    /// Does what a release has left to be done later, if anything. If it fails, nobody waits for ever.
-    fn settle(&mut self) {}
 
     /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
     /// run that has one is released and its command has succeeded, the value becomes the last one, unless that of a run that

@@ -81,7 +81,6 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
         store.release(&claim.key, &claim.token, Parting::ByHand)?;
-        store.settle();
     }
     printed.context("the lock is released again, because its token cannot be printed")?;
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))

@@ -46,8 +46,8 @@ const FLIGHT: usize = 50;
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
 
-/// How long the one to whom we have handed the lock is left alone, to claim it and to start its command. Only after that is
-/// it asked whether it listens.
+/// How long the one to whom a release has handed the lock is left alone, to claim it and to start its command. Only after
+/// that do we look whether it listens, and end: both would take up what it needs, the server and perhaps a processor.
 const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
 /// Whether a request for the lock may still be on its way to the server when the claim is withdrawn.
@@ -65,8 +65,6 @@ pub struct RedisStore {
     connection: Option<Connection>,
     /// The server most likely has our scripts already.
     knows_scripts: bool,
-    /// Whom our release has handed the lock to, until it is settled.
-    unsettled: Option<(Key, Handed)>,
 }
 
 impl RedisStore {
@@ -77,7 +75,7 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, unsettled: None })
+        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -161,13 +159,13 @@ impl RedisStore {
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).take();
         if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
-            self.make_sure(&claim.key, handed);
+            self.settle(&claim.key, handed);
         }
     }
 
     /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
     /// fails, the others find out by themselves, only later.
-    fn make_sure(&mut self, key: &Key, handed: Option<Handed>) {
+    fn settle(&mut self, key: &Key, handed: Option<Handed>) {
         let Some(Handed { granted, mut told }) = handed else { return };
         loop {
             let mut script = self.bare_script(&SETTLE, key);
@@ -202,7 +200,7 @@ impl Store for RedisStore {
             return match self.ask(claim, false, None, &mut || ()) {
                 Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, handed, .. }) => {
-                    self.make_sure(&claim.key, handed);
+                    self.settle(&claim.key, handed);
                     Ok(Acquired::Held(held))
                 }
                 Err(failure) => Err(self.give_up(claim, &failure)),
@@ -244,15 +242,11 @@ impl Store for RedisStore {
         };
         let reply = reply.map_err(|failure| failure.explain(&self.server))?;
         let (released, handed) = reply::read_release(&reply);
-        self.unsettled = handed.map(|handed| (key.clone(), handed));
-        released.map_err(|strange| self.is_strange(strange))
-    }
-
-    fn settle(&mut self) {
-        if let Some((key, handed)) = self.unsettled.take() {
+        if handed.is_some() {
             thread::sleep(CLAIM_FIRST);
-            self.make_sure(&key, Some(handed));
         }
+        self.settle(key, handed);
+        released.map_err(|strange| self.is_strange(strange))
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
@@ -285,7 +279,7 @@ impl Store for RedisStore {
         let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
-        self.make_sure(key, handed);
+        self.settle(key, handed);
         Ok(taken)
     }
 

@@ -116,6 +116,11 @@ impl Prepared {
         }))
     }
 
+    /// Whether it is still there.
+    pub fn is_there(&self) -> bool {
+        self.0.link.next_news().is_ok()
+    }
+
     /// Lets it start COMMAND.
     pub(super) fn start(
         self,

@@ -194,8 +194,8 @@ impl News {
 /// The reasons, in the order in which they are numbered.
 const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
 
-fn deadline_words(kind: u64, deadline: Deadline, [d, e]: [u64; 2]) -> Words {
-    [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon), d, e]
+fn deadline_words(kind: u64, deadline: Deadline, [fence, slot]: [u64; 2]) -> Words {
+    [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon), fence, slot]
 }
 
 /// A moment as nanoseconds after boot, which fit for five hundred years.

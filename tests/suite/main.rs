@@ -26,6 +26,7 @@ mod outliving;
 mod queue;
 mod queue_faults;
 mod racing;
+mod ready;
 mod redis_urls;
 mod round_trips;
 mod signals;

@@ -85,7 +85,7 @@ impl RedisStore {
                 Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
-                    self.make_sure(&claim.key, handed);
+                    self.settle(&claim.key, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));
                     }
@@ -155,10 +155,7 @@ impl RedisStore {
             }
             match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
                 Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Granted,
-                Ok(Popped::Mail(Some(wait))) => {
-                    watcher.next();
-                    until = until.min(Moment::now() + wait);
-                }
+                Ok(Popped::Mail(Some(wait))) => until = until.min(Moment::now() + wait),
                 Ok(Popped::Mail(None)) => return Slept::Look,
                 Ok(Popped::Interrupted(signal)) => {
                     // The answer is still to come on this connection.

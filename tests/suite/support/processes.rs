@@ -61,6 +61,17 @@ pub(crate) fn state(pid: i32) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
+/// The children of a process, those that have ended and were not reaped included.
+pub(crate) fn children(parent: i32) -> Vec<i32> {
+    let all = fs::read_dir("/proc").expect("/proc is mounted");
+    let is_child = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+        let rest = stat.as_deref().and_then(|stat| stat.rsplit_once(')')).map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse::<i32>().ok()) == Some(parent)
+    };
+    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_child).collect()
+}
+
 /// Sends a signal; that the process has already gone is no failure.
 pub(crate) fn send(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal);
