@@ -7,6 +7,7 @@ use crate::outcome::{Ending, Outcome};
 use crate::outer::Outer;
 use crate::plan::OnHeld;
 use crate::progress::Progress;
+use crate::readiness::{Onlooker, Readiness};
 use crate::store::{Acquired, Claim, Grant, Held, Store, Wait};
 use crate::supervise::signals::Signals;
 use crate::teller::Teller;
@@ -20,7 +21,7 @@ pub struct Patience {
     pub held_status: u8,
 }
 
-/// Takes the lock that `claim` names. If there is no grant, it has been said why, and the outcome is what is to be made of it.
+/// Takes the lock that `claim` names, and gets ready for what it is for. If there is no grant, it has been said why, and the outcome is what is to be made of it.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
@@ -28,6 +29,7 @@ pub fn acquire(
     outer: &Outer,
     teller: &Teller,
     signals: &Signals,
+    readiness: Option<&mut Readiness<'_>>,
 ) -> Result<Grant, Outcome> {
     let Patience { on_held, held_status } = patience;
     let began = Moment::now();
@@ -37,7 +39,8 @@ pub fn acquire(
         OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None),
         OnHeld::Wait(span) => {
             let until = span.map(|span| began + span);
-            let watcher = &mut Progress::new(teller, &waits_for_itself);
+            let progress = Progress::new(teller, &waits_for_itself);
+            let watcher = &mut Onlooker::new(progress, readiness);
             store.acquire(claim, Some(Wait { until, signals, watcher }))
         }
     };

@@ -3,7 +3,7 @@
 //! It decides nothing by itself: [`crate::lease`] says what is due, and the guardian, who is told of every renewal, ends
 //! COMMAND when the news stop, whatever became of this thread.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
@@ -37,15 +37,30 @@ impl Provisions {
     }
 }
 
+/// A store that is lent to the keeper until it is taken back. Whoever uses it has it for as long as that takes.
+pub struct Lent(Arc<Mutex<Option<Box<dyn Store>>>>);
+
+impl Lent {
+    /// Nobody uses it yet.
+    pub fn new(store: Box<dyn Store>) -> Self {
+        Lent(Arc::new(Mutex::new(Some(store))))
+    }
+
+    /// Takes the store back: from then on nothing is renewed. Waits for a renewal that is on its way.
+    pub fn take_back(self) -> Box<dyn Store> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it is taken back once")
+    }
+}
+
 /// The renewal thread of one lease.
 pub struct Keeper {
-    thread: JoinHandle<Box<dyn Store>>,
+    thread: JoinHandle<()>,
     stop: Arc<EventFd>,
 }
 
 /// What the thread works with.
 struct Work {
-    store: Box<dyn Store>,
+    store: Lent,
     claim: Claim,
     lease: Lease,
     /// Whom to tell; nobody if a lost lease is only worth a warning.
@@ -60,26 +75,34 @@ impl Keeper {
     /// Starts to renew. With a `control` COMMAND is ended when the lease is lost, without one that is only told.
     pub fn start(
         provisions: Provisions,
-        store: Box<dyn Store>,
+        store: &Lent,
         claim: Claim,
         lease: Lease,
         control: Option<Control>,
         teller: Arc<Teller>,
     ) -> Result<Self, anyhow::Error> {
         let Provisions { stop, alarm } = provisions;
+        let store = Lent(Arc::clone(&store.0));
         let mut work = Work { store, claim, lease, control, stop: Arc::clone(&stop), alarm, teller, last_error: None };
-        let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(move || {
-            work.keep();
-            work.store
-        });
+        let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(move || work.keep());
         Ok(Keeper { thread: thread.context("cannot start the renewal thread")?, stop })
     }
 
-    /// Stops renewing, and gives the store back. Waits for a renewal that is on its way.
-    pub fn finish(self) -> Result<Box<dyn Store>, anyhow::Error> {
+    /// Ends the thread. The store was taken back before.
+    pub fn finish(self) -> Result<(), anyhow::Error> {
         self.stop.write(1)?;
         self.thread.join().map_err(|_| anyhow::anyhow!("the renewal thread has failed"))
     }
+}
+
+/// What has come of an attempt to renew.
+enum Kept {
+    /// It was renewed, or may be yet.
+    Going,
+    /// It is not ours any more: why.
+    Lost(String),
+    /// The store was taken back: there is nothing to renew any more.
+    Over,
 }
 
 impl Work {
@@ -93,11 +116,11 @@ impl Work {
                     }
                 }
                 Due::Renew if self.is_told_to_stop() => return,
-                Due::Renew => {
-                    if let Some(holder) = self.renew() {
-                        return self.lost(&format!("it is not ours any more: {holder}"));
-                    }
-                }
+                Due::Renew => match self.renew() {
+                    Kept::Going => {}
+                    Kept::Lost(why) => return self.lost(&why),
+                    Kept::Over => return,
+                },
                 Due::Stop => {
                     let why = self.last_error.take().map_or_else(
                         || "it could not be renewed in time".into(),
@@ -109,23 +132,28 @@ impl Work {
         }
     }
 
-    /// Renews once. Gives the words for who has the lock, if that is not us.
-    fn renew(&mut self) -> Option<String> {
+    /// Renews once, if the store was not taken back meanwhile.
+    fn renew(&mut self) -> Kept {
+        let mut lent = self.store.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(store) = &mut *lent else { return Kept::Over };
         let sent_at = Moment::now();
-        let (answer, other) = match self.store.renew(&self.claim.key, &self.claim.token, Some(self.claim.ttl)) {
-            Ok(Renewed::Mine) => (Answer::Mine, None),
-            Ok(Renewed::NotMine(held)) => (Answer::NotMine, Some(whose(held))),
-            Ok(Renewed::TakenAway(by)) => (Answer::NotMine, Some(format!("it was taken away by {by}"))),
+        let (answer, kept) = match store.renew(&self.claim.key, &self.claim.token, Some(self.claim.ttl)) {
+            Ok(Renewed::Mine) => (Answer::Mine, Kept::Going),
+            Ok(Renewed::NotMine(held)) => {
+                (Answer::NotMine, Kept::Lost(format!("it is not ours any more: {}", whose(held))))
+            }
+            Ok(Renewed::TakenAway(by)) => (Answer::NotMine, Kept::Lost(format!("it was taken away by {by}"))),
             Err(error) => {
                 self.last_error = Some(error);
-                (Answer::Unknown, None)
+                (Answer::Unknown, Kept::Going)
             }
         };
+        drop(lent);
         let moved = self.lease.answered(sent_at, answer, Moment::now());
         if let (Some(deadline), Some(control)) = (moved, &self.control) {
             control.renewed(deadline);
         }
-        other
+        kept
     }
 
     fn lost(&self, why: &str) {

@@ -22,6 +22,7 @@ mod outcome;
 mod outer;
 mod plan;
 mod progress;
+mod readiness;
 mod report;
 mod run;
 mod settings;

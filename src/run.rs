@@ -9,15 +9,17 @@ use crate::acquire::{self, Patience};
 use crate::escape::escaped;
 use crate::event::{Event, Reason};
 use crate::holder::Holder;
-use crate::keeper::{Keeper, Provisions};
+use crate::keeper::{Keeper, Lent, Provisions};
 use crate::lease::Lease;
 use crate::outcome::{Ending, Outcome};
 use crate::outer::{self, Outer};
 use crate::plan::Plan;
+use crate::readiness::Readiness;
 use crate::report;
 use crate::store::{self, Claim, Custody, Grant, Parting, Stays, Store};
+use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::signals::Signals;
-use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
+use crate::supervise::{Finished, Granted, Launch, Running, StartFailure, Why};
 use crate::teller::Teller;
 use crate::token::Token;
 
@@ -32,7 +34,11 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     };
     let run = Run::new(plan);
     let patience = Patience { on_held: plan.on_held, held_status: plan.held_status };
-    let grant = match acquire::acquire(&mut *store, &run.claim, patience, &run.outer, &run.teller, signals) {
+    let mut readiness = Readiness::new(&run.launch, signals);
+    let acquired =
+        acquire::acquire(&mut *store, &run.claim, patience, &run.outer, &run.teller, signals, Some(&mut readiness));
+    let guardian = readiness.guardian();
+    let grant = match acquired {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
@@ -41,7 +47,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             run.teller.tell(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
-        None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, signals)?, provisions))),
+        None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, guardian, signals)?, provisions))),
     };
     let (running, provisions) = match started {
         Ok(started) => started,
@@ -50,8 +56,18 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(outcome);
         }
     };
-    let (finished, mut store) = run.keep(store, &grant, running, provisions, signals)?;
+    let store = Lent::new(store);
+    let keeper = match run.keep(&store, &grant, &running, provisions) {
+        Ok(keeper) => keeper,
+        Err(error) => {
+            running.abandon(signals);
+            run.release(&mut *store.take_back(), Parting::at_once(None));
+            return Err(error);
+        }
+    };
+    let (finished, guardian) = running.until_the_end(signals).context("cannot wait for the command")?;
     run.tell_how_it_ended(finished);
+    let mut store = store.take_back();
     if finished.stuck {
         let why = "some of the command's processes cannot be killed; the lock is left to run out by itself";
         run.teller.tell(Event::Failed { why });
@@ -61,6 +77,10 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     } else {
         run.release(&mut *store, run.parting(finished.command));
     }
+    // Others may go on now. What follows can wait, and does, if it would take up what they need to start.
+    store.settle();
+    drop(guardian);
+    keeper.map_or(Ok(()), Keeper::finish)?;
     Ok(outcome(finished))
 }
 
@@ -70,6 +90,7 @@ struct Run<'a> {
     claim: Claim,
     outer: Outer,
     teller: Arc<Teller>,
+    launch: Launch,
 }
 
 impl<'a> Run<'a> {
@@ -83,8 +104,18 @@ impl<'a> Run<'a> {
             by_hand: false,
         };
         let outer = Outer::of_this_process();
+        let mut env =
+            vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), (outer::TOKEN, claim.token.as_str().to_owned())];
+        env.extend(outer.for_command().map(|tokens| (outer::OUTER, tokens)));
+        let launch = Launch {
+            argv: plan.argv.clone(),
+            env,
+            kill_after: plan.terms.kill_after,
+            max_runtime: plan.max_runtime,
+            descendants: plan.descendants,
+        };
         let teller = Teller::new(plan.key.clone(), plan.verbosity).with_journal(plan.events.as_deref(), &claim.holder);
-        Run { plan, claim, outer, teller: Arc::new(teller) }
+        Run { plan, claim, outer, teller: Arc::new(teller), launch }
     }
 
     /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
@@ -98,35 +129,17 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// What COMMAND finds in its environment.
-    fn variables(&self, grant: &Grant) -> Vec<(&'static str, String)> {
-        let mut variables = vec![
-            ("LOCKRUN_KEY", self.plan.key.as_str().to_owned()),
-            (outer::TOKEN, self.claim.token.as_str().to_owned()),
-            ("LOCKRUN_FENCE", grant.fence.to_string()),
-        ];
-        if self.plan.slots > 1 {
-            variables.push(("LOCKRUN_SLOT", grant.slot.to_string()));
-        }
-        variables.extend(self.outer.for_command().map(|tokens| (outer::OUTER, tokens)));
-        variables
-    }
-
     /// Starts COMMAND under the lock.
-    fn start(&self, grant: &Grant, signals: &Signals) -> Result<Running, Outcome> {
-        let launch = Launch {
-            argv: self.plan.argv.clone(),
-            env: self.variables(grant),
-            kill_after: self.plan.terms.kill_after,
-            max_runtime: self.plan.max_runtime,
-            descendants: self.plan.descendants,
-        };
+    fn start(&self, grant: &Grant, guardian: Option<Prepared>, signals: &Signals) -> Result<Running, Outcome> {
+        let granted = Granted { fence: grant.fence, slot: (self.plan.slots > 1).then_some(grant.slot) };
         let started = match grant.custody {
-            Custody::Kernel => Running::direct(&launch, signals),
+            Custody::Kernel => Running::direct(self.launch.clone(), granted, signals),
             Custody::Lease(sent_at) => {
                 let deadline = self.plan.terms.deadline(sent_at);
                 let ends_command = self.plan.expires && self.plan.kill_on_lost;
-                Running::guarded(&launch, signals, ends_command.then_some(deadline))
+                guardian
+                    .map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok)
+                    .and_then(|guardian| Running::guarded(guardian, granted, signals, ends_command.then_some(deadline)))
             }
         };
         let program = escaped(&self.plan.argv[0].to_string_lossy());
@@ -151,34 +164,18 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Keeps the lock for as long as COMMAND runs, and gives the store back.
+    /// Starts to renew the lock, if it is one that has to be renewed.
     fn keep(
         &self,
-        store: Box<dyn Store>,
+        store: &Lent,
         grant: &Grant,
-        running: Running,
+        running: &Running,
         provisions: Option<Provisions>,
-        signals: &Signals,
-    ) -> Result<(Finished, Box<dyn Store>)> {
-        const WAITING: &str = "cannot wait for the command";
-        let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else {
-            return Ok((running.until_the_end(signals).context(WAITING)?, store));
-        };
+    ) -> Result<Option<Keeper>> {
+        let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else { return Ok(None) };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
-        match Keeper::start(provisions, store, self.claim.clone(), lease, control, Arc::clone(&self.teller)) {
-            Ok(keeper) => {
-                let finished = running.until_the_end(signals).context(WAITING)?;
-                Ok((finished, keeper.finish()?))
-            }
-            Err(error) => {
-                running.abandon(signals);
-                if let Ok(mut store) = store::open(self.plan.store.clone(), self.plan.terms.store_timeout) {
-                    self.release(&mut *store, Parting::at_once(None));
-                }
-                Err(error)
-            }
-        }
+        Keeper::start(provisions, store, self.claim.clone(), lease, control, Arc::clone(&self.teller)).map(Some)
     }
 
     /// How to let go of the lock, after COMMAND has ended so.

@@ -169,6 +169,38 @@ pub enum TakenAway {
     },
 }
 
+/// Which value of a sequence is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The first that nobody has reserved, `step` after the last one, and so on; `from` if there has been none.
+    Next {
+        /// The first value of all.
+        from: i64,
+        /// From one value to the next. Not 0.
+        step: i64,
+    },
+    /// This one.
+    Value {
+        /// The value.
+        value: String,
+        /// The last one, from which it was found; `None` if there has been none.
+        after: Option<String>,
+    },
+}
+
+/// What came of reserving a value of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// It is ours.
+    Mine(Grant, String),
+    /// Somebody else has reserved it.
+    Taken,
+    /// There is no integer after this value, or it is none.
+    NoNext(String),
+    /// The last value is this one, not the one after which a value was wanted.
+    Moved(Option<String>),
+}
+
 /// What is known of one key. Times are milliseconds of Unix time on the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyStatus {
@@ -184,12 +216,14 @@ pub struct KeyStatus {
     pub waiters: Vec<Waiting>,
     /// The last run, or lock taken by hand, that is over.
     pub last: Option<Past>,
+    /// The last value of its sequence that was used, if it has one.
+    pub value: Option<String>,
 }
 
 impl KeyStatus {
     /// What is known of a key that was never used.
     pub fn never_used(key: Key) -> Self {
-        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None }
+        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None, value: None }
     }
 }
 
@@ -206,6 +240,8 @@ pub struct Holding {
     pub fence: u64,
     /// The slot, from 0.
     pub slot: u32,
+    /// The value of the sequence that it has reserved, if it has.
+    pub value: Option<String>,
     /// Whether the lock was taken away, and is only held until the command is dead.
     pub taken_away: bool,
 }
@@ -247,6 +283,15 @@ pub trait Watcher: Ticking {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
+
+    /// Another waiter has just been granted the lock, and we are next: it may be long, or only a moment.
+    fn next(&mut self) {}
+
+    /// The lock has been granted to us, and our claim of it is on its way: what takes time may be done while it is.
+    fn claiming(&mut self) {}
+
+    /// It is not ours yet: what was done for the claim is of no use. What the next claim will need can be had now.
+    fn not_yet(&mut self) {}
 }
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
@@ -266,7 +311,17 @@ pub trait Store: Send {
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
+    ///
+    /// Others may have the lock at once. What is left to do for them can wait a moment: [`Store::settle`] does it.
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+
+    /// Does what a release has left to be done later, if anything. If it fails, nobody waits for ever.
+    fn settle(&mut self) {}
+
+    /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
+    /// run that has one is released and its command has succeeded, the value becomes the last one, unless that of a run that
+    /// began later has.
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError>;
 
     /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;

@@ -72,14 +72,16 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let mut store = open(settings, Some(timeout))?;
     let signals = Signals::take_over().context("cannot block signals")?;
     let teller = Teller::new(claim.key.clone(), verbosity);
-    let grant = match acquire::acquire(&mut *store, &claim, patience, &Outer::of_this_process(), &teller, &signals) {
-        Ok(grant) => grant,
-        Err(outcome) => return Ok(outcome),
-    };
+    let grant =
+        match acquire::acquire(&mut *store, &claim, patience, &Outer::of_this_process(), &teller, &signals, None) {
+            Ok(grant) => grant,
+            Err(outcome) => return Ok(outcome),
+        };
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
         store.release(&claim.key, &claim.token, Parting::ByHand)?;
+        store.settle();
     }
     printed.context("the lock is released again, because its token cannot be printed")?;
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))

@@ -16,6 +16,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let verbosity = settings.verbosity()?;
     let mut store = open(settings, None)?;
     let released = store.release(&key, &token, Parting::ByHand);
+    store.settle();
     Ok(match released.with_context(|| format!("cannot release the lock \"{}\"", escaped(key.as_str()))) {
         Ok(Released::Free) => Outcome::Printed,
         Ok(Released::WhenItEnds) => {

@@ -11,18 +11,22 @@ mod keys;
 mod reply;
 mod resolve;
 mod rights;
+mod script;
 mod stream;
 mod tls;
 mod waiting;
 
 use std::collections::BTreeSet;
+use std::thread;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::address::{Endpoint, Server};
-use super::{Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait};
+use super::{
+    Acquired, Claim, KeyStatus, Parting, Released, Renewed, Reserved, Stays, Store, StoreError, TakenAway, Wait, Wanted,
+};
 use crate::clock::Moment;
 use crate::finding::Finding;
 use crate::holder::Holder;
@@ -31,29 +35,19 @@ use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
+use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
-
-/// The scripts. What they share stands in front of each.
-macro_rules! script {
-    ($name:literal) => {
-        concat!(include_str!("redis/prelude.lua"), include_str!(concat!("redis/", $name, ".lua")))
-    };
-}
-
-const ACQUIRE: &str = script!("acquire");
-const RENEW: &str = script!("renew");
-const RELEASE: &str = script!("release");
-const SETTLE: &str = script!("settle");
-const LIST: &str = script!("list");
-const TAKE_AWAY: &str = script!("take_away");
-const FORGET: &str = script!("forget");
 
 /// How many scripts travel together: each has its whole text with it.
 const FLIGHT: usize = 50;
 
 /// The keys that every script is given, as the prelude names them.
-const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
+const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
+
+/// How long the one to whom we have handed the lock is left alone, to claim it and to start its command. Only after that is
+/// it asked whether it listens.
+const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
 /// Whether a request for the lock may still be on its way to the server when the claim is withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +62,10 @@ pub struct RedisStore {
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
+    /// The server most likely has our scripts already.
+    knows_scripts: bool,
+    /// Whom our release has handed the lock to, until it is settled.
+    unsettled: Option<(Key, Handed)>,
 }
 
 impl RedisStore {
@@ -78,15 +76,34 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None })
+        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, unsettled: None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
     /// it was idle is opened anew, once. On failure, also tells whether the server may have run it.
     fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        self.run_while(script, timeout, &mut || ())
+    }
+
+    /// The same, while `meanwhile` is done: once, or twice if the script was sent twice.
+    fn run_while(&mut self, script: &Cmd, timeout: Duration, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
+        match self.send(script, deadline, meanwhile) {
+            Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
+                Some(full) => {
+                    self.knows_scripts = false;
+                    self.send(&full, deadline, meanwhile)
+                }
+                None => Err(Failure::Refused { command, error }),
+            },
+            reply => reply,
+        }
+    }
+
+    /// Sends a script as it is.
+    fn send(&mut self, script: &Cmd, deadline: Moment, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
         if let Some(connection) = &mut self.connection {
-            match connection.request(script, deadline) {
+            match connection.request(script, deadline, meanwhile) {
                 Err(Failure::Closed) => self.connection = None,
                 Err(failure) => {
                     self.connection = None;
@@ -96,23 +113,29 @@ impl RedisStore {
             }
         }
         let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
-        let reply = connection.request(script, deadline)?;
+        let reply = connection.request(script, deadline, meanwhile)?;
         self.connection = Some(connection);
         Ok(reply)
     }
 
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
-    /// `seen` holding the lock.
+    /// `seen` holding the lock. Does what is to be done `meanwhile` while the request is on its way.
     ///
     /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
-    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
-        let mut script = self.script(ACQUIRE, &claim.key, &claim.token);
+    fn ask(
+        &mut self,
+        claim: &Claim,
+        wait: bool,
+        seen: Option<&Seen>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Asked, Failure> {
+        let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
         let script = script.arg(u8::from(wait)).arg(caution).arg(unseen);
         let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
         let sent_at = Moment::now();
-        let reply = self.run(&script, self.timeout)?;
+        let reply = self.run_while(&script, self.timeout, meanwhile)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
     }
 
@@ -134,19 +157,19 @@ impl RedisStore {
     /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
     /// not be used again.
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
-        let mut script = self.script(RELEASE, &claim.key, &claim.token);
+        let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).take();
         if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
-            self.settle(&claim.key, handed);
+            self.make_sure(&claim.key, handed);
         }
     }
 
     /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
     /// fails, the others find out by themselves, only later.
-    fn settle(&mut self, key: &Key, handed: Option<Handed>) {
+    fn make_sure(&mut self, key: &Key, handed: Option<Handed>) {
         let Some(Handed { granted, mut told }) = handed else { return };
         loop {
-            let mut script = self.bare_script(SETTLE, key);
+            let mut script = self.bare_script(&SETTLE, key);
             let script = script.arg(&granted).arg(&told).take();
             match self.run(&script, self.timeout).ok().and_then(|reply| reply::text(&reply)) {
                 Some(next) if !next.is_empty() => told = next,
@@ -155,10 +178,10 @@ impl RedisStore {
         }
     }
 
-    /// An EVAL of `script` on the keys of the lock.
-    fn bare_script(&self, script: &str, key: &Key) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(script).arg(KEYS.len());
+    /// A run of `script` on the keys of the lock.
+    fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
+        let mut command = script.command(self.knows_scripts);
+        command.arg(KEYS.len());
         let base = keys::base(&self.server.prefix, key);
         for key in KEYS {
             command.arg(format!("{base}{key}"));
@@ -167,7 +190,7 @@ impl RedisStore {
     }
 
     /// The same with a token as its first argument.
-    fn script(&self, script: &str, key: &Key, token: &Token) -> Cmd {
+    fn script(&self, script: &Script, key: &Key, token: &Token) -> Cmd {
         self.bare_script(script, key).arg(token.as_str()).take()
     }
 }
@@ -175,10 +198,10 @@ impl RedisStore {
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
-            return match self.ask(claim, false, None) {
+            return match self.ask(claim, false, None, &mut || ()) {
                 Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, handed, .. }) => {
-                    self.settle(&claim.key, handed);
+                    self.make_sure(&claim.key, handed);
                     Ok(Acquired::Held(held))
                 }
                 Err(failure) => Err(self.give_up(claim, &failure)),
@@ -189,7 +212,7 @@ impl Store for RedisStore {
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
         let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
-        let script = self.script(RENEW, key, token).arg(ttl).take();
+        let script = self.script(&RENEW, key, token).arg(ttl).take();
         let reply = self.answer(&script)?;
         reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
     }
@@ -210,7 +233,7 @@ impl Store for RedisStore {
                 }
             }
         };
-        let script = self.script(RELEASE, key, token).arg(ending.to_string()).arg(0).arg(how).arg(span).take();
+        let script = self.script(&RELEASE, key, token).arg(ending.to_string()).arg(0).arg(how).arg(span).take();
         // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
         // twice does no harm, and a lock that never expires has no second chance.
         let was_idle = self.connection.is_some();
@@ -220,8 +243,28 @@ impl Store for RedisStore {
         };
         let reply = reply.map_err(|failure| failure.explain(&self.server))?;
         let (released, handed) = reply::read_release(&reply);
-        self.settle(key, handed);
+        self.unsettled = handed.map(|handed| (key.clone(), handed));
         released.map_err(|strange| self.is_strange(strange))
+    }
+
+    fn settle(&mut self) {
+        if let Some((key, handed)) = self.unsettled.take() {
+            thread::sleep(CLAIM_FIRST);
+            self.make_sure(&key, Some(handed));
+        }
+    }
+
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+        let mut script = self.script(&RESERVE, &claim.key, &claim.token);
+        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let script = match wanted {
+            Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
+            Wanted::Value { value, after } => script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()),
+        };
+        let script = script.take();
+        let sent_at = Moment::now();
+        let reply = self.run(&script, self.timeout).map_err(|failure| self.give_up(claim, &failure))?;
+        reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
@@ -229,7 +272,7 @@ impl Store for RedisStore {
             Some(key) => vec![key.clone()],
             None => self.all_keys()?,
         };
-        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(LIST, key)).collect();
+        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
         let replies = self.answers(&scripts)?;
         let read = keys.into_iter().zip(replies).map(|(key, reply)| reply::read_status(key, &reply));
         read.collect::<Result<_, _>>().map_err(|strange| self.is_strange(strange))
@@ -237,11 +280,11 @@ impl Store for RedisStore {
 
     fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-        let mut script = self.bare_script(TAKE_AWAY, key);
+        let mut script = self.bare_script(&TAKE_AWAY, key);
         let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
-        self.settle(key, handed);
+        self.make_sure(key, handed);
         Ok(taken)
     }
 
@@ -249,7 +292,7 @@ impl Store for RedisStore {
         let keys = self.all_keys()?;
         let scripts: Vec<Cmd> = keys
             .iter()
-            .map(|key| self.bare_script(FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
+            .map(|key| self.bare_script(&FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
             .collect();
         let replies = self.answers(&scripts)?;
         Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())

@@ -23,14 +23,29 @@ pub(super) struct Cgroup {
     procs: Option<File>,
 }
 
-impl Cgroup {
-    /// Makes a cgroup below our own, if that was delegated, under a name that no other run has.
-    pub(super) fn make() -> Option<Self> {
-        let ours = own_cgroup()?;
-        if !is_delegated(&ours) || !ours.join("cgroup.kill").exists() {
+/// Where a cgroup may be made: our own, if that was delegated.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    /// Our own cgroup, as /proc shows it.
+    shown: String,
+}
+
+impl Place {
+    /// Looks for it. Changes nothing.
+    pub(super) fn find() -> Option<Self> {
+        let shown = own_cgroup()?;
+        let path = mount_of_cgroups()?.join(&shown);
+        (is_delegated(&path) && path.join("cgroup.kill").exists()).then_some(Place { path, shown })
+    }
+
+    /// Makes a cgroup there, under a name that no other run has. Not if we have been moved meanwhile: what limits us is to
+    /// limit COMMAND.
+    pub(super) fn make(&self) -> Option<Cgroup> {
+        if own_cgroup().as_ref() != Some(&self.shown) {
             return None;
         }
-        let path = ours.join(format!("lockrun-{}", std::process::id()));
+        let path = self.path.join(format!("lockrun-{}", std::process::id()));
         fs::create_dir(&path).ok()?;
         let procs = File::options().write(true).open(path.join("cgroup.procs")).ok();
         if procs.is_none() {
@@ -39,7 +54,9 @@ impl Cgroup {
         }
         Some(Cgroup { path, procs })
     }
+}
 
+impl Cgroup {
     /// Where a process writes `0` to enter, until it is closed.
     pub(super) fn entrance(&self) -> Option<RawFd> {
         self.procs.as_ref().map(File::as_raw_fd)
@@ -65,12 +82,16 @@ impl Cgroup {
     }
 }
 
-/// The directory of the cgroup that this process is in.
-fn own_cgroup() -> Option<PathBuf> {
+/// The cgroup that this process is in, below the root of all.
+fn own_cgroup() -> Option<String> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let ours = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    cgroups.lines().find_map(|line| line.strip_prefix("0::/")).map(str::to_owned)
+}
+
+/// The directory of the root of all cgroups.
+fn mount_of_cgroups() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    mounts.lines().find_map(|line| mount_point(line)).map(|mount| Path::new(mount).join(ours))
+    mounts.lines().find_map(|line| mount_point(line)).map(PathBuf::from)
 }
 
 /// The mount point that a line of mountinfo tells of, if it is of the whole tree of cgroups: see proc(5).

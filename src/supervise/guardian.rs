@@ -21,15 +21,15 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, Place};
 use super::direct::{JobControl, readable, watch};
 use super::link::{Link, News, Order};
 use super::process::Process;
 use super::signals::{self, Signals};
 use super::spawn::{Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
-use super::tree::{Tree, children_before, reap_child};
-use super::{Launch, memory, terminal};
+use super::tree::{Child, Tree, children_before};
+use super::{Granted, Launch, memory, terminal};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
 use crate::report;
@@ -37,7 +37,7 @@ use crate::report;
 /// COMMAND, with the guardian as its parent, as lockrun sees it.
 pub struct Guardian {
     link: Link,
-    pid: pid_t,
+    child: Child,
     command: pid_t,
     launch: Launch,
     has_terminal: bool,
@@ -66,42 +66,70 @@ impl Control {
     }
 }
 
-impl Guardian {
-    /// Forks the guardian, which starts COMMAND.
-    pub(super) fn start(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, Failure> {
-        let has_terminal = terminal::is_controlling();
-        let (ours, theirs) = Link::pair().map_err(Failure::Preparing)?;
-        // All that lockrun needs while COMMAND runs is had before COMMAND starts.
-        let alarm = Alarm::new().map_err(Failure::Preparing)?;
-        prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
+/// What a guardian needs, and what takes time to find out about where lockrun runs: all but the process itself.
+pub struct Preparations {
+    ends: (Link, Link),
+    alarm: Alarm,
+    has_terminal: bool,
+    place: Option<Place>,
+}
+
+impl Preparations {
+    /// Makes them. They cost a few descriptors, and change nothing.
+    pub fn new() -> Result<Self, Failure> {
+        Ok(Preparations {
+            ends: Link::pair().map_err(Failure::Preparing)?,
+            alarm: Alarm::new().map_err(Failure::Preparing)?,
+            has_terminal: terminal::is_controlling(),
+            place: Place::find(),
+        })
+    }
+}
+
+/// A guardian that waits for the order to start COMMAND. Dropped, it is gone, and nothing has happened.
+pub struct Prepared(Guardian);
+
+impl Prepared {
+    /// Forks the guardian.
+    ///
+    /// Must be called while the process has one thread.
+    pub fn new(preparations: Preparations, launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
+        let Preparations { ends: (ours, theirs), alarm, has_terminal, place } = preparations;
         let strangers = children_before();
         // SAFETY: the process has one thread, so the child may do whatever its parent could.
         let forked = Errno::result(unsafe { libc::fork() }).map_err(Failure::Preparing)?;
         if forked == 0 {
             drop(ours);
-            guard(&theirs, launch, signals, has_terminal, deadline);
+            guard(&theirs, launch, place.as_ref(), signals, has_terminal);
             // SAFETY: ends the guardian without running what lockrun registered for its own end.
             unsafe { libc::_exit(0) }
         }
-        drop(theirs);
-        let news = ours.await_news();
-        let command = if let Ok(Some(News::Started(command))) = news { command } else { 0 };
-        let guardian = Guardian {
+        Ok(Prepared(Guardian {
             link: ours,
-            pid: forked,
-            command,
+            child: Child(forked),
+            command: 0,
             launch: launch.clone(),
             has_terminal,
-            deadline: Arc::new(Mutex::new(deadline)),
+            deadline: Arc::new(Mutex::new(None)),
             alarm,
             strangers,
-        };
-        match news {
-            Ok(Some(News::Started(_))) => Ok(guardian),
-            Ok(Some(News::NotStarted(failure))) => {
-                reap_child(forked);
-                Err(failure)
-            }
+        }))
+    }
+
+    /// Lets it start COMMAND.
+    pub(super) fn start(
+        self,
+        granted: Granted,
+        signals: &Signals,
+        deadline: Option<Deadline>,
+    ) -> Result<Guardian, Failure> {
+        let Prepared(mut guardian) = self;
+        prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
+        guardian.deadline = Arc::new(Mutex::new(deadline));
+        guardian.link.order(Order::Start { granted, deadline });
+        match guardian.link.await_news() {
+            Ok(Some(News::Started(command))) => Ok(Guardian { command, ..guardian }),
+            Ok(Some(News::NotStarted(failure))) => Err(failure),
             _ => {
                 // It died on the way; what it had started comes to us, and must go.
                 let _ = guardian.take_over(Why::Unguarded, signals);
@@ -109,7 +137,9 @@ impl Guardian {
             }
         }
     }
+}
 
+impl Guardian {
     /// Ends COMMAND at once: lockrun cannot do its part.
     pub(super) fn abandon(self, signals: &Signals) {
         let _ = self.take_over(Why::Unguarded, signals);
@@ -120,8 +150,9 @@ impl Guardian {
         Control { link: self.link.clone(), deadline: Arc::clone(&self.deadline) }
     }
 
-    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
-    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<Finished> {
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work. Otherwise
+    /// gives back the guardian, too, which is ending: there is no need to wait for that.
+    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<(Finished, Option<Child>)> {
         let mut stops = JobControl::new(self.has_terminal);
         memory::forget_program_pages();
         loop {
@@ -133,12 +164,9 @@ impl Guardian {
                 match self.link.next_news() {
                     Ok(None) => break,
                     Ok(Some(News::Stopped)) => stopped = true,
-                    Ok(Some(News::Finished(finished))) => {
-                        reap_child(self.pid);
-                        return Ok(finished);
-                    }
+                    Ok(Some(News::Finished(finished))) => return Ok((finished, Some(self.child))),
                     Ok(Some(_)) => {}
-                    Err(_) => return self.take_over(Why::Unguarded, signals),
+                    Err(_) => return Ok((self.take_over(Why::Unguarded, signals)?, None)),
                 }
             }
             if stopped && stops.follows() {
@@ -152,7 +180,7 @@ impl Guardian {
                 .unwrap_or_else(PoisonError::into_inner)
                 .map(|deadline| deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2);
             if backstop.is_some_and(|at| Moment::now() >= at) {
-                return self.take_over(Why::Lost, signals);
+                return Ok((self.take_over(Why::Lost, signals)?, None));
             }
             self.alarm.set(backstop)?;
             match poll(&mut [readable(signals), readable(&self.link), readable(&self.alarm)], PollTimeout::NONE) {
@@ -164,9 +192,7 @@ impl Guardian {
 
     /// Makes sure that the guardian is dead, which brings its descendants here, and kills them. `why` is told as the reason.
     fn take_over(self, why: Why, signals: &Signals) -> nix::Result<Finished> {
-        // SAFETY: plain system call; the guardian is our child and not reaped.
-        unsafe { libc::kill(self.pid, libc::SIGKILL) };
-        reap_child(self.pid);
+        drop(self.child);
         let now = Moment::now();
         let tree = Tree::adopt(self.command, !self.has_terminal, self.strangers);
         let mut supervisor = Supervisor::new(tree, &self.launch, None, now);
@@ -177,10 +203,12 @@ impl Guardian {
 }
 
 /// The guardian's life.
-fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, deadline: Option<Deadline>) {
+fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals, has_terminal: bool) {
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
-    let cgroup = Cgroup::make();
+    // Up to here nothing has been done that would have to be undone: lockrun may die, or kill us.
+    let Ok(Some(Order::Start { granted, deadline })) = link.await_order() else { return };
+    let cgroup = place.and_then(Place::make);
     let entrance = cgroup.as_ref().and_then(Cgroup::entrance);
     let setup = Setup {
         own_group: !has_terminal,
@@ -188,6 +216,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
         not_after: deadline.map(|deadline| deadline.term_at),
         cgroup: entrance,
     };
+    let launch = &launch.clone().under(granted);
     let tree = match Tree::start(launch, setup, signals, cgroup) {
         Ok(tree) => tree,
         Err(failure) => return link.tell(News::NotStarted(failure)),
@@ -211,6 +240,7 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
         while !orphaned {
             match link.next_order() {
                 Ok(None) => break,
+                Ok(Some(Order::Start { .. })) => {}
                 Ok(Some(Order::Renewed(deadline))) => supervisor.renewed(deadline),
                 Ok(Some(Order::Lost)) => supervisor.end(Why::Lost, Moment::now()),
                 Ok(Some(Order::Forward(signal))) => supervisor.forward(signal),
@@ -239,6 +269,9 @@ fn guard(link: &Link, launch: &Launch, signals: &Signals, has_terminal: bool, de
     }
     supervisor.dismiss();
     link.tell(News::Finished(finished));
+    // lockrun has something to do now that others wait for, and our end would only take up a processor: it ends us when it
+    // has the time, or with itself.
+    while link.await_order().is_ok() {}
 }
 
 /// Closes every descriptor but `keep`: what lockrun inherited is for COMMAND, and a reader of its output must see the end

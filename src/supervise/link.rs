@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
+use super::Granted;
 use super::spawn::Failure;
 use super::supervisor::{Finished, Why};
 use crate::clock::Moment;
@@ -18,6 +19,8 @@ use crate::outcome::Ending;
 /// What lockrun tells the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
+    /// The lock is ours: start COMMAND. With a lease that ends COMMAND, this is what it allows.
+    Start { granted: Granted, deadline: Option<Deadline> },
     /// The lease was renewed.
     Renewed(Deadline),
     /// The lease is lost: end COMMAND.
@@ -43,8 +46,8 @@ pub(super) enum News {
 #[derive(Clone, Debug)]
 pub(super) struct Link(Arc<OwnedFd>);
 
-/// A message: a number for its kind, and up to three more. Both ends are the same program.
-type Words = [u64; 4];
+/// A message: a number for its kind, and up to five more. Both ends are the same program.
+type Words = [u64; 6];
 
 const MESSAGE: usize = size_of::<Words>();
 
@@ -68,6 +71,11 @@ impl Link {
     /// The next order, if there is one; an error if lockrun is gone.
     pub(super) fn next_order(&self) -> nix::Result<Option<Order>> {
         self.receive(MsgFlags::MSG_DONTWAIT).map(|words| words.and_then(Order::read))
+    }
+
+    /// Waits for the next order; an error if lockrun is gone.
+    pub(super) fn await_order(&self) -> nix::Result<Option<Order>> {
+        self.receive(MsgFlags::empty()).map(|words| words.and_then(Order::read))
     }
 
     /// The next news, if there is any; an error if the guardian is gone.
@@ -115,17 +123,26 @@ impl AsFd for Link {
 impl Order {
     fn words(self) -> Words {
         match self {
-            Order::Renewed(deadline) => [1, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon)],
-            Order::Lost => [2, 0, 0, 0],
-            Order::Forward(signal) => [3, signal.into_word(), 0, 0],
+            Order::Renewed(deadline) => deadline_words(1, deadline, [0; 2]),
+            Order::Lost => [2, 0, 0, 0, 0, 0],
+            Order::Forward(signal) => [3, signal.into_word(), 0, 0, 0, 0],
+            Order::Start { granted: Granted { fence, slot }, deadline } => {
+                // No slot is 0, the first one 1.
+                let granted = [fence, slot.map_or(0, |slot| u64::from(slot) + 1)];
+                deadline.map_or([5, 0, 0, 0, granted[0], granted[1]], |deadline| deadline_words(4, deadline, granted))
+            }
         }
     }
 
-    fn read([kind, a, b, c]: Words) -> Option<Self> {
+    fn read([kind, a, b, c, d, e]: Words) -> Option<Self> {
+        let deadline = Deadline { term_at: moment(a), kill_at: moment(b), horizon: moment(c) };
+        let granted = Granted { fence: d, slot: e.checked_sub(1).and_then(|slot| u32::try_from(slot).ok()) };
         Some(match kind {
-            1 => Order::Renewed(Deadline { term_at: moment(a), kill_at: moment(b), horizon: moment(c) }),
+            1 => Order::Renewed(deadline),
             2 => Order::Lost,
             3 => Order::Forward(int(a)),
+            4 => Order::Start { granted, deadline: Some(deadline) },
+            5 => Order::Start { granted, deadline: None },
             _ => return None,
         })
     }
@@ -134,12 +151,12 @@ impl Order {
 impl News {
     fn words(self) -> Words {
         match self {
-            News::Started(pid) => [1, pid.into_word(), 0, 0],
-            News::NotStarted(Failure::NotFound) => [2, 0, 0, 0],
-            News::NotStarted(Failure::TooLate) => [2, 3, 0, 0],
-            News::NotStarted(Failure::CannotExecute(errno)) => [2, 1, (errno as i32).into_word(), 0],
-            News::NotStarted(Failure::Preparing(errno)) => [2, 2, (errno as i32).into_word(), 0],
-            News::Stopped => [3, 0, 0, 0],
+            News::Started(pid) => [1, pid.into_word(), 0, 0, 0, 0],
+            News::NotStarted(Failure::NotFound) => [2, 0, 0, 0, 0, 0],
+            News::NotStarted(Failure::TooLate) => [2, 3, 0, 0, 0, 0],
+            News::NotStarted(Failure::CannotExecute(errno)) => [2, 1, (errno as i32).into_word(), 0, 0, 0],
+            News::NotStarted(Failure::Preparing(errno)) => [2, 2, (errno as i32).into_word(), 0, 0, 0],
+            News::Stopped => [3, 0, 0, 0, 0, 0],
             News::Finished(Finished { command, why, stuck }) => {
                 let command = match command {
                     None => 0,
@@ -147,12 +164,12 @@ impl News {
                     Some(Ending::Signaled(signal)) => 2 << 32 | signal.into_word(),
                 };
                 let why = why.and_then(|why| WHYS.iter().position(|known| *known == why)).map_or(0, |at| at as u64 + 1);
-                [4, command, why, u64::from(stuck)]
+                [4, command, why, u64::from(stuck), 0, 0]
             }
         }
     }
 
-    fn read([kind, a, b, c]: Words) -> Option<Self> {
+    fn read([kind, a, b, c, ..]: Words) -> Option<Self> {
         Some(match (kind, a) {
             (1, _) => News::Started(int(a)),
             (2, 0) => News::NotStarted(Failure::NotFound),
@@ -176,6 +193,10 @@ impl News {
 
 /// The reasons, in the order in which they are numbered.
 const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
+
+fn deadline_words(kind: u64, deadline: Deadline, [d, e]: [u64; 2]) -> Words {
+    [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon), d, e]
+}
 
 /// A moment as nanoseconds after boot, which fit for five hundred years.
 fn word(moment: Moment) -> u64 {
@@ -211,7 +232,9 @@ mod tests {
         let (one, other) = Link::pair().expect("sockets");
         let at = |millis| Moment::from_boot(Duration::from_millis(millis));
         let deadline = Deadline { term_at: at(1), kill_at: at(2), horizon: at(3) };
-        for order in [Order::Renewed(deadline), Order::Lost, Order::Forward(15)] {
+        let starts = [(Some(deadline), None), (None, Some(0)), (None, Some(u32::MAX))]
+            .map(|(deadline, slot)| Order::Start { granted: Granted { fence: u64::MAX, slot }, deadline });
+        for order in [Order::Renewed(deadline), Order::Lost, Order::Forward(15)].into_iter().chain(starts) {
             one.order(order);
             assert_eq!(other.next_order(), Ok(Some(order)));
         }

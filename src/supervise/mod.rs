@@ -27,10 +27,11 @@ pub use direct::readable;
 pub use exit::{end_as, end_now};
 pub use spawn::{Failure as StartFailure, pass_on};
 pub use supervisor::{Finished, Why};
+pub use tree::Child;
 
 use crate::lease::Deadline;
 use crate::outcome::Ending;
-use guardian::Guardian;
+use guardian::{Guardian, Prepared};
 use signals::Signals;
 
 /// What is done about processes that COMMAND left behind when it ended.
@@ -59,6 +60,25 @@ pub struct Launch {
     pub descendants: Descendants,
 }
 
+/// What COMMAND is told of the grant that it runs under: known only when the lock is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The fencing token.
+    pub fence: u64,
+    /// The slot, if there are several.
+    pub slot: Option<u32>,
+}
+
+impl Launch {
+    /// The same, and COMMAND is told of the grant that it runs under.
+    #[must_use]
+    pub fn under(mut self, granted: Granted) -> Self {
+        self.env.push(("LOCKRUN_FENCE", granted.fence.to_string()));
+        self.env.extend(granted.slot.map(|slot| ("LOCKRUN_SLOT", slot.to_string())));
+        self
+    }
+}
+
 /// COMMAND, running. Ends only by [`Running::until_the_end`].
 pub enum Running {
     /// lockrun is its parent.
@@ -69,22 +89,26 @@ pub enum Running {
 
 impl Running {
     /// Starts COMMAND as lockrun's own child: for a lock that the kernel holds, and passes on to COMMAND.
-    pub fn direct(launch: &Launch, signals: &Signals) -> Result<Self, StartFailure> {
-        direct::Direct::start(launch, signals).map(Running::Direct)
+    pub fn direct(launch: Launch, granted: Granted, signals: &Signals) -> Result<Self, StartFailure> {
+        direct::Direct::start(&launch.under(granted), signals).map(Running::Direct)
     }
 
-    /// Starts a guardian, and COMMAND as its child: for a lock that is a lease. With no `deadline` the guardian ends
-    /// COMMAND only when lockrun dies.
-    ///
-    /// Must be called while the process has one thread.
-    pub fn guarded(launch: &Launch, signals: &Signals, deadline: Option<Deadline>) -> Result<Self, StartFailure> {
-        Guardian::start(launch, signals, deadline).map(Running::Guarded)
+    /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With no `deadline` the guardian ends COMMAND
+    /// only when lockrun dies.
+    pub fn guarded(
+        guardian: Prepared,
+        granted: Granted,
+        signals: &Signals,
+        deadline: Option<Deadline>,
+    ) -> Result<Self, StartFailure> {
+        guardian.start(granted, signals, deadline).map(Running::Guarded)
     }
 
-    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended.
-    pub fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
+    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended; and the guardian, if there is
+    /// one that has yet to end.
+    pub fn until_the_end(self, signals: &Signals) -> nix::Result<(Finished, Option<Child>)> {
         match self {
-            Running::Direct(direct) => direct.until_the_end(signals),
+            Running::Direct(direct) => direct.until_the_end(signals).map(|finished| (finished, None)),
             Running::Guarded(guardian) => guardian.until_the_end(signals),
         }
     }

@@ -266,8 +266,16 @@ fn own_group_id() -> pid_t {
     unsafe { libc::getpgrp() }
 }
 
-/// Waits until the child `pid` has ended, and reaps it.
-pub(super) fn reap_child(pid: pid_t) {
-    // SAFETY: plain system call; the status is not asked for.
-    while unsafe { libc::waitpid(pid, ptr::null_mut(), 0) } == -1 && Errno::last() == Errno::EINTR {}
+/// A child of ours that nobody else reaps. Dropped, it is dead and gone.
+#[derive(Debug)]
+pub struct Child(pub(super) pid_t);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: plain system calls. The child is not reaped, so the id is not another's; the status is not asked for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            while libc::waitpid(self.0, ptr::null_mut(), 0) == -1 && Errno::last() == Errno::EINTR {}
+        }
+    }
 }

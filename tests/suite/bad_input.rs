@@ -242,14 +242,14 @@ fn subcommands() {
 // A run tells its command LOCKRUN_KEY and LOCKRUN_TOKEN. They say what to renew and release, and nothing else.
 #[test]
 fn the_variables_of_a_run() {
-    let inside = Lockrun::bare().env("LOCKRUN_KEY", "outer").env("LOCKRUN_TOKEN", "out er");
+    let inside = Lockrun::bare().env("LOCKRUN_KEY", "outer").env("LOCKRUN_TOKEN", "no token");
     is_refused(inside.clone().arg("acquire").run(), "--key");
     is_refused(inside.clone().arg("break").run(), "--key");
     is_refused(inside.clone().arg("renew").run(), "LOCKRUN_TOKEN");
     is_refused(inside.arg("release").run(), "LOCKRUN_TOKEN");
     // A token is as good as a password.
     for words in
-        [["renew", "--key", "k", "--token", "redis://u:secret@h"], ["acquire", "--key", "k", "--token", "a secret"]]
+        [["renew", "--key", "k", "--token", "redis://u:secret@h"], ["acquire", "--key", "k", "--token", "secret word"]]
     {
         let output = Lockrun::bare().args(words).run().exited(64);
         assert!(!output.stderr().contains("secret"), "{output}");

@@ -110,6 +110,7 @@ mod tests {
             expires_in: Some(Duration::from_secs(24)),
             fence: 9,
             slot: 0,
+            value: None,
             taken_away: false,
         };
         let key = Key::new(key.as_ref()).expect("is a key");

@@ -30,6 +30,19 @@ pub(super) struct Record {
     /// The last run that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) last: Option<LastRecord>,
+    /// Where the key's sequence has got to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sequence: Option<SequenceRecord>,
+}
+
+/// Where a sequence has got to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct SequenceRecord {
+    /// The value that was used last.
+    pub(super) last: String,
+    /// The fence of the run that used it.
+    pub(super) fence: u64,
 }
 
 /// Who holds the lock, and since when.
@@ -40,6 +53,9 @@ pub(super) struct HolderRecord {
     pub(super) fence: u64,
     /// Which of the slots it has.
     pub(super) slot: u32,
+    /// What it has reserved of the key's sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<String>,
     pub(super) who: Holder,
     /// Since when, in milliseconds of the boot clock.
     pub(super) since_boot_ms: u64,
@@ -125,6 +141,7 @@ impl Record {
             token: claim.token.clone(),
             fence: self.fence,
             slot,
+            value: None,
             who: claim.holder.clone(),
             since_boot_ms: boot_ms(Moment::now()),
             since_unix_ms: unix_ms,
@@ -146,6 +163,11 @@ impl Record {
 
     /// Writes down that the run of `holder` is over, and how its command ended, if it was started.
     pub(super) fn note(&mut self, holder: &HolderRecord, ending: Option<Ending>) {
+        // A value that was used is the last one, unless a run that began later has used one already.
+        let later = self.sequence.as_ref().is_some_and(|sequence| sequence.fence > holder.fence);
+        if let (Some(value), Some(Ending::Exited(0)), false) = (&holder.value, ending, later) {
+            self.sequence = Some(SequenceRecord { last: value.clone(), fence: holder.fence });
+        }
         let (status, signal) = match ending {
             Some(Ending::Exited(status)) => (Some(status), None),
             Some(Ending::Signaled(signal)) => (None, Some(signal)),

@@ -30,8 +30,8 @@ local function probe(granted)
   end
   info.probed = true
   set_info(granted, info)
-  for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, PROBED - 1)) do
-    if token ~= granted and token ~= TOKEN and not is_absent(token) then
+  for _, token in ipairs(waiters(PROBED, granted)) do
+    if token ~= TOKEN then
       mail(token, 0)
     end
   end
@@ -50,7 +50,9 @@ local function look_again(ticket, expires_in, info)
   local granted = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
   local event = expires_in + 1
   if not redis.call('ZSCORE', QUEUE, granted) then
-    if (cjson.decode(info).ttl or 0) < SHORT then
+    local lease = cjson.decode(info)
+    -- One that nobody renews ends when it says.
+    if not lease.hand and (lease.ttl or 0) < SHORT then
       event = event + AFTER_SHORT
     end
   elseif expires_in > CLAIM_WINDOW - FIRST_LOOK then
@@ -76,7 +78,7 @@ if letter then
 end
 
 local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
-local handed, patience = {}, REFRESH * 2
+local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
@@ -96,12 +98,8 @@ end
 if mine then
   local info = info_of(TOKEN)
   if not info.fence then
-    -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
-    local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
-    redis.call('SET', FENCE, whole(fence))
-    local slot = info.slot or lowest_slot()
-    info = {who = cjson.decode(WHO), since = now, fence = fence, slot = slot, ttl = TTL, hand = HAND or nil}
-    set_info(TOKEN, info)
+    info = {who = cjson.decode(WHO), slot = info.slot or lowest_slot(), hand = HAND or nil}
+    take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end
   redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, read_mail};
-use super::{Doubt, RedisStore, keys, millis};
+use super::{Doubt, RedisStore, keys, millis, script};
 use crate::clock::Moment;
 use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
@@ -47,6 +47,8 @@ impl Seen {
 enum Slept {
     /// It is time to look at the lock.
     Look,
+    /// The lock was granted to us, as the mail has it.
+    Granted,
     /// A signal came that ends lockrun.
     Interrupted(i32),
     /// The connection is lost.
@@ -65,14 +67,25 @@ impl RedisStore {
         let mut seen: Option<Seen> = None;
         // Once a request went unanswered it may still be on its way, whatever was answered since.
         let mut doubt = Doubt::None;
+        let mut granted = false;
         loop {
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let pause = match self.ask(claim, !out_of_patience, seen.as_ref()) {
+            let asked = self.ask(claim, !out_of_patience, seen.as_ref(), &mut || {
+                if granted {
+                    watcher.claiming();
+                }
+            });
+            if !matches!(asked, Ok(Asked::Mine(_))) {
+                watcher.not_yet();
+                script::take_hashes();
+            }
+            granted = false;
+            let pause = match asked {
                 Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
-                    self.settle(&claim.key, handed);
+                    self.make_sure(&claim.key, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));
                     }
@@ -88,7 +101,9 @@ impl RedisStore {
                         signals,
                         watcher,
                     ) {
-                        Slept::Look => {
+                        slept @ (Slept::Look | Slept::Granted) => {
+                            granted = matches!(slept, Slept::Granted);
+                            self.knows_scripts |= granted;
                             retry_in = RETRY.0;
                             continue;
                         }
@@ -139,9 +154,11 @@ impl RedisStore {
                 return Slept::Look;
             }
             match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
-                // Granted, or time to look.
-                Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Look,
-                Ok(Popped::Mail(Some(wait))) => until = until.min(Moment::now() + wait),
+                Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Granted,
+                Ok(Popped::Mail(Some(wait))) => {
+                    watcher.next();
+                    until = until.min(Moment::now() + wait);
+                }
                 Ok(Popped::Mail(None)) => return Slept::Look,
                 Ok(Popped::Interrupted(signal)) => {
                     // The answer is still to come on this connection.

@@ -40,6 +40,7 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
     let Released::Free = store.release(key, &first.token, Parting::ByHand)? else { bail!("a lock cannot be let go") };
     let Asked::Mine(after) = ask(store, &second)? else { bail!("a lock that was let go is not granted to the waiter") };
     store.release(key, &second.token, Parting::ByHand)?;
+    store.settle();
     if after.fence <= before.fence {
         bail!("the fence does not grow: {} after {}", after.fence, before.fence);
     }
@@ -48,5 +49,5 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
 
 /// Asks once, as a waiter.
 fn ask(store: &mut RedisStore, claim: &Claim) -> Result<Asked, StoreError> {
-    store.ask(claim, true, None).map_err(|failure| failure.explain(&store.server))
+    store.ask(claim, true, None, &mut || {}).map_err(|failure| failure.explain(&store.server))
 }

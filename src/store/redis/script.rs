@@ -1,0 +1,112 @@
+//! The scripts, and how a server is asked to run one: by its text, or by its hash where the server has the text already.
+//!
+//! The text is long, and a server takes the hash of whatever it is sent. A waiter that was granted the lock has heard from
+//! another run's release, so the server most likely knows what it is about to run. One that does not says so, and is sent the
+//! text.
+
+use std::sync::LazyLock;
+
+use redis::{Arg, Cmd};
+
+/// The scripts. What they share stands in front of each.
+macro_rules! script {
+    ($name:literal) => {{
+        static TEXT: LazyLock<String> =
+            LazyLock::new(|| compact(concat!(include_str!("prelude.lua"), include_str!(concat!($name, ".lua")))));
+        Script { text: &TEXT, hash: LazyLock::new(|| hash(&TEXT)) }
+    }};
+}
+
+pub(super) static ACQUIRE: Script = script!("acquire");
+pub(super) static RENEW: Script = script!("renew");
+pub(super) static RELEASE: Script = script!("release");
+pub(super) static SETTLE: Script = script!("settle");
+pub(super) static RESERVE: Script = script!("reserve");
+pub(super) static LIST: Script = script!("list");
+pub(super) static TAKE_AWAY: Script = script!("take_away");
+pub(super) static FORGET: Script = script!("forget");
+
+static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
+
+/// A script.
+pub(super) struct Script {
+    text: &'static LazyLock<String>,
+    hash: LazyLock<String>,
+}
+
+impl Script {
+    /// The beginning of a command that runs it.
+    pub(super) fn command(&self, by_hash: bool) -> Cmd {
+        if by_hash {
+            redis::cmd("EVALSHA").arg(&*self.hash).take()
+        } else {
+            redis::cmd("EVAL").arg(&**self.text).take()
+        }
+    }
+}
+
+/// Takes the hashes that a waiter will need, while there is time.
+pub(super) fn take_hashes() {
+    for script in [&ACQUIRE, &RELEASE, &SETTLE] {
+        LazyLock::force(&script.hash);
+    }
+}
+
+/// The same command with the text of its script, if it has only the hash and the server has refused it for that: it does not
+/// know the script, or does not let us run any in this way.
+pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
+    if !matches!(error.split(' ').next(), Some("NOSCRIPT" | "NOPERM")) {
+        return None;
+    }
+    let mut words = command.args_iter();
+    let (Some(Arg::Simple(b"EVALSHA")), Some(Arg::Simple(hash))) = (words.next(), words.next()) else { return None };
+    let script = ALL.into_iter().find(|script| script.hash.as_bytes() == hash)?;
+    let mut full = script.command(false);
+    for word in words {
+        if let Arg::Simple(word) = word {
+            full.arg(word);
+        }
+    }
+    Some(full)
+}
+
+/// The script without its comments and its indentation: what is sent first must fit into a connection's first flight, or it
+/// takes another round trip.
+fn compact(text: &str) -> String {
+    let mut compact = String::with_capacity(text.len());
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--")) {
+        compact.push_str(line);
+        compact.push('\n');
+    }
+    compact
+}
+
+/// The hash under which a server knows a script: its SHA-1.
+fn hash(text: &str) -> String {
+    sha1_smol::Sha1::from(text).digest().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_fits_into_the_first_flight() {
+        // Ten segments of 1,400 bytes, which are enough for whatever is on the way; a third is left for what comes with it.
+        for script in ALL {
+            assert!(script.text.len() < 10 * 1400 * 2 / 3, "{} bytes", script.text.len());
+        }
+        assert_eq!(compact("-- a\n\n  local b = 1 -- c\n"), "local b = 1 -- c\n");
+    }
+
+    #[test]
+    fn a_hash_becomes_the_text_again() {
+        let finish = |mut command: Cmd| command.arg(1).arg("key").arg("").take().get_packed_command();
+        let by_hash = RELEASE.command(true).arg(1).arg("key").arg("").take();
+        let full = in_full(&by_hash, "NOSCRIPT No matching script.").expect("is ours");
+        assert_eq!(full.get_packed_command(), finish(RELEASE.command(false)));
+        assert!(in_full(&full, "NOPERM this user has no permissions").is_none(), "it is in full");
+        assert!(in_full(&by_hash, "OOM command not allowed").is_none(), "the text would not help");
+        assert_eq!(hash(""), "da39a3ee5e6b4b0d3255bfef95601890afd80709");
+    }
+}
