@@ -222,3 +222,29 @@ impl<'a> Other<'a> {
 pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::text;
+
+    #[test]
+    fn every_event_is_documented() {
+        let held = Held::default();
+        let events = [
+            Event::Waiting(&held),
+            Event::Acquired { fence: 1, slot: None, waited: Duration::ZERO },
+            Event::Started { program: "x" },
+            Event::Held(&held),
+            Event::Skipped(&held),
+            Event::Lost { why: "x", stops: true },
+            Event::Killed(Reason::Lost),
+            Event::Finished(None),
+            Event::Released { min_hold: Duration::ZERO },
+            Event::Kept,
+            Event::Interrupted(15),
+            Event::Failed { why: "x" },
+        ];
+        assert_eq!(events.map(|event| event.name()), text::EVENTS.map(|(name, _)| name));
+    }
+}

@@ -126,7 +126,7 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
 }
 
 /// What was typed, with all that is set elsewhere.
-fn settings(matches: &ArgMatches) -> Result<Settings<'_>, Wrong> {
+fn settings(matches: &ArgMatches) -> Result<Settings<'_>> {
     let files = files::read(&environment)?;
     for warning in files.iter().filter_map(File::warning) {
         report::say(&warning);

@@ -65,3 +65,24 @@ pub const FILES: [(&str, &str); 2] = [
 pub const FILE_FORMAT: &str = "They are TOML, one option a line, such as: ttl = \"1m\", kill-after = 5, skip = true, store = \
     \"redis://redis.example.com\". What is not an option, or has a wrong value, is an error. lockrun warns of a password \
     that others can read.";
+
+/// What the objects of `--events` have in common.
+pub const EVENT_FORMAT: &str = "--events FILE appends an object in JSON for each of these, on a line of its own. Each has time (UTC), \
+    event, key, and host, pid, user and command of the run; from acquired on also fence and, with --slots, slot. There is \
+    never a token or a store's password in it.";
+
+/// The events, and what else there is in each.
+pub const EVENTS: [(&str, &str); 12] = [
+    ("waiting", "the lock is held, and we wait for it: holder (host, pid, user, command, held_ms), place in the queue"),
+    ("acquired", "the lock is ours: waited_ms"),
+    ("started", "COMMAND runs"),
+    ("held", "the lock is held, and that is a failure: holder; why, if a run would wait for its own lock"),
+    ("skipped", "the lock is held, and --skip was given: holder"),
+    ("lost", "the lease is lost: why, stops_command, held_ms"),
+    ("killed", "COMMAND was stopped: why"),
+    ("finished", "COMMAND has ended: status or signal, ran_ms"),
+    ("released", "the lock was let go of: held_ms, min_hold_ms"),
+    ("kept", "the lock stays held: held_ms"),
+    ("interrupted", "a signal ended lockrun before COMMAND was started: signal"),
+    ("failed", "something went wrong: why"),
+];

@@ -53,7 +53,7 @@ impl Options {
                 by_hand: true,
             },
             timeout: settings.store_timeout_within(ttl)?,
-            patience: Patience { on_held: settings.on_held()?, held_status: settings.held_status()? },
+            patience: Patience { on_held: settings.on_held_by_hand()?, held_status: settings.held_status_by_hand()? },
             verbosity: settings.verbosity()?,
             form: match (settings.typed_switch(name::JSON), settings.typed_switch(name::EXPORT)) {
                 (true, true) => return Err("--json and --export exclude each other".into()),

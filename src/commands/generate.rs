@@ -44,6 +44,8 @@ fn manual(out: &mut impl Write) -> Result<()> {
     rest.control("SH", ["FILES"]);
     table(&mut rest, &text::FILES);
     rest.control("PP", []).text([roman(text::FILE_FORMAT)]);
+    rest.control("SH", ["EVENTS"]).text([roman(text::EVENT_FORMAT)]);
+    table(&mut rest, &text::EVENTS);
     let pages = Subcommand::ALL.map(|subcommand| format!("{}(1)", subcommand.page())).join(", ");
     rest.control("SH", ["SEE ALSO"]).text([roman(format!("{pages}, flock(1), crontab(5)"))]);
     rest.to_writer(out)?;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use nix::unistd::geteuid;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -95,9 +96,9 @@ struct Setting {
     line: usize,
 }
 
-/// Reads the files that are there, the strongest first. `environment` tells where the user's is. Fails if one cannot be
-/// read or understood.
-pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>, Wrong> {
+/// Reads the files that are there, the strongest first. `environment` tells where the user's is. Fails with [`Wrong`] if one
+/// cannot be read or understood.
+pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     if let Some((home, path)) = user_path(environment) {
         files.extend(open(&path).or_else(|error| if is_elsewhere(&home, &path) { Ok(None) } else { Err(error) })?);
@@ -124,7 +125,7 @@ fn is_elsewhere(home: &Path, path: &Path) -> bool {
 }
 
 /// Reads a file, if it is there.
-fn open(path: &Path) -> Result<Option<File>, Wrong> {
+fn open(path: &Path) -> Result<Option<File>> {
     let file = match fs::File::open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -133,11 +134,16 @@ fn open(path: &Path) -> Result<Option<File>, Wrong> {
     let mut text = String::new();
     let mode = file.metadata().and_then(|metadata| (&file).read_to_string(&mut text).map(|_| metadata.mode()));
     let mode = mode.map_err(|error| unreadable(path, &error))?;
-    File::parse(path.as_os_str(), &text, mode).map(Some)
+    Ok(Some(File::parse(path.as_os_str(), &text, mode)?))
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Wrong {
-    format!("cannot read {}: {error}", escaped(&path.to_string_lossy())).into()
+/// What to say of a file that cannot be read. That the system has nothing left is no fault of the file's.
+fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
+    let wrong = Wrong::from(format!("cannot read {}: {error}", escaped(&path.to_string_lossy())));
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(wrong.to_string()),
+        _ => wrong.into(),
+    }
 }
 
 impl File {

@@ -40,6 +40,11 @@ pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Reads an exit status. On failure says what is wrong.
+fn read_status(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| format!("{text:?} is not an exit status from 0 to 255"))
+}
+
 /// Reads the length of a lease. On failure says what is wrong.
 fn read_ttl(text: &str) -> Result<Ttl, String> {
     match text.trim() {
@@ -148,8 +153,17 @@ impl Settings<'_> {
 
     /// What to do when the lock is held: `--fail`, `--skip` or `--wait`.
     pub fn on_held(&self) -> Result<OnHeld, Wrong> {
-        let names = [name::FAIL, name::SKIP, name::WAIT];
-        let chosen = self.one_of(&names, |layer, name| match name {
+        self.on_held_among(&[name::FAIL, name::SKIP, name::WAIT])
+    }
+
+    /// The same for one who takes a lock by hand: `--skip` on the command line alone, since a script would go on without the
+    /// lock because of a setting that it knows nothing of.
+    pub fn on_held_by_hand(&self) -> Result<OnHeld, Wrong> {
+        if self.typed_switch(name::SKIP) { self.on_held() } else { self.on_held_among(&[name::FAIL, name::WAIT]) }
+    }
+
+    fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, Wrong> {
+        let chosen = self.one_of(names, |layer, name| match name {
             name::WAIT => Ok(layer.value(name).map(|span| span != "false")),
             _ => layer.switch(name),
         })?;
@@ -171,10 +185,12 @@ impl Settings<'_> {
 
     /// The exit status when the lock is held.
     pub fn held_status(&self) -> Result<u8, Wrong> {
-        let status = self.value(name::CONFLICT, |text| {
-            text.parse().map_err(|_| format!("{text:?} is not an exit status from 0 to 255"))
-        })?;
-        Ok(status.unwrap_or(HELD))
+        Ok(self.value(name::CONFLICT, read_status)?.unwrap_or(HELD))
+    }
+
+    /// The same for one who takes a lock by hand: from the command line alone, since it can be 0.
+    pub fn held_status_by_hand(&self) -> Result<u8, Wrong> {
+        Ok(self.typed_value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }
 
     /// How much to say.

@@ -137,6 +137,26 @@ fn what_excludes_each_other_is_decided_by_the_strongest_place() {
     system.run(&user.bare(), &words).exited(75).said("is held by");
 }
 
+// A script that takes a lock by hand must not go on without it because of a setting that it knows nothing of.
+#[test]
+fn acquire_is_not_told_elsewhere_to_go_on_without_the_lock() {
+    let store = Store::file();
+    let _holder = Holder::new(&store, "held");
+    let user = Place::new();
+    let attempt = |call: Lockrun| user.of(call).args(["acquire", "--key", "held", "--store", &store.url()]);
+    for text in ["skip = true", "conflict-exit-code = 0"] {
+        user.write(text, 0o600);
+        attempt(Lockrun::bare()).run().exited(75).printed("");
+    }
+    let told = || Lockrun::bare().env("LOCKRUN_SKIP", "true").env("LOCKRUN_CONFLICT_EXIT_CODE", "0");
+    attempt(told()).run().exited(75).printed("");
+    attempt(told()).arg("--skip").run().exited(0).printed("");
+    attempt(told()).arg("-E0").run().exited(0).printed("");
+    // What does no harm can be told anywhere.
+    user.write("wait = '0.1'\nquiet = true", 0o600);
+    attempt(told()).run().exited(75).printed("").silent();
+}
+
 // "`store = "redis://..."`, `store-file = "..."`": a store in a stronger place wins over either in a weaker one.
 #[test]
 fn the_store_is_one_setting_however_it_is_named() {
