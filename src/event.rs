@@ -233,7 +233,7 @@ mod tests {
         let held = Held::default();
         let events = [
             Event::Waiting(&held),
-            Event::Acquired { fence: 1, slot: None, waited: Duration::ZERO },
+            Event::Acquired { fence: 1, slot: None, value: None, waited: Duration::ZERO },
             Event::Started { program: "x" },
             Event::Held(&held),
             Event::Skipped(&held),
