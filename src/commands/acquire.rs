@@ -15,6 +15,7 @@ use crate::outcome::{Ending, Outcome};
 use crate::outer::Outer;
 use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
 use crate::store::{Claim, Grant, Parting};
+use crate::supervise::entry::stdout_was_closed;
 use crate::supervise::signals::Signals;
 use crate::token::Token;
 
@@ -100,6 +101,9 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
             format!("export LOCKRUN_KEY={} LOCKRUN_TOKEN={token} LOCKRUN_FENCE={fence}{slot}", quoted(key))
         }
     };
+    if stdout_was_closed() {
+        return Err(io::Error::other("standard output is closed"));
+    }
     let mut out = io::stdout();
     out.write_all((text + "\n").as_bytes())?;
     out.flush()
