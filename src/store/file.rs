@@ -15,11 +15,6 @@ mod waiters;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use nix::errno::Errno;
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
-
 use super::{
     Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Stays, Store, StoreError,
     TakenAway, Wait,
@@ -30,6 +25,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
 use crate::token::Token;
+use anyhow::{Context, bail};
 use directory::Directory;
 use lock_file::LockFile;
 use record::{HolderRecord, LeaseRecord, Record};
@@ -142,8 +138,7 @@ impl Store for FileStore {
         for name in names {
             let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
             let record = file.look()?;
-            // A file that is no record of ours, or not yet.
-            let Ok(key) = Key::new(record.key.as_ref()) else { continue };
+            let Some(key) = key_in(&record, &name) else { continue };
             found.push(status(key, &record, &file, &waiters)?);
         }
         found.sort_by(|a, b| a.key.as_str().cmp(b.key.as_str()));
@@ -187,7 +182,7 @@ impl Store for FileStore {
                 drop_ended(record, &file)?;
                 let used_at = record.last.as_ref().map_or(record.fence, |last| last.ended_unix_ms);
                 let unused = Duration::from_millis(record::unix_ms().saturating_sub(used_at)) >= unused_for;
-                Ok(Key::new(record.key.as_ref()).ok().filter(|_| record.holders.is_empty() && unused))
+                Ok(key_in(record, &name).filter(|_| record.holders.is_empty() && unused))
             })?;
             if let Some(key) = key {
                 if really {
@@ -305,13 +300,20 @@ fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord
     })
 }
 
-/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait.
+/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait. Only
+/// those that we may look into.
 fn keepers(holder: &HolderRecord, file: &LockFile) -> Vec<u32> {
-    let pid = i32::try_from(holder.who.pid).ok().filter(|pid| *pid > 0).map(Pid::from_raw);
-    if pid.is_some_and(|pid| kill(pid, None) != Err(Errno::ESRCH)) {
-        return vec![holder.who.pid];
+    let mut pids = waiters::with_open(file);
+    // The number of one that has died may be another's by now.
+    if pids.contains(&holder.who.pid) {
+        pids = vec![holder.who.pid];
     }
-    waiters::with_open(file)
+    pids
+}
+
+/// The key whose record stands in the file of this `name`; `None` if it is no lock of ours, or not yet.
+fn key_in(record: &Record, name: &str) -> Option<Key> {
+    Key::new(record.key.as_ref()).ok().filter(|key| directory::file_name(key) == name)
 }
 
 /// What is known of one key.

@@ -17,7 +17,7 @@ use crate::supervise::interrupt::{Ticking, Woken, wait_for, wait_in_call};
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// No wait has an end that lies further away than this.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+const FAR: Duration = Duration::from_hours(365 * 24);
 
 /// What came of looking for a free slot.
 pub(super) enum Found {
