@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::acquire::{self, Patience};
+use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::holder::Holder;
 use crate::keeper::{Keeper, Lent, Provisions};
@@ -38,6 +39,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
+    let granted_at = Moment::now();
     let started = match signals.obey() {
         Some(signal) => Err(Outcome::Ended(Ending::Signaled(signal))),
         None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, guardian, signals)?, provisions))),
@@ -67,7 +69,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         // What may be left of it is taken back, but it is no news if that fails too.
         let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
     } else {
-        run.release(&mut *store, run.parting(finished.command));
+        run.release(&mut *store, run.parting(finished.command, granted_at));
     }
     // Others may go on now. What follows can wait, and does, if it would take up what they need to start.
     store.settle();
@@ -170,10 +172,11 @@ impl<'a> Run<'a> {
         Keeper::start(provisions, store, self.claim.clone(), lease, control).map(Some)
     }
 
-    /// How to let go of the lock, after COMMAND has ended so.
-    fn parting(&self, ending: Option<Ending>) -> Parting {
+    /// How to let go of the lock, which was granted at that moment, after COMMAND has ended so.
+    fn parting(&self, ending: Option<Ending>, granted_at: Moment) -> Parting {
         let stays = if self.plan.keep && ending == Some(Ending::Exited(0)) {
-            Stays::Kept(self.claim.ttl)
+            let least = self.plan.min_hold.saturating_sub(Moment::now().since(granted_at));
+            Stays::Kept(self.claim.ttl.map(|ttl| ttl.max(least)))
         } else if self.plan.min_hold > Duration::ZERO {
             Stays::AtLeast(self.plan.min_hold)
         } else {

@@ -32,11 +32,19 @@ if HOW == 'hand' then
 end
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
-if ENDING ~= '' then
+if ENDING ~= '' and info.who then
   note(info, cjson.decode(ENDING))
+elseif ENDING ~= '' then
+  -- Whose it was is forgotten, with its lease or by a break.
+  local last = redis.call('GET', LAST)
+  last = last and cjson.decode(last) or {ended = now}
+  last.lost = now
+  redis.call('SET', LAST, cjson.encode(last))
 end
 
+-- What was taken away does not stay, even if its command ended well before it heard of that.
 local ends
+held = held and not info.taken
 if held and HOW == 'keep' and not info.let_go then
   ends = SPAN == 0 and '+inf' or now + SPAN
 elseif held and HOW == 'hold' and info.since + SPAN > now then
