@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::token::is_of_token;
+
 /// The text with everything escaped that could steer a terminal or deceive its reader: control characters, and the
 /// invisible ones that turn the direction of writing or break a line.
 pub fn escaped(text: &str) -> String {
@@ -55,6 +57,26 @@ pub fn without_credentials(text: &str) -> String {
     shown + rest
 }
 
+/// A command line with what could be a secret of ours replaced: whose token it is that stands in it, and passwords in URLs.
+pub fn without_secrets(command: &str) -> String {
+    let mut shown = String::new();
+    let command = without_credentials(command);
+    let mut rest = command.as_str();
+    while let Some((at, name)) =
+        ["--token", "LOCKRUN_TOKEN="].into_iter().filter_map(|name| Some((rest.find(name)?, name))).min()
+    {
+        let (before, after) = rest.split_at(at + name.len());
+        let value = after.trim_start_matches(['=', ' ', '\'', '"']);
+        shown.push_str(before);
+        shown.push_str(&after[..after.len() - value.len()]);
+        rest = value.trim_start_matches(is_of_token);
+        if rest.len() < value.len() {
+            shown.push_str("***");
+        }
+    }
+    shown + rest
+}
+
 /// Like [`escaped`], but for a text of ours of several lines that has somebody else's words in it.
 pub fn escaped_lines(text: &str) -> String {
     text.lines().map(escaped).collect::<Vec<_>>().join("\n")
@@ -77,6 +99,15 @@ mod tests {
         let safe = json_for_terminals(&format!("{json:#}\n"));
         assert!(!safe.contains(['\u{9b}', '\u{202e}', '\x7f']), "{safe}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).expect("is JSON"), json);
+    }
+
+    #[test]
+    fn tokens_are_not_said_again() {
+        let said =
+            "sh -c 'A=redis://u:p@h LOCKRUN_TOKEN=a.b lockrun renew --token \"c-d\"; x --token=e --token $T' --token";
+        let safe =
+            "sh -c 'A=redis://***@h LOCKRUN_TOKEN=*** lockrun renew --token \"***\"; x --token=*** --token $T' --token";
+        assert_eq!(without_secrets(said), safe);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::process;
 use nix::unistd::{Uid, gethostname, getuid};
 use serde::{Deserialize, Serialize};
 
-use crate::escape::escaped;
+use crate::escape::{escaped, without_secrets};
 
 /// The most that is kept of a command line, in bytes.
 const COMMAND_MAX: usize = 512;
@@ -72,7 +72,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The words as one line, at most [`COMMAND_MAX`] bytes of it. A word with a space is quoted, to be read, not to be run.
+/// The words as one line, at most [`COMMAND_MAX`] bytes of it and without secrets of ours. A word with a space is quoted, to be read, not to be run.
 fn command_line(argv: &[OsString]) -> String {
     let mut line = String::new();
     for word in argv {
@@ -84,10 +84,14 @@ fn command_line(argv: &[OsString]) -> String {
         line.push_str(&word);
         line.push_str(quote);
         if line.len() > COMMAND_MAX {
-            line.truncate(line.floor_char_boundary(COMMAND_MAX));
-            line.push('…');
             break;
         }
+    }
+    // Before it is cut, or half a URL would show its password.
+    let mut line = without_secrets(&line);
+    if line.len() > COMMAND_MAX {
+        line.truncate(line.floor_char_boundary(COMMAND_MAX));
+        line.push('…');
     }
     line
 }

@@ -33,6 +33,14 @@ impl Ttl {
             Ttl::None => None,
         }
     }
+
+    /// This, or one that lasts for `span` if that is longer.
+    pub fn at_least(self, span: Duration) -> Self {
+        match self {
+            Ttl::Lasts(length) => Ttl::Lasts(length.max(span)),
+            Ttl::None => Ttl::None,
+        }
+    }
 }
 
 /// Clocks may drift apart by up to one part in this many.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::acquire::{self, Patience};
+use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::event::{Event, Reason};
 use crate::holder::Holder;
@@ -38,6 +39,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         Ok(taken) => taken,
         Err(outcome) => return Ok(outcome),
     };
+    let granted_at = Moment::now();
     let started = match signals.obey() {
         Some(signal) => {
             run.teller.tell(Event::Interrupted(signal));
@@ -71,7 +73,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         // What may be left of it is taken back, but it is no news if that fails too.
         let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
     } else {
-        run.release(&mut *store, run.parting(finished.command));
+        run.release(&mut *store, run.parting(finished.command, granted_at));
     }
     // The lock is free: nobody had to wait for our own processes to end.
     drop(guardian);
@@ -187,15 +189,16 @@ impl<'a> Run<'a> {
         Keeper::start(provisions, store, self.claim.clone(), lease, control, Arc::clone(&self.teller)).map(Some)
     }
 
-    /// How to let go of the lock, after COMMAND has ended so.
-    fn parting(&self, ending: Option<Ending>) -> Parting {
+    /// How to let go of the lock, which was granted at that moment, after COMMAND has ended so.
+    fn parting(&self, ending: Option<Ending>, granted_at: Moment) -> Parting {
         let succeeded = ending == Some(Ending::Exited(0));
         let keep = match &self.plan.sequence {
             Some(sequence) => sequence.keep_on_failure && !succeeded,
             None => self.plan.keep && succeeded,
         };
         let stays = if keep {
-            Stays::Kept(self.claim.ttl)
+            let least = self.plan.min_hold.saturating_sub(Moment::now().since(granted_at));
+            Stays::Kept(self.claim.ttl.at_least(least))
         } else if self.plan.min_hold > Duration::ZERO {
             Stays::AtLeast(self.plan.min_hold)
         } else {

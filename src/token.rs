@@ -21,11 +21,10 @@ impl Token {
 
     /// One that somebody has brought: 1 to 128 letters, digits and `. _ : -`. On failure says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '-');
         if text.is_empty() {
             return Err("the token is empty".into());
         }
-        if text.len() > MAX_LEN || !text.chars().all(fits) {
+        if text.len() > MAX_LEN || !text.chars().all(is_of_token) {
             return Err(format!("the token is not 1 to {MAX_LEN} letters, digits and . _ : -"));
         }
         Ok(Token(text.to_owned()))
@@ -35,6 +34,11 @@ impl Token {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Whether a token may have this character.
+pub fn is_of_token(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '-')
 }
 
 /// Says nothing of the token, which could stand in an error by accident.

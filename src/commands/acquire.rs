@@ -16,6 +16,7 @@ use crate::outer::Outer;
 use crate::report::Verbosity;
 use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
 use crate::store::{Claim, Grant, Parting};
+use crate::supervise::entry::stdout_was_closed;
 use crate::supervise::signals::Signals;
 use crate::teller::Teller;
 use crate::token::Token;
@@ -101,6 +102,9 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
             format!("export LOCKRUN_KEY={} LOCKRUN_TOKEN={token} LOCKRUN_FENCE={fence}{slot}", quoted(key))
         }
     };
+    if stdout_was_closed() {
+        return Err(io::Error::other("standard output is closed"));
+    }
     let mut out = io::stdout();
     out.write_all((text + "\n").as_bytes())?;
     out.flush()

@@ -40,10 +40,11 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(TakenAway::Living(held, pids)) => {
             let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
             say(&format!("stays with {held}"));
-            report::say(&format!(
-                "it belongs to a living process of this machine, and goes with it: end it by kill {}",
-                pids.join(" ")
-            ));
+            let end_it = match pids.join(" ") {
+                none if none.is_empty() => "one that we may not look into".into(),
+                pids => format!("end it by kill {pids}"),
+            };
+            report::say(&format!("it belongs to a living process of this machine, and goes with it: {end_it}"));
             Ok(Outcome::Held(HELD))
         }
         Ok(TakenAway::Taken { from, free_in, untold }) => {

@@ -15,11 +15,6 @@ mod waiters;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use nix::errno::Errno;
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
-
 use super::{
     Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Reserved, Stays, Store,
     StoreError, TakenAway, Wait, Wanted,
@@ -31,6 +26,7 @@ use crate::key::Key;
 use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::token::Token;
+use anyhow::{Context, bail};
 use directory::Directory;
 use lock_file::LockFile;
 use record::{HolderRecord, LeaseRecord, Record};
@@ -163,8 +159,7 @@ impl Store for FileStore {
         for name in names {
             let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
             let record = file.look()?;
-            // A file that is no record of ours, or not yet.
-            let Ok(key) = Key::new(record.key.as_ref()) else { continue };
+            let Some(key) = key_in(&record, &name) else { continue };
             found.push(status(key, &record, &file, &waiters)?);
         }
         found.sort_by(|a, b| a.key.as_str().cmp(b.key.as_str()));
@@ -210,7 +205,7 @@ impl Store for FileStore {
                 let unused = Duration::from_millis(record::unix_ms().saturating_sub(used_at)) >= unused_for;
                 // A sequence is never forgotten: it would begin anew.
                 let is_old = unused && record.holders.is_empty() && record.sequence.is_none();
-                let key = Key::new(record.key.as_ref()).ok().filter(|_| is_old);
+                let key = key_in(record, &name).filter(|_| is_old);
                 if really && key.is_some() {
                     directory.remove(&name)?;
                 }
@@ -362,13 +357,20 @@ fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord
     })
 }
 
-/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait.
+/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait. Only
+/// those that we may look into.
 fn keepers(holder: &HolderRecord, file: &LockFile) -> Vec<u32> {
-    let pid = i32::try_from(holder.who.pid).ok().filter(|pid| *pid > 0).map(Pid::from_raw);
-    if pid.is_some_and(|pid| kill(pid, None) != Err(Errno::ESRCH)) {
-        return vec![holder.who.pid];
+    let mut pids = waiters::with_open(file);
+    // The number of one that has died may be another's by now.
+    if pids.contains(&holder.who.pid) {
+        pids = vec![holder.who.pid];
     }
-    waiters::with_open(file)
+    pids
+}
+
+/// The key whose record stands in the file of this `name`; `None` if it is no lock of ours, or not yet.
+fn key_in(record: &Record, name: &str) -> Option<Key> {
+    Key::new(record.key.as_ref()).ok().filter(|key| directory::file_name(key) == name)
 }
 
 /// What is known of one key.

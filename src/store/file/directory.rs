@@ -118,15 +118,18 @@ impl Directory {
         &self.path
     }
 
-    /// The names of all files in it.
+    /// The names of all plain files in it.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", self.path.display());
         // By the open descriptor, which is the directory that was checked.
         let opened = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).with_context(fails)?;
         let mut names = Vec::new();
         for entry in opened {
-            // Names of ours are plain; what else lies there is none.
-            names.extend(entry.with_context(fails)?.file_name().into_string());
+            let entry = entry.with_context(fails)?;
+            // What else lies there is none of ours. Nor is what has gone meanwhile.
+            if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                names.extend(entry.file_name().into_string());
+            }
         }
         Ok(names)
     }

@@ -85,7 +85,8 @@ if not mine then
   local forgotten = CAUTION > 0 and ended == 0 and redis.call('ZCARD', HOLDERS) == 0
   if forgotten then
     local last = redis.call('GET', LAST)
-    forgotten = not last or cjson.decode(last).ended < now - UNSEEN
+    last = last and cjson.decode(last) or {ended = 0}
+    forgotten = math.max(last.ended, last.lost or 0) < now - UNSEEN
   end
   if forgotten then
     patience = CAUTION

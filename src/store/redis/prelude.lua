@@ -7,7 +7,8 @@
 --                   runs under it (any more); let_go: it is released by hand while one does; taken: who has taken it away; it
 --                   cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
---       4 last      JSON {who, started, ended, status or signal} of the last run
+--       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
+--                   were forgotten before
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 alive     sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
 --       7 box:      what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
@@ -245,9 +246,9 @@ local function describe(token, ends)
   return {now - since, ends == 'inf' and -1 or ends - now, info, token}
 end
 
--- The holder with the lease that ends first, described.
+-- The holder with the lease that ends first, but has not ended yet, described.
 local function holder()
-  local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+  local first = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return first[1] and describe(first[1], first[2]) or {}
 end
 

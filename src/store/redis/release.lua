@@ -32,7 +32,7 @@ if HOW == 'hand' then
 end
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
-if ENDING ~= '' then
+if ENDING ~= '' and info.who then
   local ending = cjson.decode(ENDING)
   note(info, ending)
   -- A value that was used is the last one, unless a run that began later has used one already.
@@ -40,9 +40,17 @@ if ENDING ~= '' then
   if held and info.value and ending.status == 0 and not later then
     redis.call('HSET', SEQUENCE, 'last', info.value, 'fence', whole(info.fence))
   end
+elseif ENDING ~= '' then
+  -- Whose it was is forgotten, with its lease or by a break.
+  local last = redis.call('GET', LAST)
+  last = last and cjson.decode(last) or {ended = now}
+  last.lost = now
+  redis.call('SET', LAST, cjson.encode(last))
 end
 
+-- What was taken away does not stay, even if its command ended well before it heard of that.
 local ends
+held = held and not info.taken
 if held and HOW == 'keep' and not info.let_go then
   ends = SPAN == 0 and '+inf' or now + SPAN
 elseif held and HOW == 'hold' and info.since + SPAN > now then

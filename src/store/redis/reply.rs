@@ -59,8 +59,8 @@ struct Info {
 /// What the scripts keep about the last run.
 #[derive(Deserialize)]
 struct Last {
-    #[serde(default)]
-    who: Holder,
+    /// Unknown, if all data was lost while it ran.
+    who: Option<Holder>,
     #[serde(default)]
     started: u64,
     ended: u64,
@@ -150,11 +150,13 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
         let info = serde_json::from_str::<Info>(&text(waiter)?).unwrap_or_default();
         Some(Waiting { who: info.who, since_ms: info.joined })
     };
-    let last = text(last).and_then(|last| serde_json::from_str::<Last>(&last).ok()).map(|last| Past {
-        who: last.who,
-        started_ms: last.started,
-        ended_ms: last.ended,
-        ending: last.status.map(Ending::Exited).or(last.signal.map(Ending::Signaled)),
+    let last = text(last).and_then(|last| serde_json::from_str::<Last>(&last).ok()).and_then(|last| {
+        Some(Past {
+            who: last.who?,
+            started_ms: last.started,
+            ended_ms: last.ended,
+            ending: last.status.map(Ending::Exited).or(last.signal.map(Ending::Signaled)),
+        })
     });
     Ok(KeyStatus {
         key,

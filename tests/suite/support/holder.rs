@@ -52,6 +52,12 @@ impl Holder {
         &mut self.run
     }
 
+    /// Waits for the end of the run, which comes from elsewhere.
+    #[track_caller]
+    pub(crate) fn wait(self) -> Output {
+        self.run.wait()
+    }
+
     /// Ends the command, and with it the run.
     #[track_caller]
     pub(crate) fn end(self) -> Output {

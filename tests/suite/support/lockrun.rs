@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -41,6 +42,11 @@ impl Lockrun {
     /// A call that uses the store at this URL.
     pub(crate) fn at(url: &str) -> Self {
         Self::bare().args(["--store", url])
+    }
+
+    /// A call of one of lockrun's other commands, such as `acquire`, that uses this store.
+    pub(crate) fn other(word: &str, store: &Store) -> Self {
+        Self::bare().args([word, "--store", &store.url()])
     }
 
     /// A call without any argument.
@@ -143,13 +149,23 @@ impl Lockrun {
         argv
     }
 
+    /// Starts; the command's standard input has no end before it is told to finish.
+    pub(crate) fn with_open_input(&self) -> Open {
+        let (input, end) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).expect("a pipe");
+        Open { run: self.start_with(&self.words(), Stdio::from(input)), end }
+    }
+
     fn start(&self, argv: &[OsString]) -> Running {
+        let stdin = if self.stdin.is_empty() { Stdio::null() } else { Stdio::from(holding(&self.stdin)) };
+        self.start_with(argv, stdin)
+    }
+
+    fn start_with(&self, argv: &[OsString], stdin: Stdio) -> Running {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let mark = format!("{}-{number}", std::process::id());
         let stdout = tempfile::tempfile().expect("a temporary file");
         let stderr = tempfile::tempfile().expect("a temporary file");
-        let stdin = if self.stdin.is_empty() { Stdio::null() } else { Stdio::from(holding(&self.stdin)) };
         let mut command = Command::new(&argv[0]);
         command
             .args(&argv[1..])
@@ -173,6 +189,21 @@ fn holding(bytes: &[u8]) -> File {
     file.write_all(bytes).expect("the input is written");
     file.seek(SeekFrom::Start(0)).expect("the input is rewound");
     file
+}
+
+/// A run whose command waits for the end of its standard input.
+pub(crate) struct Open {
+    pub(crate) run: Running,
+    end: OwnedFd,
+}
+
+impl Open {
+    /// Lets the command end, and gives the end of the run.
+    #[track_caller]
+    pub(crate) fn finish(self) -> Output {
+        drop(self.end);
+        self.run.wait()
+    }
 }
 
 /// A run that has been started. When it is dropped, every process of it that still lives is killed.

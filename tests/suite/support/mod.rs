@@ -3,6 +3,7 @@
 pub(crate) mod birth;
 pub(crate) mod deadline;
 pub(crate) mod fake;
+pub(crate) mod hand;
 pub(crate) mod holder;
 pub(crate) mod lockrun;
 pub(crate) mod monitor;

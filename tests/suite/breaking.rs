@@ -1,0 +1,151 @@
+//! `lockrun break`: takes a lock from its holder.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::hand::{break_lock, edit_record, is_held, release, renew, status, token, until_waiting};
+use crate::support::processes::{is_alive, send};
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Store, eventually, witness};
+
+fn fence(store: &Store, key: &str) -> u64 {
+    status(store, key)["fence"].as_u64().expect("a number")
+}
+
+// "`break` takes the lock from its holder. Says whose it was": one that was taken by hand is free at once, and goes to the next.
+on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
+    break_lock(store, "hand", &[]).exited(0).printed("").said("there is nothing to break");
+    let ours = token(store, "hand", &["--ttl", "10m"]);
+    let waiter = Lockrun::new(store).key("hand").arg("--wait").command(["echo", "next"]).spawn();
+    until_waiting(store, "hand", 1);
+    let host = nix::unistd::gethostname().expect("a name");
+    let whose = format!("was taken from {} pid {} (", host.to_str().expect("a plain name"), std::process::id());
+    let output = break_lock(store, "hand", &[]).exited(0).printed("").said(&whose);
+    assert!(!output.stderr().contains("may not hear"), "nothing runs under it: {output}");
+    waiter.wait().exited(0).printed("next\n").silent();
+    renew(store, "hand", &ours, &[]).exited(79).said("not ours");
+    release(store, "hand", &ours).exited(79).said("not ours");
+    break_lock(store, "hand", &[]).exited(0).said("there is nothing to break");
+});
+
+// "With `--fence` only if it is still that holder."
+on_every_store!(another_holders_fence_changes_nothing, |store| {
+    let first = token(store, "fence", &["--ttl", "10m"]);
+    let old = fence(store, "fence");
+    release(store, "fence", &first).exited(0);
+    let second = token(store, "fence", &["--ttl", "10m"]);
+    for other in [old, fence(store, "fence") + 1, 0] {
+        let output = break_lock(store, "fence", &["--fence", &other.to_string()]).exited(75);
+        output.printed("").said("is not held under that fence, and stays with ");
+    }
+    renew(store, "fence", &second, &[]).exited(0).silent();
+    break_lock(store, "fence", &["--fence", "one"]).exited(64).said("not a fence");
+    break_lock(store, "fence", &["--fence", &fence(store, "fence").to_string()]).exited(0).said("was taken from");
+    assert!(!is_held(store, "fence"));
+});
+
+// "At most N", one of which is meant: the others keep their slots.
+on_every_store!(of_several_holders_one_is_meant, |store| {
+    let tokens = [(); 3].map(|()| token(store, "slots", &["--slots", "3", "--ttl", "10m"]));
+    let second = status(store, "slots")["holders"][1]["fence"].to_string();
+    break_lock(store, "slots", &["--fence", &second]).exited(0).said("was taken from");
+    for (ours, ends) in tokens.iter().zip([0, 79, 0]) {
+        renew(store, "slots", ours, &[]).exited(ends);
+    }
+    break_lock(store, "slots", &[]).exited(0);
+    assert!(!is_held(store, "slots"));
+});
+
+// "`break` while a run holds the lock: the run ends with 79 within a renewal period, the next one starts only after its last
+// stamp."
+#[test]
+fn a_run_is_stopped_before_the_next_begins() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let stamps = directory.path().join("stamps");
+    // A lease so long that nothing but the break can end the run within the time that a test waits.
+    let terms = ["--ttl", "10m", "--renew-every", "1s", "--kill-after", "1s", "--store-timeout", "1s"];
+    let call = Lockrun::new(&store).key("broken").args(terms);
+    let mut run = call.clone().command(witness::command(&stamps, "first", &["fork", "setsid"])).spawn();
+    run.wait_for_line("ready");
+    let next = call.arg("--wait").command(witness::command(&stamps, "next", &[]));
+    let mut next = next.spawn();
+    until_waiting(&store, "broken", 1);
+    let output = break_lock(&store, "broken", &[]).exited(0).printed("").said("was taken from");
+    output.said("it is free when its command has been stopped, in ");
+    let told = status(&store, "broken");
+    assert_eq!((&told["held"], &told["holders"][0]["taken_away"]), (&Value::from(true), &Value::from(true)));
+    // Once more: nothing changes, and whose it was is still known.
+    break_lock(&store, "broken", &[]).exited(0).said("was taken from");
+    let output = run.wait().exited(79).said("it was taken away by ");
+    assert!(output.took < Duration::from_mins(5), "{output}");
+    next.wait_for_line("ready");
+    drop(next);
+    let lives = witness::lives(&stamps);
+    assert_eq!((lives.len(), lives[0].tag.as_str(), lives[0].processes), (2, "first", 3));
+    let margin = witness::smallest_margin(&lives).expect("there are two");
+    assert!(margin > 0, "the next began {margin} ns after the last stamp of the first");
+    let last = status(&store, "broken")["last"].clone();
+    assert_eq!(last["signal"], 9, "{last}");
+}
+
+// "Its renewals then answer \"not yours\"": of a run whose lock is freed at once, and which hears of it later.
+#[test]
+fn now_is_at_once() {
+    let store = Store::redis();
+    let call = Lockrun::new(&store).key("now").args(["--ttl", "10m", "--renew-every", "1s"]);
+    let run = Holder::with(&call, &["the first"]);
+    let output = break_lock(&store, "now", &["--now"]).exited(0).said("was taken from");
+    output.said("may not hear of it");
+    assert!(!is_held(&store, "now"));
+    let ours = token(&store, "now", &["--ttl", "10m"]);
+    run.wait().exited(79).said("it is not ours any more: it is held by ");
+    renew(&store, "now", &ours, &[]).exited(0).silent();
+    // It was written down whose lock it was, and the end of its command does not change that.
+    let last = status(&store, "now")["last"].clone();
+    assert!(last["command"].as_str().expect("a command").contains("the first"), "{last}");
+}
+
+// "`--ttl none`: for locks that only a release or a break ends": one under which a command runs does not hear of it, and the
+// user does.
+#[test]
+fn a_run_without_an_end_does_not_hear_of_it() {
+    let store = Store::redis();
+    let holder = Holder::with(&Lockrun::new(&store).key("ever").args(["--ttl", "none"]), &[]);
+    break_lock(&store, "ever", &[]).exited(0).said("may not hear of it; make sure that it has ended");
+    assert!(!is_held(&store, "ever"));
+    holder.end();
+}
+
+// "Where a live process of this machine holds a file lock it refuses and names the pid."
+#[test]
+fn a_living_holder_of_a_file_is_refused() {
+    let store = Store::file();
+    let mut holder = Holder::new(&store, "living");
+    let waiter = Lockrun::new(&store).key("living").arg("--wait").command(["echo", "next"]).spawn();
+    until_waiting(&store, "living", 1);
+    let refused = |options: &[&str], pid: i32| {
+        let output = break_lock(&store, "living", options).exited(75).printed("").said("stays with ");
+        assert!(output.stderr().ends_with(&format!("end it by kill {pid}\n")), "{output}");
+        assert!(is_held(&store, "living"));
+    };
+    let right = fence(&store, "living").to_string();
+    for options in [&[][..], &["--now"], &["--fence", &right]] {
+        refused(options, holder.pid());
+    }
+    // Lockrun is killed, and only its command lives on; the lock is its own now.
+    let run = holder.run();
+    let command = run.processes().into_iter().find(|pid| *pid != run.pid()).expect("it has a command");
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
+    refused(&[], command);
+    // Somebody else may have its number by now, and is not to be killed.
+    edit_record(&store, "living", |record| record["holders"][0]["who"]["pid"] = std::process::id().into());
+    refused(&[], command);
+    assert!(is_held(&store, "living"));
+    send(command, Signal::SIGTERM);
+    waiter.wait().exited(0).printed("next\n");
+}

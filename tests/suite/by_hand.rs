@@ -1,0 +1,252 @@
+//! Locks whose life is longer than one process: `acquire`, `renew`, `release`.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::hand::{acquire, edit_record, expires_in, is_held, release, renew, status, token, until_waiting};
+use crate::support::holder::is_free;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Store, eventually};
+
+const STRANGER: &str = "00000000-0000-4000-8000-000000000000";
+
+fn json(output: &crate::support::Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("an object in JSON")
+}
+
+// "The life of a lock by hand, from three shells"; "`acquire` prints the token alone on one line"; "a lease that is not ours
+// (any more) ends with 79 and says so".
+on_every_store!(the_life_of_a_lock_by_hand, |store| {
+    let output = acquire(store, "deploy", &["--ttl", "5m"]).run().exited(0).silent();
+    let token = output.stdout().strip_suffix('\n').expect("a whole line").to_owned();
+    assert!(token.len() == 36 && !token.contains(char::is_whitespace), "{output}");
+    assert!(is_held(store, "deploy"));
+    acquire(store, "deploy", &[]).run().exited(75).printed("").said("lock \"deploy\" is held by ");
+    acquire(store, "deploy", &["--skip"]).run().exited(0).printed("").silent();
+    acquire(store, "deploy", &["--fail", "-E", "9"]).run().exited(9).printed("").said("is held by");
+    acquire(store, "deploy", &["--wait", "100ms"]).run().exited(75).printed("").said("is held by");
+    assert!(!is_free(store, "deploy"));
+    renew(store, "deploy", &token, &[]).exited(0).printed("").silent();
+    release(store, "deploy", &token).exited(0).printed("").silent();
+    assert!(!is_held(store, "deploy"));
+    assert!(is_free(store, "deploy"));
+    release(store, "deploy", &token).exited(79).printed("").said("nobody holds it");
+    renew(store, "deploy", &token, &[]).exited(79).printed("").said("nobody holds it");
+    assert!(!is_held(store, "deploy"), "a renewal never creates a lock");
+});
+
+// "A stranger's token changes nothing."
+on_every_store!(a_strangers_token_changes_nothing, |store| {
+    for word in ["renew", "release"] {
+        let never = Lockrun::other(word, store).key("never").args(["--token", STRANGER]);
+        never.run().exited(79).printed("").said("nobody holds it");
+    }
+    let token = token(store, "ours", &["--ttl", "5m"]);
+    let before = status(store, "ours");
+    renew(store, "ours", STRANGER, &["--ttl", "1h"]).exited(79).printed("").said("is held by");
+    release(store, "ours", STRANGER).exited(79).printed("").said("is held by");
+    let after = status(store, "ours");
+    assert_eq!(before["holders"][0]["fence"], after["holders"][0]["fence"]);
+    assert!(expires_in(store, "ours").expect("it ends") <= 300_000, "{after}");
+    release(store, "ours", &token).exited(0).silent();
+});
+
+// "`LOCKRUN_KEY` and `LOCKRUN_TOKEN` as their defaults."
+on_every_store!(key_and_token_come_from_the_environment, |store| {
+    let token = token(store, "surroundings", &[]);
+    let with_env =
+        |word: &str| Lockrun::other(word, store).env("LOCKRUN_KEY", "surroundings").env("LOCKRUN_TOKEN", &token);
+    with_env("renew").arg("--ttl=1h").run().exited(0).silent();
+    assert!(expires_in(store, "surroundings").expect("it ends") > 300_000);
+    with_env("release").args(["--token", STRANGER]).run().exited(79).said("is held by");
+    with_env("release").run().exited(0).printed("").silent();
+    assert!(is_free(store, "surroundings"));
+});
+
+// "JSON with key, token, fence, slot, expires_in_ms."
+on_every_store!(the_answer_as_json, |store| {
+    let output = acquire(store, "a \"b\" \u{202e}c", &["--json", "--ttl", "90s"]).run().exited(0).silent();
+    assert!(!output.stdout().contains('\u{202e}'), "{output}");
+    let answer = json(&output);
+    let names: Vec<&String> = answer.as_object().expect("an object").keys().collect();
+    assert_eq!(names, ["expires_in_ms", "fence", "key", "slot", "token"]);
+    assert_eq!(answer["key"], "a \"b\" \u{202e}c");
+    assert_eq!((&answer["expires_in_ms"], &answer["slot"]), (&Value::from(90_000), &Value::from(0)));
+    let told = status(store, "a \"b\" \u{202e}c");
+    assert_eq!(answer["fence"], told["holders"][0]["fence"]);
+    release(store, "a \"b\" \u{202e}c", answer["token"].as_str().expect("a token")).exited(0).silent();
+    let for_ever = json(&acquire(store, "ever", &["--json", "--ttl=none"]).run().exited(0));
+    assert_eq!(for_ever["expires_in_ms"], Value::Null);
+});
+
+// "Shell assignments for eval": also of a key that a shell would read otherwise.
+on_every_store!(the_answer_for_a_shell, |store| {
+    let key = "it's $(echo no) `x` \"y\" \\";
+    let script = "out=$(\"$@\") && eval \"$out\" && printf '%s\\n' \"$LOCKRUN_KEY\" && env | grep -c ^LOCKRUN_FENCE=";
+    let call = acquire(store, key, &["--export", "--slots", "2"]);
+    let script = format!(
+        "{script}; echo \"slot $LOCKRUN_SLOT\"; {} release --store '{}'",
+        crate::support::lockrun::PROGRAM,
+        store.url()
+    );
+    call.in_shell(&script).alone().exited(0).printed(&format!("{key}\n1\nslot 0\n")).silent();
+    assert!(!is_held(store, key));
+    let output = acquire(store, key, &["--export"]).run().exited(0).silent();
+    assert!(!output.stdout().contains("SLOT"), "{output}");
+    acquire(store, key, &["--export", "--json"]).run().exited(64).said("exclude");
+});
+
+// "Asked again under the same token": the same lock, the same fence, and no other's.
+on_every_store!(the_same_token_gives_the_same_lock, |store| {
+    let ask = |options: &[&str]| acquire(store, "again", &["--json", "--token", "callback:42"]).args(options).run();
+    let first = json(&ask(&[]).exited(0).silent());
+    let second = json(&ask(&["--wait"]).exited(0).silent());
+    assert_eq!((&first["fence"], &first["token"]), (&second["fence"], &Value::from("callback:42")));
+    release(store, "again", "callback:42").exited(0).silent();
+    let third = json(&ask(&[]).exited(0).silent());
+    assert!(third["fence"].as_u64() > first["fence"].as_u64(), "{first} {third}");
+});
+
+// "If it cannot be printed the lock is let go of again, because nobody could release it."
+on_every_store!(a_token_that_nobody_has_seen_holds_nothing, |store| {
+    for (form, place) in ["", "--json", "--export"].into_iter().flat_map(|form| [(form, ">/dev/full"), (form, ">&-")]) {
+        let options: Vec<&str> = ["--ttl=none", form].into_iter().filter(|word| !word.is_empty()).collect();
+        let output = acquire(store, "unseen", &options).in_shell(&format!("exec \"$@\" {place}")).alone();
+        output.exited(125).printed("").said("cannot be printed");
+        assert!(!is_held(store, "unseen"), "{form} {place}");
+    }
+    // A pipe that nobody reads any more.
+    let directory = tempfile::TempDir::new().expect("a temporary directory");
+    let pipe = "mkfifo pipe; exec 3<>pipe 4>pipe 3<&-; exec \"$@\" >&4";
+    let call = acquire(store, "unseen", &["--ttl=none"]).in_shell(pipe).directory(directory.path());
+    call.alone().exited(125).said("cannot be printed");
+    assert!(!is_held(store, "unseen"), "nobody reads");
+});
+
+// "A waiter wakes at once on release": one after the other they take less time together than the first would need that only
+// looked now and then.
+on_every_store!(a_waiter_wakes_at_once, |store| {
+    const HAND_OFFS: u32 = 10;
+    let mut token = token(store, "turns", &["--ttl", "10m"]);
+    let started = Instant::now();
+    for _ in 0..HAND_OFFS {
+        let waiter = acquire(store, "turns", &["--ttl", "10m", "--wait"]).spawn();
+        until_waiting(store, "turns", 1);
+        release(store, "turns", &token).exited(0).silent();
+        waiter.wait().exited(0).silent().stdout().trim_end().clone_into(&mut token);
+    }
+    // An idle waiter looks every four to twelve seconds.
+    assert!(started.elapsed() < Duration::from_secs(4) * HAND_OFFS, "{:?}", started.elapsed());
+});
+
+// "A waiter interrupted leaves nothing."
+on_every_store!(an_interrupted_waiter_leaves_nothing, |store| {
+    let token = token(store, "cut", &["--ttl", "10m"]);
+    let keys = || store.as_redis().map(|redis| redis.keys());
+    let before = keys();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let waiter = acquire(store, "cut", &["--wait"]).spawn();
+        until_waiting(store, "cut", 1);
+        waiter.signal(signal);
+        waiter.wait().died_of(signal).printed("").silent();
+        until_waiting(store, "cut", 0);
+        assert_eq!(keys(), before, "after {signal}");
+    }
+    release(store, "cut", &token).exited(0).silent();
+    assert!(!is_held(store, "cut"));
+});
+
+// "A lease by hand ends by itself", not before its time, and the next waiter gets it.
+on_every_store!(a_lease_by_hand_ends_by_itself, |store| {
+    let started = Instant::now();
+    let ours = token(store, "ends", &["--ttl", "2s"]);
+    let waiter = Lockrun::new(store).key("ends").args(["--wait"]).command(["echo", "next"]).spawn();
+    waiter.wait().exited(0).printed("next\n").silent();
+    assert!(started.elapsed() >= Duration::from_secs(2), "{:?}", started.elapsed());
+    renew(store, "ends", &ours, &[]).exited(79).said("nobody holds it");
+    release(store, "ends", &ours).exited(79).said("nobody holds it");
+    assert!(!is_held(store, "ends"), "a renewal never creates a lock");
+});
+
+// "`--ttl none` for locks that only a release or a break ends."
+on_every_store!(a_lock_without_an_end, |store| {
+    let ours = token(store, "endless", &["--ttl", "none"]);
+    token(store, "endless-2", &["--ttl", "none"]);
+    token(store, "short", &["--ttl", "1s"]);
+    assert_eq!(expires_in(store, "endless"), None);
+    eventually(LONG, "the other one has run out", || !is_held(store, "short"));
+    assert!(!is_free(store, "endless"));
+    renew(store, "endless", &ours, &[]).exited(0).silent();
+    assert_eq!(expires_in(store, "endless"), None);
+    release(store, "endless", &ours).exited(0).silent();
+    assert!(is_free(store, "endless"));
+    Lockrun::other("break", store).key("endless-2").run().exited(0).said("was taken from");
+    assert!(is_free(store, "endless-2"));
+});
+
+// "Boot id and boot-clock time make a record from before a reboot void."
+#[test]
+fn a_reboot_voids_a_lease_in_files() {
+    let store = Store::file();
+    for ttl in ["none", "10m"] {
+        let ours = token(&store, "boot", &["--ttl", ttl]);
+        assert!(!is_free(&store, "boot"));
+        edit_record(&store, "boot", |record| record["holders"][0]["lease"]["boot"] = "another".into());
+        assert!(!is_held(&store, "boot"), "{ttl}");
+        renew(&store, "boot", &ours, &[]).exited(79).said("nobody holds it");
+        assert!(is_free(&store, "boot"), "{ttl}");
+    }
+}
+
+// "A renewal may change the ttl."
+on_every_store!(a_renewal_may_change_the_ttl, |store| {
+    let ours = token(store, "longer", &["--ttl", "5m"]);
+    let left = |options: &[&str]| {
+        renew(store, "longer", &ours, options).exited(0).printed("").silent();
+        expires_in(store, "longer")
+    };
+    assert!(left(&["--ttl", "1h"]).expect("it ends") > 300_000);
+    assert!(left(&[]).expect("it ends") > 300_000, "it lasts as long as the last time");
+    assert_eq!(left(&["--ttl", "none"]), None);
+    assert_eq!(left(&[]), None);
+    assert!(left(&["--ttl", "2s"]).expect("it ends") <= 2_000);
+    eventually(LONG, "the lease has run out", || !is_held(store, "longer"));
+    renew(store, "longer", &ours, &["--ttl", "1h"]).exited(79).said("nobody holds it");
+});
+
+// "One under which a command of lockrun's still runs is let go of when that has ended."
+on_every_store!(a_release_waits_for_the_command, |store| {
+    let mut run = Lockrun::new(store).key("busy").sh("echo $LOCKRUN_TOKEN; echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    let ours = run.stdout().lines().next().expect("a token").to_owned();
+    release(store, "busy", &ours).exited(0).printed("").said("will be free when the command has ended");
+    assert!(!is_free(store, "busy"), "its command still runs");
+    release(store, "busy", STRANGER).exited(79).said("is held by");
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM);
+    assert!(is_free(store, "busy"));
+});
+
+// "Tokens ... every write checks the token": what is no token is refused before anything is touched.
+on_every_store!(what_is_no_token_is_refused, |store| {
+    let _holder = Holder::new(store, "odd");
+    for bad in ["", "a b", "x\ny", "ж", &"x".repeat(129)] {
+        for word in ["acquire", "renew", "release"] {
+            let tied = format!("--token={bad}");
+            Lockrun::other(word, store).key("odd").arg(&tied).run().exited(64).printed("").said("token");
+        }
+    }
+    Lockrun::other("release", store).key("odd").run().exited(64).said("token");
+});
+
+// "With slots: at most N do", also by hand, each with a slot of its own.
+on_every_store!(slots_by_hand, |store| {
+    let take = || acquire(store, "slots", &["--slots", "2", "--json"]).run();
+    let (first, second) = (json(&take().exited(0)), json(&take().exited(0)));
+    assert_eq!((&first["slot"], &second["slot"]), (&Value::from(0), &Value::from(1)));
+    take().exited(75).printed("").said("is held by");
+    release(store, "slots", first["token"].as_str().expect("a token")).exited(0).silent();
+    assert_eq!(json(&take().exited(0))["slot"], Value::from(0));
+});

@@ -1,0 +1,78 @@
+//! Runs inside runs: what would wait for itself is refused.
+
+use crate::support::hand::{acquire, is_held, release, token};
+use crate::support::lockrun::PROGRAM;
+use crate::support::store::on_every_store;
+use crate::support::{Lockrun, Store};
+
+/// The words of a run inside a command, for its shell; the store comes from `LOCKRUN_STORE`.
+fn inner(words: &str) -> String {
+    format!("{PROGRAM} {words}")
+}
+
+fn outer(store: &Store, key: &str, script: &str) -> Lockrun {
+    Lockrun::bare().env("LOCKRUN_STORE", store.url()).key(key).sh(script)
+}
+
+const REFUSED: &str = "it is held by the very run that this one is part of";
+
+// "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting for
+// ever": for a wait with an end too, at once.
+on_every_store!(a_wait_for_oneself_is_refused, |store| {
+    for wait in ["--wait", "--wait 10m"] {
+        let script = inner(&format!("--key a {wait} -- echo ran"));
+        outer(store, "a", &script).run().exited(75).printed("").said(REFUSED);
+        let script = inner(&format!("acquire --key a {wait}"));
+        outer(store, "a", &script).run().exited(75).printed("").said(REFUSED);
+        let script = inner(&format!("--key a -E 9 {wait} -- echo ran"));
+        outer(store, "a", &script).run().exited(9).printed("").said(REFUSED);
+    }
+    assert!(!is_held(store, "a"));
+});
+
+// ... and at any depth.
+on_every_store!(at_any_depth, |store| {
+    let depth = |key: &str| {
+        let inmost = inner(&format!("--key {key} --wait -- echo ran"));
+        let middle = inner(&format!("--key c --wait -- sh -c '{inmost}'"));
+        let script = inner(&format!("--key b --wait -- sh -c \"{}\"", middle.replace('"', "\\\"")));
+        outer(store, "a", &script).run()
+    };
+    for key in ["a", "b", "c"] {
+        depth(key).exited(75).printed("").said(REFUSED);
+    }
+    depth("d").exited(0).printed("ran\n").silent();
+});
+
+// "When held: say who holds it": without a wait it is held as for anybody.
+on_every_store!(without_a_wait_it_is_simply_held, |store| {
+    outer(store, "a", &inner("--key a --fail -- echo ran")).run().exited(75).printed("").said("is held by");
+    outer(store, "a", &inner("--key a --skip -- echo ran")).run().exited(0).printed("").silent();
+});
+
+// "Up to N runs hold the lock at once": another slot may come free, so a wait for it is none for oneself.
+on_every_store!(another_slot_may_be_waited_for, |store| {
+    let script = inner("--key a --slots 2 --wait -- echo ran");
+    outer(store, "a", &script).args(["--slots", "2"]).run().exited(0).printed("ran\n").silent();
+});
+
+// "LOCKRUN_TOKEN": a shell that has taken the lock by hand would wait for itself as well.
+on_every_store!(a_lock_by_hand_is_ones_own_too, |store| {
+    let ours = token(store, "a", &["--ttl", "10m"]);
+    let mine = || Lockrun::new(store).key("a").env("LOCKRUN_TOKEN", &ours).args(["--wait"]).command(["echo", "ran"]);
+    mine().run().exited(75).printed("").said(REFUSED);
+    acquire(store, "a", &["--wait"]).env("LOCKRUN_TOKEN", &ours).run().exited(75).printed("").said(REFUSED);
+    release(store, "a", &ours).exited(0);
+    mine().run().exited(0).printed("ran\n").silent();
+});
+
+// "COMMAND finds `LOCKRUN_KEY`, `LOCKRUN_TOKEN`" of its own lock; those of the outer ones are known beside them.
+on_every_store!(the_outer_tokens_are_handed_down, |store| {
+    let script = inner("--key b -- sh -c 'echo $LOCKRUN_KEY; echo $LOCKRUN_OUTER_TOKENS; echo $LOCKRUN_TOKEN'");
+    let output =
+        outer(store, "a", &format!("echo $LOCKRUN_TOKEN; echo \"${{LOCKRUN_OUTER_TOKENS-none}}\"; {script}")).run();
+    let said = output.exited(0).silent().stdout();
+    let [first, none, key, outer, second] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert_eq!((none, key, outer), ("none", "b", first));
+    assert_ne!(first, second);
+});

@@ -1,0 +1,93 @@
+//! `lockrun prune`: forgets keys that are free and have not been used for long.
+
+use crate::support::hand::{all, is_held, release, token, until_waiting};
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
+
+fn prune(store: &Store, options: &[&str]) -> Output {
+    Lockrun::other("prune", store).args(options).run()
+}
+
+fn names(store: &Store) -> Vec<String> {
+    all(store).iter().map(|one| one["key"].as_str().expect("a key").to_owned()).collect()
+}
+
+// "`lockrun prune --older-than D`: forgets keys that are free and have not been used for that long."
+on_every_store!(old_keys_are_forgotten, |store| {
+    prune(store, &["--older-than", "0"]).exited(0).printed("").silent();
+    for key in ["a", "b c", "z"] {
+        Lockrun::new(store).key(key).command(["true"]).run().exited(0);
+    }
+    let _holder = Holder::new(store, "held");
+    let hand = token(store, "hand", &["--ttl", "none"]);
+    prune(store, &["--older-than", "1h"]).exited(0).printed("").silent();
+    prune(store, &["--older-than", "0", "--dry-run"]).exited(0).printed("a\nb c\nz\n").silent();
+    assert_eq!(names(store), ["a", "b c", "hand", "held", "z"]);
+    prune(store, &["--older-than", "0"]).exited(0).printed("a\nb c\nz\n").silent();
+    assert_eq!(names(store), ["hand", "held"]);
+    assert!(is_held(store, "hand") && is_held(store, "held"));
+    if let Some(redis) = store.as_redis() {
+        let keys = redis.keys();
+        assert!(keys.iter().all(|key| key.contains("{hand}") || key.contains("{held}")), "{keys:?}");
+    } else {
+        assert_eq!(std::fs::read_dir(store.locks()).expect("ours").count(), 2);
+    }
+    release(store, "hand", &hand).exited(0);
+    prune(store, &[]).exited(64).said("--older-than");
+});
+
+// "... and have not been used for that long", to the second.
+on_every_store!(young_keys_stay, |store| {
+    Lockrun::new(store).key("young").command(["true"]).run().exited(0);
+    prune(store, &["--older-than", "10m"]).exited(0).printed("").silent();
+    eventually(LONG, "it has aged", || prune(store, &["--older-than", "1s"]).exited(0).stdout() == "young\n");
+    assert_eq!(names(store), [] as [&str; 0]);
+});
+
+// "Locks that are held or waited for are left alone", and a lease that has run out keeps nothing.
+on_every_store!(what_is_in_use_is_left_alone, |store| {
+    let holder = Holder::new(store, "busy");
+    let waiter = Lockrun::new(store).key("busy").arg("--wait").command(["echo", "ran"]).spawn();
+    until_waiting(store, "busy", 1);
+    prune(store, &["--older-than", "0"]).exited(0).printed("").silent();
+    holder.end();
+    waiter.wait().exited(0).printed("ran\n");
+    token(store, "short", &["--ttl", "1s"]);
+    eventually(LONG, "the lease has run out", || !is_held(store, "short"));
+    assert_eq!(prune(store, &["--older-than", "0"]).exited(0).silent().stdout(), "busy\nshort\n");
+});
+
+// "Fence: each acquisition of a key gets a number greater than every earlier one", also of a key that was forgotten.
+on_every_store!(the_fence_grows_on, |store| {
+    let fence = || {
+        let output = Lockrun::new(store).key("fence").sh("echo $LOCKRUN_FENCE").run().exited(0);
+        output.stdout().trim().parse::<u64>().expect("a number")
+    };
+    let mut last = 0;
+    for _ in 0..5 {
+        let now = fence();
+        assert!(now > last, "{now} after {last}");
+        last = now;
+        prune(store, &["--older-than", "0"]).exited(0).printed("fence\n");
+    }
+});
+
+// "Exclusion", while somebody forgets the key all the time.
+on_every_store!(nobody_slips_in_meanwhile, |store| {
+    let directory = tempfile::TempDir::new().expect("a temporary directory");
+    let log = directory.path().join("log");
+    // Between `in` and `out` nobody else may write.
+    let script = format!("echo in >>{0}; echo out >>{0}", log.display());
+    let once = "for i in 1 2 3 4 5 6 7 8 9 10; do \"$@\" || exit; done";
+    let runs: Vec<_> = (0..4)
+        .map(|_| Lockrun::new(store).key("race").args(["--wait"]).sh(&script).in_shell(once).spawn_alone())
+        .collect();
+    let endless = Lockrun::other("prune", store).args(["--older-than", "0"]);
+    let mut pruning = endless.in_shell("while :; do \"$@\" >/dev/null || exit; done").spawn_alone();
+    for run in runs {
+        run.wait().exited(0).silent();
+    }
+    assert!(!pruning.has_ended(), "{}", pruning.stderr());
+    let seen = std::fs::read_to_string(&log).expect("all have run");
+    assert_eq!(seen, "in\nout\n".repeat(40));
+});

@@ -1,0 +1,270 @@
+//! `lockrun status`: who holds which lock, who waits, and who ran last.
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::support::hand::{acquire, all, edit_record, release, status, token, until_waiting};
+use crate::support::monitor::Monitor;
+use crate::support::pty::Terminal;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
+
+/// `lockrun status` as people read it: a table, or with a key all of it.
+fn read(store: &Store, options: &[&str]) -> Output {
+    Lockrun::other("status", store).args(options).run().silent()
+}
+
+// "With `--key` it ends with 75 when held and 0 when free"; without, with 0.
+on_every_store!(the_status_tells_whether_it_is_held, |store| {
+    read(store, &[]).exited(0);
+    assert_eq!(all(store), [] as [Value; 0]);
+    read(store, &["--key", "one"]).exited(0).printed("key       one\nstate     free\nlast run  none is known\n");
+    let holder = Holder::new(store, "one");
+    let page = read(store, &["--key", "one"]).exited(75).stdout();
+    assert!(page.contains("state     held\n") && page.contains(&holder.command()), "{page}");
+    read(store, &["--key", "one", "--json"]).exited(75);
+    let table = read(store, &[]).exited(0).stdout();
+    assert!(table.starts_with("KEY ") && table.contains(&holder.command()), "{table}");
+    read(store, &["--json"]).exited(0);
+    holder.end();
+    read(store, &["--key", "one"]).exited(0);
+});
+
+// "Holders (host, pid, user, command, since, expires in, fence, slot)."
+on_every_store!(holders_are_described, |store| {
+    let holder = Holder::with(&Lockrun::new(store).key("who").args(["--slots", "2"]), &[]);
+    let second = Holder::with(&Lockrun::new(store).key("who").args(["--slots", "2"]), &[]);
+    let told = status(store, "who");
+    let holders = told["holders"].as_array().expect("an array");
+    let pids: Vec<i64> = holders.iter().filter_map(|one| one["pid"].as_i64()).collect();
+    assert_eq!(pids, [i64::from(holder.pid()), i64::from(second.pid())], "{told}");
+    let host = nix::unistd::gethostname().expect("a name");
+    let user = Lockrun::bare().command(["id", "-un"]).alone().stdout();
+    assert_eq!((holders[0]["host"].as_str(), holders[0]["user"].as_str()), (host.to_str(), Some(user.trim())));
+    assert_eq!(holders[0]["command"], holder.command());
+    assert_eq!((&holders[0]["slot"], &holders[1]["slot"]), (&json!(0), &json!(1)));
+    assert_eq!(holders[1]["fence"], told["fence"]);
+    assert_eq!(holders[0]["expires_in_ms"].is_u64(), store.has_leases());
+    let since = holders[0]["since"].as_str().expect("a time");
+    let date = Lockrun::bare().command(["date", "-ud", since, "+%Y"]).alone().exited(0).stdout();
+    assert!(since.starts_with(date.trim()) && since.ends_with('Z'), "{since}");
+    eventually(LONG, "the time goes on", || {
+        status(store, "who")["holders"][0]["held_ms"].as_u64() > holders[0]["held_ms"].as_u64()
+    });
+});
+
+// "The last run (host, user, started, ended, status or signal)."
+on_every_store!(the_last_run_is_known, |store| {
+    let last = |script: &str| {
+        Lockrun::new(store).key("last").sh(script).run();
+        status(store, "last")["last"].clone()
+    };
+    for (script, code, signal) in [
+        (":", json!(0), Value::Null),
+        ("exit 3", json!(3), Value::Null),
+        ("kill -USR1 $$", Value::Null, json!(Signal::SIGUSR1 as i32)),
+    ] {
+        let last = last(script);
+        assert_eq!((&last["status"], &last["signal"]), (&code, &signal), "{script}: {last}");
+        assert!(last["command"].as_str().expect("a command").contains(script), "{last}");
+        assert!(last["host"].is_string() && last["user"].is_string() && last["pid"].is_u64(), "{last}");
+        assert!(last["started"].as_str() <= last["ended"].as_str(), "{last}");
+    }
+    let page = read(store, &["--key", "last"]).exited(0).stdout();
+    assert!(page.contains("signal 10, "), "{page}");
+    let ours = token(store, "last", &[]);
+    release(store, "last", &ours).exited(0);
+    let last = status(store, "last")["last"].clone();
+    assert_eq!((&last["status"], &last["signal"]), (&Value::Null, &Value::Null), "there was no command: {last}");
+});
+
+// "... waiters", in their order.
+on_every_store!(waiters_are_described, |store| {
+    let _holder = Holder::new(store, "busy");
+    let waiters: Vec<_> = (1..=3)
+        .map(|count| {
+            let waiter = Lockrun::new(store).key("busy").arg("--wait").command(["echo", "it is me"]).spawn();
+            until_waiting(store, "busy", count);
+            waiter
+        })
+        .collect();
+    let told = status(store, "busy");
+    let found: Vec<_> = told["waiters"].as_array().expect("an array").iter().collect();
+    let pids: Vec<_> = waiters.iter().map(|waiter| i64::from(waiter.pid())).collect();
+    // In files, the kernel knows no more than who is next.
+    let known = if store.has_leases() { 3 } else { 1 };
+    let told_pids: Vec<_> = found.iter().filter_map(|one| one["pid"].as_i64()).collect();
+    assert_eq!(told_pids[..known], pids[..known], "{told}");
+    assert!(pids.iter().all(|pid| told_pids.contains(pid)), "{told}");
+    assert!(found.iter().all(|one| one["command"] == "echo 'it is me'"), "{told}");
+    assert_eq!(found[0]["waited_ms"].is_u64(), store.has_leases());
+    let page = read(store, &["--key", "busy"]).exited(75).stdout();
+    assert_eq!(page.matches("echo 'it is me'").count(), 3, "{page}");
+    let table = read(store, &[]).exited(0).stdout();
+    let line = table.lines().find(|line| line.starts_with("busy ")).expect("a line");
+    assert!(line.contains("  3  "), "{line}");
+});
+
+// "`status` with 200 keys in one screenful of JSON and a table, in a number of store commands that does not grow by more than
+// a constant a key."
+on_every_store!(two_hundred_keys, |store| {
+    const KEYS: usize = 200;
+    let name = |number: usize| format!("key-{number:03}");
+    for number in 0..KEYS {
+        token(store, &name(number), &["--ttl", "1h"]);
+    }
+    let monitor = store.as_redis().map(Monitor::of);
+    let told = all(store);
+    let names: Vec<_> = told.iter().map(|one| one["key"].as_str().expect("a key").to_owned()).collect();
+    assert_eq!(names, (0..KEYS).map(name).collect::<Vec<_>>());
+    assert!(told.iter().all(|one| one["held"] == true));
+    if let (Some(monitor), Some(redis)) = (monitor, store.as_redis()) {
+        let counts = monitor.counts(redis);
+        let all: usize = counts.values().sum();
+        assert!(all <= KEYS + 20, "{counts:?}");
+    }
+    let table = read(store, &[]).exited(0).stdout();
+    assert_eq!(table.lines().count(), KEYS + 1);
+});
+
+/// A text that steers terminals, breaks lines and turns the direction of writing.
+const HOSTILE: &str = "\x1b[2J\x1b]0;title\x07 \u{9b}31m a\nb\r\tc \u{202e}drow\u{2066} \u{200f}\u{85}\u{7f} 漢字";
+
+fn is_hostile(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200f}' | '\u{202e}' | '\u{2066}')
+}
+
+/// A lock whose holder, waiter and last run were written by somebody who means harm.
+fn plant(store: &Store, key: &str) {
+    let who = json!({ "host": HOSTILE, "pid": 7, "user": HOSTILE, "command": HOSTILE.repeat(5) });
+    // There is a last run, and somebody who holds the lock for ever.
+    Lockrun::new(store).key(key).command(["true"]).run().exited(0);
+    token(store, key, &["--ttl", "none", "--token", "planted"]);
+    let Some(redis) = store.as_redis() else {
+        return edit_record(store, key, |record| {
+            record["holders"][0]["who"] = who.clone();
+            record["last"]["who"] = who;
+        });
+    };
+    let of = |name: &str| format!("lockrun:{{{key}}}:{name}");
+    let info: Value = serde_json::from_str(redis.ask(&["HGET", &of("info"), "planted"]).text()).expect("JSON");
+    let changed = |key: &str, value: &Value| {
+        let mut all = info.clone();
+        all[key] = value.clone();
+        all.to_string()
+    };
+    redis.ask(&["HSET", &of("info"), "planted", &changed("who", &who)]);
+    redis.ask(&["SET", &of("last"), &json!({ "who": who, "started": 1, "ended": 2, "status": 0 }).to_string()]);
+    redis.ask(&["HSET", &of("info"), "waiter", &json!({ "who": who, "joined": 1 }).to_string()]);
+    redis.ask(&["ZADD", &of("queue"), "1", "waiter"]);
+    redis.ask(&["ZADD", &of("alive"), "9000000000000", "waiter"]);
+}
+
+// "Hostile text (escape sequences, right-to-left marks, newlines in a command line) reaches neither the terminal nor the
+// table's layout."
+on_every_store!(hostile_text_is_escaped, |store| {
+    let keys = ["planted", "tricky \u{202e}yek\u{2066}"];
+    plant(store, keys[0]);
+    token(store, keys[1], &[]);
+    let table = read(store, &[]).exited(0).stdout();
+    let page = read(store, &["--key", keys[0]]).exited(75).stdout();
+    let json = read(store, &["--json"]).exited(0).stdout();
+    let held = Lockrun::new(store).key(keys[0]).command(["true"]).run().exited(75).said("title").stderr();
+    let broken =
+        Lockrun::other("break", store).key(keys[0]).args(["--fence", "1"]).run().exited(75).said("title").stderr();
+    for text in [&table, &page, &json, &held, &broken] {
+        assert!(!text.chars().any(|c| c != '\n' && is_hostile(c)), "{text:?}");
+    }
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(table.lines().skip(1).all(|line| keys.iter().any(|key| line.starts_with(&key[..6]))), "{table}");
+    assert_eq!(page.lines().count(), if store.has_leases() { 9 } else { 8 }, "{page}");
+    assert_eq!((held.lines().count(), broken.lines().count()), (1, 1));
+    let told: Vec<Value> = serde_json::from_str(&json).expect("is JSON");
+    assert_eq!((&told[0]["holders"][0]["host"], &told[0]["last"]["user"]), (&json!(HOSTILE), &json!(HOSTILE)));
+    assert_eq!(told[1]["key"], keys[1]);
+});
+
+// "A table that fits a terminal."
+on_every_store!(the_table_fits_a_terminal, |store| {
+    plant(store, "planted");
+    token(store, &"long-name-".repeat(20), &[]);
+    for columns in [40, 80, 132] {
+        let mut command = Command::new("sh");
+        let script = format!("stty cols {columns} -opost; exec \"$@\"; echo failed");
+        command.args(["-c", &script, "sh"]).args(Lockrun::other("status", store).words());
+        let mut terminal = Terminal::start(command, &[]);
+        assert!(terminal.wait().success());
+        let seen = terminal.watch(LONG);
+        assert_eq!(seen.lines().count(), 3, "{seen:?}");
+        for line in seen.lines() {
+            // These two are drawn in two columns each.
+            let width = line.chars().count() + line.matches(['漢', '字']).count();
+            assert!(width <= columns && !line.chars().any(is_hostile), "{width} of {columns}: {line:?}");
+        }
+    }
+});
+
+// "Never a token": in no output, of no command, of a run, a lock by hand, and those who wait; nor the password of a URL.
+on_every_store!(no_token_is_ever_told, |store| {
+    const OURS: &str = "known-only-to-us";
+    const PASSWORD: &str = "pass-of-a-url";
+    let mut run = Lockrun::new(store).key("run").sh("echo $LOCKRUN_TOKEN; echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    let of_run = run.stdout().lines().next().expect("a token").to_owned();
+    // By a shell whose own command line has the secrets in it.
+    let taken = format!(
+        "STORE=redis://u:{PASSWORD}@127.0.0.1:1 {} acquire --store '{}' --key hand --token {OURS} >/dev/null; exit $?",
+        crate::support::lockrun::PROGRAM,
+        store.url()
+    );
+    Lockrun::bare().command(["sh", "-c", &taken]).alone().exited(0).silent();
+    let waiters = [
+        acquire(store, "hand", &["--wait", "--token", "known-only-to-us-2"]).spawn(),
+        acquire(store, "hand", &["--wait", "--token=known-only-to-us-3"]).spawn(),
+    ];
+    until_waiting(store, "hand", waiters.len());
+    let mut said = String::new();
+    let mut listen = |output: Output| said += &(output.stdout() + &output.stderr());
+    for options in [&[][..], &["--json"], &["--key", "hand"], &["--key", "run"], &["--key", "run", "--json"]] {
+        listen(read(store, options));
+    }
+    for key in ["run", "hand"] {
+        listen(Lockrun::new(store).key(key).args(["-v"]).command(["true"]).run().exited(75));
+        listen(Lockrun::new(store).key(key).args(["-v", "--wait", "100ms"]).command(["true"]).run().exited(75));
+        for word in ["renew", "release"] {
+            listen(Lockrun::other(word, store).key(key).args(["--token", "strange"]).run().exited(79));
+        }
+        listen(Lockrun::other("break", store).key(key).args(["--fence", "1"]).run().exited(75));
+    }
+    listen(Lockrun::other("break", store).key("hand").run().exited(0));
+    listen(read(store, &["--json"]));
+    for secret in [of_run.as_str(), OURS, PASSWORD] {
+        assert!(!said.contains(secret), "{secret} in {said}");
+    }
+    assert!(said.contains("acquire"), "what is no secret is told: {said}");
+});
+
+// "Every key that is held, waited for or has run": what else lies in the directory is none, and no reason to fail.
+#[test]
+fn other_files_are_no_locks() {
+    let store = Store::file();
+    token(&store, "ours", &[]);
+    let locks = store.locks();
+    std::fs::create_dir(locks.join("directory")).expect("a directory");
+    std::os::unix::fs::symlink("/etc/passwd", locks.join("link")).expect("a link");
+    std::os::unix::fs::symlink("nowhere", locks.join("dangling")).expect("a link");
+    nix::unistd::mkfifo(&locks.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
+    let _socket = std::os::unix::net::UnixListener::bind(locks.join("socket")).expect("a socket");
+    std::fs::write(locks.join("text"), "hello\n").expect("a file");
+    std::fs::write(locks.join("empty"), "").expect("a file");
+    std::fs::copy(locks.join("ours"), locks.join("ours.bak")).expect("a copy");
+    let names: Vec<_> = all(&store).iter().map(|one| one["key"].as_str().expect("a key").to_owned()).collect();
+    assert_eq!(names, ["ours"]);
+    Lockrun::other("break", &store).key("ours").run().exited(0);
+    let before = std::fs::read_dir(&locks).expect("ours").count();
+    let pruned = Lockrun::other("prune", &store).args(["--older-than", "0"]).run();
+    pruned.exited(0).printed("ours\n").silent();
+    assert_eq!(std::fs::read_dir(&locks).expect("ours").count(), before - 1);
+}

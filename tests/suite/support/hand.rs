@@ -1,0 +1,101 @@
+//! Locks that are held by hand, and what `lockrun status` tells.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::deadline::{LONG, eventually};
+use super::lockrun::Lockrun;
+use super::output::Output;
+use super::store::Store;
+
+/// `lockrun acquire` for this key.
+pub(crate) fn acquire(store: &Store, key: &str, options: &[&str]) -> Lockrun {
+    Lockrun::other("acquire", store).key(key).args(options)
+}
+
+/// Takes the lock by hand, and gives its token.
+#[track_caller]
+pub(crate) fn token(store: &Store, key: &str, options: &[&str]) -> String {
+    let output = acquire(store, key, options).run().exited(0).silent();
+    output.stdout().trim_end().to_owned()
+}
+
+#[track_caller]
+pub(crate) fn renew(store: &Store, key: &str, token: &str, options: &[&str]) -> Output {
+    Lockrun::other("renew", store).key(key).args(["--token", token]).args(options).run()
+}
+
+#[track_caller]
+pub(crate) fn release(store: &Store, key: &str, token: &str) -> Output {
+    Lockrun::other("release", store).key(key).args(["--token", token]).run()
+}
+
+/// `lockrun break` for this key.
+#[track_caller]
+pub(crate) fn break_lock(store: &Store, key: &str, options: &[&str]) -> Output {
+    Lockrun::other("break", store).key(key).args(options).run()
+}
+
+/// What `lockrun status --json` tells of all keys.
+#[track_caller]
+pub(crate) fn all(store: &Store) -> Vec<Value> {
+    let output = Lockrun::other("status", store).arg("--json").run().exited(0).silent();
+    serde_json::from_slice(&output.stdout).expect("an array in JSON")
+}
+
+/// What `lockrun status --json` tells of one key.
+#[track_caller]
+pub(crate) fn status(store: &Store, key: &str) -> Value {
+    let output = Lockrun::other("status", store).key(key).arg("--json").run().silent();
+    let mut keys: Vec<Value> = serde_json::from_slice(&output.stdout).expect("an array in JSON");
+    assert_eq!(keys.len(), 1, "{output}");
+    let status = keys.remove(0);
+    let held = status["held"].as_bool().expect("a bool");
+    assert_eq!(output.status, Some(if held { 75 } else { 0 }), "{output}");
+    status
+}
+
+/// Whether the lock is held. Unlike a try at it, this leaves no trace.
+#[track_caller]
+pub(crate) fn is_held(store: &Store, key: &str) -> bool {
+    status(store, key)["held"].as_bool().expect("a bool")
+}
+
+/// How long the lease of the only holder still runs, in ms; `None`: it does not end.
+#[track_caller]
+pub(crate) fn expires_in(store: &Store, key: &str) -> Option<u64> {
+    let status = status(store, key);
+    let holders = status["holders"].as_array().expect("an array");
+    assert_eq!(holders.len(), 1, "{status}");
+    holders[0]["expires_in_ms"].as_u64()
+}
+
+/// Waits until as many wait for the lock.
+#[track_caller]
+pub(crate) fn until_waiting(store: &Store, key: &str, count: usize) {
+    eventually(LONG, &format!("{count} wait for {key}"), || {
+        status(store, key)["waiters"].as_array().expect("an array").len() == count
+    });
+}
+
+/// The file of a lock with a plain name.
+fn file(store: &Store, key: &str) -> PathBuf {
+    store.locks().join(key)
+}
+
+/// The record in a lock's file.
+#[track_caller]
+pub(crate) fn record(store: &Store, key: &str) -> Value {
+    let text = fs::read_to_string(file(store, key)).expect("the lock has a file");
+    serde_json::from_str(text.lines().next().expect("a line")).expect("a record in JSON")
+}
+
+/// Changes the record in a lock's file, in place.
+#[track_caller]
+pub(crate) fn edit_record(store: &Store, key: &str, change: impl FnOnce(&mut Value)) {
+    let mut record = record(store, key);
+    change(&mut record);
+    fs::write(file(store, key), format!("{record}\n")).expect("the record is written");
+}

@@ -1,0 +1,270 @@
+//! Waiting for a lock in files: in turn, whatever becomes of those who wait.
+
+use std::fs;
+use std::process::Command;
+
+use nix::sys::resource::Resource;
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::birth::Birth;
+use crate::support::hand::{is_held, release, status, token, until_waiting};
+use crate::support::processes::{is_alive, send, state};
+use crate::support::pty::Terminal;
+use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
+
+/// A waiter that stands in the kernel's queue, or at the turnstile if it is the first.
+fn wait_for(store: &Store, key: &str, say: &str, count: usize) -> Running {
+    let waiter = Lockrun::new(store).key(key).arg("--wait").command(["echo", say]).spawn();
+    until_waiting(store, key, count);
+    waiter
+}
+
+// "Waiters get the lock in the order in which they came."
+#[test]
+fn thirty_waiters_in_order() {
+    const WAITERS: usize = 30;
+    let store = Store::file();
+    let holder = Holder::new(&store, "thirty");
+    let mut queue = Queue::new(&store, "thirty");
+    for number in 1..=WAITERS {
+        queue.join(1);
+        until_waiting(&store, "thirty", number);
+    }
+    holder.end();
+    queue.end().in_order(0..WAITERS);
+}
+
+// "... skips dead ones": also the one at the turnstile, however it died.
+#[test]
+fn the_first_in_the_queue_is_killed() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "killed");
+    let waiters: Vec<_> = (1..=4).map(|number| wait_for(&store, "killed", "ran", number)).collect();
+    for waiter in &waiters[..2] {
+        waiter.signal(Signal::SIGKILL);
+    }
+    until_waiting(&store, "killed", 2);
+    waiters[2].signal(Signal::SIGTERM);
+    until_waiting(&store, "killed", 1);
+    holder.end();
+    let last = waiters.into_iter().last().expect("there are four");
+    last.wait().exited(0).printed("ran\n").silent();
+    assert!(!is_held(&store, "killed"));
+}
+
+// "Ctrl-Z stops both and returns the prompt": whoever is stopped so gives its turn to the next, and comes back into the queue.
+#[test]
+fn the_first_in_the_queue_goes_to_lunch() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "lunch");
+    let first = wait_for(&store, "lunch", "first", 1);
+    let second = wait_for(&store, "lunch", "second", 2);
+    first.signal(Signal::SIGTSTP);
+    eventually(LONG, "the first is stopped", || state(first.pid()) == Some('T'));
+    holder.end();
+    second.wait().exited(0).printed("second\n").silent();
+    assert!(!is_held(&store, "lunch"), "the lock is not for who is away");
+    let ours = token(&store, "lunch", &["--ttl", "10m"]);
+    first.signal(Signal::SIGCONT);
+    until_waiting(&store, "lunch", 1);
+    release(&store, "lunch", &ours).exited(0);
+    first.wait().exited(0).printed("first\n").silent();
+}
+
+// The same from a terminal, by its key.
+#[test]
+fn a_key_of_the_terminal_gives_the_turn_away() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "keys");
+    let mut shell = Command::new("bash");
+    shell.args(["--norc", "--noprofile", "-i"]);
+    let mut terminal = Terminal::start(shell, &[("PS1", "prompt> ")]);
+    terminal.wait_for("prompt> ");
+    let words = Lockrun::new(&store).key("keys").args(["--wait", "echo", "my turn"]).words();
+    let words: Vec<String> = words.iter().map(|word| format!("'{}'", word.to_str().expect("plain"))).collect();
+    terminal.type_keys(&format!("{}\n", words.join(" ")));
+    until_waiting(&store, "keys", 1);
+    terminal.wait_for("waiting");
+    terminal.type_keys("\x1a");
+    terminal.wait_for("Stopped");
+    let second = Lockrun::new(&store).key("keys").arg("--wait").command(["echo", "second"]).spawn();
+    holder.end();
+    second.wait().exited(0).printed("second\n");
+    terminal.type_keys("fg\n");
+    terminal.wait_for("my turn\r\n");
+}
+
+// "`--fail`: when held": never for a lock that is free, however many others look at it or try.
+#[test]
+fn a_free_lock_is_never_called_held() {
+    let store = Store::file();
+    let directory = TempDir::new().expect("a temporary directory");
+    token(&store, "other", &[]);
+    // The storm: those who look, and those who come in vain because the number of slots leaves no room for them.
+    let busy: Vec<Running> = [
+        Lockrun::other("status", &store).key("calm"),
+        Lockrun::other("prune", &store).args(["--older-than", "1h"]),
+        Lockrun::other("renew", &store).key("calm").args(["--token", "strange"]),
+        Lockrun::other("break", &store).key("calm").args(["--fence", "1"]),
+    ]
+    .into_iter()
+    .map(|call| call.in_shell("while :; do \"$@\" >/dev/null 2>&1; done").spawn_alone())
+    .collect();
+    let log = directory.path().join("log");
+    // Each takes its turns only when nobody else runs a command: these tries may never fail.
+    for _ in 0..100 {
+        let output = Lockrun::new(&store).key("calm").arg("--fail").command(["true"]).run();
+        output.exited(0).silent();
+        fs::write(&log, "ran").expect("a file");
+    }
+    for mut run in busy {
+        assert!(!run.has_ended(), "{}", run.stderr());
+    }
+}
+
+// "Exclusion" and "`--fail`": of many that try at once, one gets the lock or some one after the other; nobody else does, and
+// somebody always does.
+#[test]
+fn a_storm_of_tries() {
+    let store = Store::file();
+    let directory = TempDir::new().expect("a temporary directory");
+    let log = directory.path().join("log");
+    let script = format!("echo in >>{0}; echo out >>{0}", log.display());
+    let once = "got=0; for i in $(seq 25); do \"$@\" 2>/dev/null && got=$((got + 1)); done; echo $got";
+    let runs: Vec<_> = (0..6)
+        .map(|_| Lockrun::new(&store).key("storm").arg("--fail").sh(&script).in_shell(once).spawn_alone())
+        .collect();
+    let got: usize =
+        runs.into_iter().map(|run| run.wait().exited(0).stdout().trim().parse::<usize>().expect("a count")).sum();
+    assert!(got > 0);
+    assert_eq!(fs::read_to_string(&log).expect("somebody has run"), "in\nout\n".repeat(got));
+}
+
+// "Whoever comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held, nobody who
+// only tries disturbs those who wait.
+#[test]
+fn tries_do_not_overtake() {
+    const WAITERS: usize = 10;
+    let store = Store::file();
+    let holder = Holder::new(&store, "overtake");
+    let mut queue = Queue::new(&store, "overtake");
+    for number in 1..=WAITERS {
+        queue.join_to("sleep 0.05");
+        until_waiting(&store, "overtake", number);
+    }
+    let tries = queue.newcomer("newcomer", &["--fail"]).in_shell("while :; do \"$@\" 2>/dev/null; done");
+    let tries: Vec<_> = (0..2).map(|_| tries.spawn_alone()).collect();
+    holder.end();
+    eventually(LONG, "a newcomer has run", || queue.begun().iter().any(|tag| tag == "newcomer"));
+    drop(tries);
+    let begun = queue.begun();
+    let first = begun.iter().position(|tag| tag == "newcomer").expect("just seen");
+    assert_eq!(begun[..first], (0..WAITERS).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
+// "The lock file ... is never unlinked" by lockrun; if somebody else does it, those who wait find the file that others lock.
+#[test]
+fn the_file_is_removed_under_those_who_wait() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "removed");
+    let first = wait_for(&store, "removed", "first", 1);
+    let second = wait_for(&store, "removed", "second", 2);
+    fs::remove_file(store.locks().join("removed")).expect("the lock has a file");
+    let new = Holder::new(&store, "removed");
+    holder.end();
+    until_waiting(&store, "removed", 2);
+    assert_eq!(status(&store, "removed")["holders"][0]["pid"], new.pid());
+    new.end();
+    first.wait().exited(0).printed("first\n").silent();
+    second.wait().exited(0).printed("second\n").silent();
+}
+
+// "`--wait`" where the kernel tells nothing of changes, because no descriptor is left for that: it is looked for them.
+#[test]
+fn without_news_of_changes_it_is_looked_for_them() {
+    let store = Store::file();
+    let mut able = 0;
+    // One number of descriptors is just enough for the lock and not for its news.
+    for limit in 6..14 {
+        let holder = Holder::new(&store, "blind");
+        let birth = Birth { limits: vec![(Resource::RLIMIT_NOFILE, limit, limit)], ..Birth::default() };
+        let call = Lockrun::new(&store).key("blind").args(["--wait", "-v"]).birth(birth);
+        let mut waiter = call.command(["echo", "ran"]).spawn();
+        eventually(LONG, "it waits or has failed", || waiter.stderr().contains("waiting") || waiter.has_ended());
+        holder.end();
+        let output = waiter.wait();
+        if output.status == Some(0) {
+            able += 1;
+        } else {
+            assert!(output.stderr().contains("descriptor") || output.stderr().contains("open files"), "{output}");
+        }
+    }
+    assert!(able > 0, "no limit left enough descriptors");
+}
+
+// "The kernel's lock passes to the command, so it stays held for as long as the command lives": and then goes to who waits.
+#[test]
+fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
+    let store = Store::file();
+    let mut holder = Holder::new(&store, "orphan");
+    let waiter = wait_for(&store, "orphan", "next", 1);
+    let run = holder.run();
+    let command = run.processes().into_iter().find(|pid| *pid != run.pid()).expect("it has a command");
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
+    assert!(is_held(&store, "orphan") && is_alive(command));
+    assert_eq!(waiter.stdout(), "");
+    until_waiting(&store, "orphan", 1);
+    send(command, Signal::SIGKILL);
+    waiter.wait().exited(0).printed("next\n").silent();
+}
+
+// "One that is stopped in the middle must not hold up the others without a word": a status 69 that says why, and no lock.
+#[test]
+fn a_record_that_is_in_use_for_ever() {
+    let store = Store::file();
+    token(&store, "used", &["--ttl", "10m"]);
+    // Somebody who has the record's own lock, and sleeps.
+    let script = "import fcntl, struct, sys, time
+file = open(sys.argv[1], 'r+')
+fcntl.fcntl(file, 37, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 1 << 40, 1, 0))
+print('ready', flush=True)
+time.sleep(600)";
+    let path = store.locks().join("used");
+    let mut sleeper = Lockrun::bare().command(["python3", "-c", script, path.to_str().expect("plain")]).spawn_alone();
+    sleeper.wait_for_line("ready");
+    let calls = [
+        Lockrun::new(&store).key("used").command(["echo", "ran"]),
+        Lockrun::other("status", &store),
+        Lockrun::other("release", &store).key("used").args(["--token", "strange"]),
+    ];
+    for run in calls.map(|call| call.spawn()) {
+        run.wait().exited(69).printed("").said("has been in use for 5s");
+    }
+    drop(sleeper);
+    assert!(is_held(&store, "used"));
+}
+
+// "A file that cannot be understood is an empty record": torn or overwritten, it is no lock for ever, and no fault.
+#[test]
+fn a_torn_record_is_no_obstacle() {
+    let store = Store::file();
+    let path = store.locks().join("torn");
+    token(&store, "torn", &["--ttl", "none"]);
+    let whole = fs::read(&path).expect("the lock has a file");
+    let before = status(&store, "torn")["fence"].as_u64();
+    for length in [0, 1, whole.len() / 2, whole.len() - 2] {
+        fs::write(&path, &whole[..length]).expect("it is written");
+        assert!(!is_held(&store, "torn"), "{length}");
+        let output = Lockrun::new(&store).key("torn").sh("echo $LOCKRUN_FENCE").run().exited(0).silent();
+        assert!(output.stdout().trim().parse().ok() > before, "{output}");
+    }
+    // A command that runs keeps its lock all the same: that is the kernel's.
+    let holder = Holder::new(&store, "torn");
+    fs::write(&path, "{\"key\":\n").expect("it is written");
+    let output = Lockrun::new(&store).key("torn").command(["echo", "ran"]).run().exited(75);
+    output.printed("").said("a run that has left no name");
+    holder.end();
+    Lockrun::new(&store).key("torn").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+}
