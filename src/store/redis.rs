@@ -198,7 +198,10 @@ impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
             return match self.ask(claim, false, None, &mut || ()) {
-                Ok(Asked::Mine(grant)) => Ok(Acquired::Mine(grant)),
+                Ok(Asked::Mine(grant, handed)) => {
+                    self.make_sure(&claim.key, handed);
+                    Ok(Acquired::Mine(grant))
+                }
                 Ok(Asked::NotMine { held, handed, .. }) => {
                     self.settle(&claim.key, handed);
                     Ok(Acquired::Held(held))

@@ -9,10 +9,11 @@
 --       6 unseen    how long ago that was, in ms
 --       7 hand      1: it is taken by hand; 0: for a command of lockrun's
 --       8 slots     how many may hold the lock at once
--- Reply {1, fence, slot}
+-- Reply {1, fence, slot, granted, told}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
---                   it is not; times in ms; the last two are tokens of waiters, or '' (see settle)
+--                   it is not; times in ms
+--                   the last two are tokens of waiters, or '' (see settle)
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local CAUTION, UNSEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
@@ -65,6 +66,19 @@ local function look_again(ticket, expires_in, info)
   return others < WATCHERS and math.min(look_in, event + 50 * others) or look_in
 end
 
+-- Finds out, now and then, whether a waiter listens that leaves a slot unused which we could have, because it lets fewer hold the
+-- lock. Tells in how many ms that is known. It counts as alive for no longer because it was asked.
+local function doubt(token)
+  local info = info_of(token)
+  if now - (info.doubted or 0) < REFRESH then
+    return math.huge
+  end
+  info.doubted = now
+  set_info(token, info)
+  post(token, 0)
+  return GRACE + 1
+end
+
 local ended = drop_ended_leases()
 
 -- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
@@ -77,7 +91,8 @@ if letter then
   redis.call('DEL', BOX .. TOKEN)
 end
 
-local mine = redis.call('ZSCORE', HOLDERS, TOKEN)
+local granted = redis.call('ZSCORE', HOLDERS, TOKEN)
+local mine, ahead = granted, nil
 local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
@@ -91,24 +106,24 @@ if not mine then
   if forgotten then
     patience = CAUTION
   elseif is_free(SLOTS) then
-    local first = waiters(1)[1]
-    mine = not first or first == TOKEN
+    ahead = waiters(1)[1]
+    mine = not ahead or ahead == TOKEN
   end
 end
 
 if mine then
   local info = info_of(TOKEN)
   if not info.fence then
-    info = {who = cjson.decode(WHO), slot = info.slot or lowest_slot(), hand = HAND or nil}
+    -- A slot that was granted and not claimed is somebody else's by now.
+    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(), hand = HAND or nil}
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end
   redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
-  if ended > 1 then
-    hand_over()
-  end
+  -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock.
+  handed = hand_over()
   expire_keys()
-  return {1, info.fence, info.slot}
+  return {1, info.fence, info.slot, handed[1] or '', handed[2] or ''}
 end
 
 local held = holder()
@@ -128,8 +143,13 @@ elseif place then
   forget_waiter(TOKEN)
   redis.call('HDEL', INFO, TOKEN)
 end
-if ended > 0 or (place and not WAIT) then
+-- Not one that was forgotten.
+if ended > 0 or held[1] or (place and not WAIT) then
   handed = hand_over()
+end
+if WAIT and ahead and not redis.call('ZSCORE', HOLDERS, ahead) then
+  look_in = math.min(look_in, doubt(ahead))
+  expect(TOKEN, look_in)
 end
 expire_keys()
 return {0, held, place or 0, look_in, handed[1] or '', handed[2] or ''}

@@ -9,7 +9,7 @@ local holders, queue = {}, {}
 local held = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
 for at = 1, #held, 2 do
   local token, ends = held[at], held[at + 1]
-  if (ends == 'inf' or tonumber(ends) > now) and info_of(token).fence then
+  if is_in_force(ends) and info_of(token).fence then
     holders[#holders + 1] = describe(token, ends)
   end
 end

@@ -2,10 +2,10 @@
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
 --       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
---                   taken}; of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock. slots: how many
---                   it lets hold the lock at once; value: what it has reserved of the sequence; hand: no command of lockrun's
---                   runs under it (any more); let_go: it is released by hand while one does; taken: who has taken it away; it
---                   cannot be renewed
+--                   taken}; of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock, and {doubted},
+--                   when it was asked for a sign of life by one behind it. slots: how many it lets hold the lock at once;
+--                   value: what it has reserved of the sequence; hand: no command of lockrun's runs under it (any more);
+--                   let_go: it is released by hand while one does; taken: who has taken it away; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
 --                   were forgotten before
@@ -72,9 +72,14 @@ local function due(within)
   return redis.call('ZCOUNT', ALIVE, '(' .. whole(now + LATE), whole(now + within + LATE))
 end
 
-local function mail(token, wait)
+local function post(token, wait)
   redis.call('RPUSH', BOX .. token, whole(now) .. ' ' .. whole(wait))
   redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+end
+
+-- Mail that is to be answered by a look.
+local function mail(token, wait)
+  post(token, wait)
   expect(token, wait)
 end
 
@@ -101,9 +106,15 @@ local function mark_absent(token)
   redis.call('PEXPIRE', BOX .. token, BOX_TTL)
 end
 
+-- Whether a lease with this end, if there is one, still runs.
+local function is_in_force(ends)
+  return ends and (ends == 'inf' or tonumber(ends) > now)
+end
+
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
 -- not claim it keeps its place, marked as absent. So do all that have missed a look, as the waiters of a whole machine have
--- that is cut off: otherwise each of them would be waited for in its turn.
+-- that is cut off: otherwise each of them would be waited for in its turn. Whoever calls this hands over what has become free:
+-- nobody else will see that it has.
 local function drop_ended_leases()
   local ended = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now)
   local unclaimed = false

@@ -15,21 +15,20 @@
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
 
-let_pass_when_full()
-drop_ended_leases()
-
 local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
-local held = redis.call('ZSCORE', HOLDERS, TOKEN) and info.fence
-if HOW == 'hand' then
-  if not held then
-    return {0, holder()}
-  elseif not info.hand then
-    info.let_go = true
-    set_info(TOKEN, info)
-    return {2}
-  end
+local held = is_in_force(redis.call('ZSCORE', HOLDERS, TOKEN)) and info.fence
+if HOW == 'hand' and not held then
+  return {0, holder()}
 end
+let_pass_when_full()
+if HOW == 'hand' and not info.hand then
+  info.let_go = true
+  set_info(TOKEN, info)
+  expire_keys()
+  return {2}
+end
+drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' and info.who then
@@ -64,13 +63,11 @@ if ends then
   for turn, token in ipairs(ends ~= '+inf' and waiters(2) or {}) do
     mail(token, ends - now + 1 + 20 * turn)
   end
-  expire_keys()
-  return {1, '', ''}
+else
+  redis.call('ZREM', HOLDERS, TOKEN)
+  redis.call('HDEL', INFO, TOKEN)
+  forget_waiter(TOKEN)
 end
-
-redis.call('ZREM', HOLDERS, TOKEN)
-redis.call('HDEL', INFO, TOKEN)
-forget_waiter(TOKEN)
 if DOUBT then
   redis.call('RPUSH', BOX .. TOKEN, WITHDRAWN)
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)

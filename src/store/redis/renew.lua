@@ -9,8 +9,7 @@
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
-local ends = redis.call('ZSCORE', HOLDERS, TOKEN)
-if not ends or (ends ~= 'inf' and tonumber(ends) <= now) then
+if not is_in_force(redis.call('ZSCORE', HOLDERS, TOKEN)) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)

@@ -19,8 +19,8 @@ pub(super) struct Strange;
 /// The answer to a request for the lock.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// It is ours.
-    Mine(Grant),
+    /// It is ours. And others may have it too: the waiters to whom it was handed by this request, if it was.
+    Mine(Grant, Option<Handed>),
     /// It is not.
     NotMine {
         /// Whose it is.
@@ -72,10 +72,11 @@ impl Asked {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
         match fields(reply) {
-            [Value::Int(1), Value::Int(fence), Value::Int(slot)] => {
+            [Value::Int(1), Value::Int(fence), Value::Int(slot), granted, told] => {
                 let fence = u64::try_from(*fence).map_err(|_| Strange)?;
                 let slot = u32::try_from(*slot).map_err(|_| Strange)?;
-                Ok(Asked::Mine(Grant { fence, slot, custody: Custody::Lease(sent_at) }))
+                let grant = Grant { fence, slot, custody: Custody::Lease(sent_at) };
+                Ok(Asked::Mine(grant, handed(granted, told)))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told] => Ok(Asked::NotMine {
                 held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
@@ -256,8 +257,9 @@ mod tests {
     #[test]
     fn a_grant_is_read() {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
-        let asked = Asked::read(&array([Value::Int(1), Value::Int(7), Value::Int(2)]), sent_at).expect("is understood");
-        let Asked::Mine(grant) = asked else { panic!("{asked:?}") };
+        let reply = array([Value::Int(1), Value::Int(7), Value::Int(2), bulk(""), bulk("")]);
+        let asked = Asked::read(&reply, sent_at).expect("is understood");
+        let Asked::Mine(grant, None) = asked else { panic!("{asked:?}") };
         assert_eq!(grant, Grant { fence: 7, slot: 2, custody: Custody::Lease(sent_at) });
     }
 

@@ -13,7 +13,6 @@
 local MEANT, BY, AT_ONCE = ARGV[1], cjson.decode(ARGV[2]), ARGV[3] == '1'
 
 let_pass_when_full()
-drop_ended_leases()
 
 local taken, others = {}, {}
 local free_in, untold = 0, 0
@@ -22,7 +21,7 @@ for at = 1, #holders, 2 do
   local token, ends = holders[at], holders[at + 1]
   local info = info_of(token)
   -- One that was only granted the lock is not a holder yet.
-  if info.fence then
+  if info.fence and is_in_force(ends) then
     local description = describe(token, ends)
     if MEANT ~= '' and whole(info.fence) ~= MEANT then
       others[#others + 1] = description
@@ -44,8 +43,10 @@ for at = 1, #holders, 2 do
   end
 end
 if #taken == 0 then
+  expire_keys()
   return #others == 0 and {0} or {1, others}
 end
+drop_ended_leases()
 local handed = hand_over()
 expire_keys()
 return {2, taken, free_in, untold, handed[1] or '', handed[2] or ''}

@@ -76,13 +76,16 @@ impl RedisStore {
                     watcher.claiming();
                 }
             });
-            if !matches!(asked, Ok(Asked::Mine(_))) {
+            if !matches!(asked, Ok(Asked::Mine(..))) {
                 watcher.not_yet();
                 script::take_hashes();
             }
             granted = false;
             let pause = match asked {
-                Ok(Asked::Mine(grant)) => return Ok(Acquired::Mine(grant)),
+                Ok(Asked::Mine(grant, handed)) => {
+                    self.make_sure(&claim.key, handed);
+                    return Ok(Acquired::Mine(grant));
+                }
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
                     self.settle(&claim.key, handed);

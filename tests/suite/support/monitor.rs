@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use super::redis::Redis;
 use super::resp::Client;
 
-/// Sees every command that clients send over the network. Those that scripts call are not among them, nor are those that
-/// the tests themselves send over the server's socket.
+/// Sees every command that the server carries out.
 pub(crate) struct Monitor(Client);
 
 impl Monitor {
@@ -16,23 +15,33 @@ impl Monitor {
         Self(client)
     }
 
+    /// Every command since the beginning, those that scripts call among them, as `TIME [DATABASE WHO] "COMMAND" "ARGUMENT" ...`,
+    /// where WHO is an address or `lua`.
+    #[track_caller]
+    pub(crate) fn seen(mut self, redis: &Redis) -> Vec<String> {
+        redis.ask(&["ECHO", "that was all"]);
+        let told = std::iter::from_fn(|| Some(self.0.reply().expect("the server goes on telling").text().to_owned()));
+        told.take_while(|seen| !seen.contains("that was all")).collect()
+    }
+
     /// How often each command was sent since the beginning.
     #[track_caller]
-    pub(crate) fn counts(mut self, redis: &Redis) -> BTreeMap<String, usize> {
-        redis.ask(&["ECHO", "that was all"]);
-        let mut counts = BTreeMap::new();
-        loop {
-            let seen = self.0.reply().expect("the server goes on telling");
-            // TIME [DATABASE ADDRESS] "COMMAND" "ARGUMENT" ...
-            let seen = seen.text();
-            if seen.contains("that was all") {
-                return counts;
-            }
-            let (head, rest) = seen.split_once("] \"").expect("a command");
-            if head.contains(" 127.0.0.1:") {
-                let name = rest.split('"').next().expect("a name").to_lowercase();
-                *counts.entry(name).or_default() += 1;
-            }
+    pub(crate) fn counts(self, redis: &Redis) -> BTreeMap<String, usize> {
+        count(&self.seen(redis))
+    }
+}
+
+/// How often clients have sent each command over the network. Those that scripts call are not among them, nor are those that the
+/// tests themselves send over the server's socket.
+#[track_caller]
+pub(crate) fn count(seen: &[String]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for seen in seen {
+        let (head, rest) = seen.split_once("] \"").expect("a command");
+        if head.contains(" 127.0.0.1:") {
+            let name = rest.split('"').next().expect("a name").to_lowercase();
+            *counts.entry(name).or_default() += 1;
         }
     }
+    counts
 }

@@ -35,7 +35,7 @@ pub(crate) fn now() -> Duration {
     read_time(uptime.split(' ').next().expect("two numbers"))
 }
 
-fn read_time(seconds: &str) -> Duration {
+pub(crate) fn read_time(seconds: &str) -> Duration {
     Duration::from_secs_f64(seconds.parse().expect("a time"))
 }
 
@@ -44,6 +44,7 @@ pub(crate) struct Queue<'a> {
     store: &'a Store,
     key: String,
     call: Lockrun,
+    body: String,
     directory: TempDir,
     waiters: Vec<Option<Running>>,
     somebody_died: bool,
@@ -58,12 +59,19 @@ impl<'a> Queue<'a> {
     pub(crate) fn through(url: &str, store: &'a Store, key: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let call = Lockrun::at(url).key(key);
-        Self { store, key: key.to_owned(), call, directory, waiters: Vec::new(), somebody_died: false }
+        let (key, body) = (key.to_owned(), String::new());
+        Self { store, key, call, body, directory, waiters: Vec::new(), somebody_died: false }
     }
 
     /// Further options for those who join from now on.
     pub(crate) fn with(mut self, options: &[&str]) -> Self {
         self.call = self.call.args(options);
+        self
+    }
+
+    /// What the commands of those do who join from now on.
+    pub(crate) fn doing(mut self, body: &str) -> Self {
+        body.clone_into(&mut self.body);
         self
     }
 
@@ -87,8 +95,9 @@ impl<'a> Queue<'a> {
     /// Lets as many waiters come, each when the one before it stands in the queue.
     #[track_caller]
     pub(crate) fn join(&mut self, count: usize) {
+        let body = self.body.clone();
         for _ in 0..count {
-            self.join_to("");
+            self.join_to(&body);
         }
     }
 
@@ -112,7 +121,7 @@ impl<'a> Queue<'a> {
     /// Lets as many waiters come at once.
     pub(crate) fn storm(&mut self, count: usize) {
         for number in self.waiters.len()..self.waiters.len() + count {
-            let waiter = self.call(&number.to_string(), "").arg("--wait").spawn();
+            let waiter = self.call(&number.to_string(), &self.body).arg("--wait").spawn();
             self.waiters.push(Some(waiter));
         }
     }
@@ -161,13 +170,28 @@ impl<'a> Queue<'a> {
 
     /// Who has run so far, or runs, in this order.
     pub(crate) fn begun(&self) -> Vec<String> {
-        let log = fs::read_to_string(self.log()).unwrap_or_default();
-        log.lines().filter_map(|line| Some(line.strip_prefix("in ")?.split(' ').next()?.to_owned())).collect()
+        self.written()
+            .lines()
+            .filter_map(|line| Some(line.strip_prefix("in ")?.split(' ').next()?.to_owned()))
+            .collect()
+    }
+
+    /// What the commands have written so far.
+    pub(crate) fn written(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
     }
 
     /// Waits until all have ended as they should, and gives the record.
     #[track_caller]
     pub(crate) fn end(mut self) -> Record {
+        let written = self.all_end();
+        self.nothing_is_left();
+        Record::read(&written)
+    }
+
+    /// Waits until all have ended as they should, and gives what they have written.
+    #[track_caller]
+    pub(crate) fn all_end(&mut self) -> String {
         let mut left: Vec<Running> = self.waiters.drain(..).flatten().collect();
         // First all have to end: to clean up after one costs time that the others would need.
         eventually(LONG, "all waiters have ended", || left.iter_mut().all(Running::has_ended));
@@ -177,16 +201,14 @@ impl<'a> Queue<'a> {
                 output.silent();
             }
         }
-        if let Some(redis) = self.store.as_redis() {
-            self.nothing_is_left(redis);
-        }
-        Record::read(&self.log())
+        self.written()
     }
 
     /// "Nothing is left" of a lock that is free and awaited by nobody, but two keys. The rest of waiters that died goes by
     /// itself.
     #[track_caller]
-    fn nothing_is_left(&self, redis: &Redis) {
+    pub(crate) fn nothing_is_left(&self) {
+        let Some(redis) = self.store.as_redis() else { return };
         let stay = ["fence", "last"].map(|name| format!("lockrun:{{{}}}:{name}", self.key));
         let mut keys = redis.keys();
         if self.somebody_died {
@@ -210,8 +232,7 @@ pub(crate) struct Record(pub(crate) Vec<Ran>);
 impl Record {
     /// Reads a record; fails if two ran at once.
     #[track_caller]
-    pub(crate) fn read(log: &Path) -> Self {
-        let log = fs::read_to_string(log).expect("somebody has run");
+    pub(crate) fn read(log: &str) -> Self {
         let lines: Vec<&str> = log.lines().collect();
         let runs = lines.chunks(2).map(|pair| {
             let words: Vec<&str> = pair.iter().flat_map(|line| line.split(' ')).collect();

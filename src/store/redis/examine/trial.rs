@@ -39,7 +39,9 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
     let Asked::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
     let Released::Free = store.release(key, &first.token, Parting::ByHand)? else { bail!("a lock cannot be let go") };
-    let Asked::Mine(after) = ask(store, &second)? else { bail!("a lock that was let go is not granted to the waiter") };
+    let Asked::Mine(after, _) = ask(store, &second)? else {
+        bail!("a lock that was let go is not granted to the waiter")
+    };
     store.release(key, &second.token, Parting::ByHand)?;
     if after.fence <= before.fence {
         bail!("the fence does not grow: {} after {}", after.fence, before.fence);

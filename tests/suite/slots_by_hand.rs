@@ -1,0 +1,64 @@
+//! Several at once by hand, and what others are told of them.
+
+use crate::support::slots::Slot;
+use crate::support::store::on_every_store;
+use crate::support::{Lockrun, Output, Store};
+
+fn acquire(store: &Store, options: &[&str]) -> Output {
+    Lockrun::bare().arg("acquire").args(["--store", &store.url(), "--key", "hand", "--slots", "3"]).args(options).run()
+}
+
+/// The value of a variable among the assignments that were printed.
+fn assigned(output: &Output, name: &str) -> String {
+    let printed = output.stdout();
+    let value = printed.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    value.unwrap_or_else(|| panic!("no {name}: {output}")).to_owned()
+}
+
+// "`lockrun acquire --slots N`": by hand as by a run; a slot that is let go of is the next one's.
+on_every_store!(slots_are_taken_by_hand, |store| {
+    let taken: Vec<Output> = (0..3).map(|_| acquire(store, &["--export"]).exited(0).silent()).collect();
+    let slots: Vec<String> = taken.iter().map(|output| assigned(output, "LOCKRUN_SLOT")).collect();
+    assert_eq!(slots, ["0", "1", "2"]);
+    acquire(store, &["--fail"]).exited(75).said("is held by");
+    let release = Lockrun::bare().arg("release").args(["--store", &store.url(), "--key", "hand"]);
+    release.args(["--token", &assigned(&taken[1], "LOCKRUN_TOKEN")]).run().exited(0);
+    let again = acquire(store, &["--json"]).exited(0).silent();
+    let answer: serde_json::Value = serde_json::from_str(&again.stdout()).expect("an object");
+    assert_eq!(answer["slot"], 1, "{again}");
+    let run = Lockrun::new(store).key("hand").args(["--slots", "4"]).sh("echo $LOCKRUN_SLOT").run();
+    run.exited(0).printed("3\n");
+});
+
+// "By hand": asked again under the same token, it is the same slot, and no other is taken.
+on_every_store!(the_same_token_has_one_slot, |store| {
+    let _first = Slot::take(&Lockrun::new(store).key("hand").args(["--slots", "3"]));
+    let token = "11111111-2222-4333-8444-555555555555";
+    let answers = [(); 2].map(|()| acquire(store, &["--export", "--token", token]).exited(0));
+    assert_eq!(answers.map(|output| assigned(&output, "LOCKRUN_SLOT")), ["1", "1"]);
+    acquire(store, &[]).exited(0);
+    acquire(store, &[]).exited(75);
+});
+
+// "Status as for one": it shows all holders, each with its slot.
+on_every_store!(status_shows_all_holders, |store| {
+    let held = [(); 3].map(|()| Slot::take(&Lockrun::new(store).key("hand").args(["--slots", "3"])));
+    let status = |options: &[&str]| {
+        Lockrun::bare().arg("status").args(["--store", &store.url(), "--key", "hand"]).args(options).run().exited(75)
+    };
+    let output = status(&["--json"]);
+    let answer: serde_json::Value = serde_json::from_str(&output.stdout()).expect("JSON");
+    println!("{output}");
+    let holders = answer[0]["holders"].as_array().unwrap_or_else(|| panic!("no holders: {output}"));
+    let mut slots: Vec<(u64, u64)> = holders
+        .iter()
+        .map(|holder| (holder["slot"].as_u64().expect("a slot"), holder["fence"].as_u64().expect("a fence")))
+        .collect();
+    slots.sort_unstable();
+    let wanted = held.each_ref().map(|slot| (slot.number.parse().expect("a slot"), slot.fence));
+    assert_eq!(slots, wanted);
+    let page = status(&[]).stdout();
+    for slot in &held {
+        assert!(page.contains(&format!("pid {} ", slot.pid())), "{} is missing: {page}", slot.pid());
+    }
+});

@@ -1,0 +1,178 @@
+//! Several at once when holders, waiters or the server fail.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::queue::now;
+use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Queue, Redis, Store, eventually, processes};
+
+/// How long a slot may stand unused because somebody to whom it was granted does not claim it.
+const UNCLAIMED: Duration = Duration::from_secs(2);
+
+/// What a busy machine may take besides, to start a few programs and to run them.
+const ALLOWANCE: Duration = Duration::from_millis(1500);
+
+fn call(store: &Store, slots: &str) -> Lockrun {
+    Lockrun::new(store).key("faults").args(["--slots", slots])
+}
+
+fn take(call: &Lockrun, count: usize) -> Vec<Slot> {
+    (0..count).map(|_| Slot::take(call)).collect()
+}
+
+/// Stops waiters, and returns when they do stand still.
+fn stop(queue: &mut Queue<'_>, numbers: &[usize]) {
+    for number in numbers {
+        let waiter = queue.waiter(*number);
+        waiter.signal(Signal::SIGSTOP);
+        eventually(LONG, "the waiter stands still", || processes::state(waiter.pid()) == Some('T'));
+    }
+}
+
+/// A gate through which commands pass when it is open.
+struct Gate(TempDir);
+
+impl Gate {
+    fn new() -> Self {
+        Self(TempDir::new().expect("a temporary directory"))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("open")
+    }
+
+    /// Tells the slot, and waits here.
+    fn tell_and_wait(&self) -> String {
+        format!("{TELL}; until [ -e '{}' ]; do sleep 0.01; done", self.path().display())
+    }
+
+    fn open(&self) {
+        fs::write(self.path(), "").expect("the gate opens");
+    }
+}
+
+// "A crash frees it within ttl + 1 s", as many slots at once as holders died at once: each goes to a waiter in that time.
+on_every_store!(slots_that_come_free_at_once_go_to_several, |store| {
+    let held = take(&call(store, "4").args(["--ttl", "2s"]), 4);
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "4"]).doing(&tell_and_wait_for(4));
+    queue.join(6);
+    let killed_at = now();
+    held.into_iter().for_each(Slot::kill);
+    let record = SharedRecord::read(&queue.all_end(), 4).in_any_order(0..6);
+    queue.nothing_is_left();
+    let limit = Duration::from_secs(if store.has_leases() { 3 } else { 0 }) + ALLOWANCE;
+    for number in 0..4 {
+        let took = record.run(number).began.saturating_sub(killed_at);
+        assert!(took <= limit, "{number} has waited for {took:?}");
+    }
+});
+
+// "Skips dead ones", of whom there are several at once among those whose turn has come: no slot stands unused for long.
+on_every_store!(waiters_that_were_killed_are_skipped, |store| {
+    let held = take(&call(store, "3"), 3);
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
+    queue.join(8);
+    for number in [0, 2, 3] {
+        queue.kill(number);
+    }
+    let freed_at = now();
+    held.into_iter().for_each(Slot::end);
+    let record = SharedRecord::read(&queue.all_end(), 3).in_any_order([1, 4, 5, 6, 7]);
+    queue.nothing_is_left();
+    for number in [1, 4, 5] {
+        let took = record.run(number).began.saturating_sub(freed_at);
+        assert!(took <= UNCLAIMED + ALLOWANCE, "{number} has waited for {took:?}");
+    }
+});
+
+// "2 s for a grant nobody claims": waiters that die after slots were granted to them and before they claim them.
+#[test]
+fn waiters_die_with_slots_granted() {
+    let store = Store::redis();
+    let held = take(&call(&store, "3"), 3);
+    let mut queue = Queue::new(&store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
+    queue.join(7);
+    stop(&mut queue, &[0, 1]);
+    let freed_at = now();
+    held.into_iter().for_each(Slot::end);
+    queue.kill(0);
+    queue.kill(1);
+    let record = SharedRecord::read(&queue.all_end(), 3).in_any_order(2..7);
+    queue.nothing_is_left();
+    for number in [2, 3, 4] {
+        let took = record.run(number).began.saturating_sub(freed_at);
+        assert!(took <= UNCLAIMED + ALLOWANCE, "{number} has waited for {took:?}");
+    }
+}
+
+// "Each has a slot number that no other holder has": also one that stood still while a slot was granted to it, which has
+// passed on by the time it goes on.
+#[test]
+fn a_slot_that_was_not_claimed_is_not_had_later() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let mut held = take(&call(&store, "2"), 2);
+    let gate = Gate::new();
+    let mut queue = Queue::new(&store, "faults").with(&["--slots", "2"]).doing(&gate.tell_and_wait());
+    queue.join(2);
+    stop(&mut queue, &[0]);
+    held.remove(0).end();
+    eventually(LONG, "the second one has the slot", || queue.begun() == ["1"]);
+    held.remove(0).end();
+    eventually(LONG, "the other slot stands unused", || {
+        redis.ask(&["ZCARD", "lockrun:{faults}:holders"]).number() == 1
+    });
+    queue.signal_all(Signal::SIGCONT);
+    eventually(LONG, "the first one has a slot, too", || queue.begun().len() == 2);
+    gate.open();
+    let record = SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
+    assert_eq!((record.run(1).slot, record.run(0).slot), (0, 1));
+    queue.nothing_is_left();
+}
+
+// "A store restarted with its data": holders keep their slots, waiters their places.
+#[test]
+fn the_server_restarts() {
+    let store = Store::Redis(Redis::durable());
+    let redis = store.as_redis().expect("a Redis");
+    let call = call(&store, "3");
+    let mut held = take(&call, 3);
+    let gate = Gate::new();
+    let mut queue = Queue::new(&store, "faults").with(&["--slots", "3"]).doing(&gate.tell_and_wait());
+    queue.join(2);
+    redis.kill();
+    redis.start_again();
+    queue.settles();
+    call.clone().sh(":").run().exited(75);
+    held.remove(1).end();
+    eventually(LONG, "the first waiter runs", || queue.begun() == ["0"]);
+    held.remove(1).end();
+    eventually(LONG, "the second one runs", || queue.begun() == ["0", "1"]);
+    gate.open();
+    let record = SharedRecord::read(&queue.all_end(), 3).in_any_order(0..2);
+    assert_eq!((record.run(0).slot, record.run(1).slot), (1, 2));
+    held.remove(0).end();
+    queue.nothing_is_left();
+}
+
+// "On the file store the kernel's lock passes to the command, so it stays held for as long as the command lives", each slot by
+// its own command.
+#[test]
+fn a_slot_stays_with_the_command_of_a_killed_run() {
+    let store = Store::file();
+    let call = call(&store, "2");
+    let mut held = take(&call, 2);
+    let orphan = held[0].leave_an_orphan();
+    let try_it = || call.clone().sh("echo $LOCKRUN_SLOT").run();
+    try_it().exited(75);
+    processes::send(orphan, Signal::SIGKILL);
+    eventually(LONG, "the command is dead", || !processes::is_alive(orphan));
+    eventually(LONG, "its slot is free", || try_it().status == Some(0));
+    try_it().exited(0).printed("0\n");
+}

@@ -1,0 +1,135 @@
+//! Runs that share a lock with several slots, and the judge of their record.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::deadline::{LONG, eventually};
+use super::lockrun::{Lockrun, Running};
+use super::queue::read_time;
+
+/// What a waiter's command does to tell its slot: between the stamps that it began and ended.
+pub(crate) const TELL: &str = "echo \"slot $tag $LOCKRUN_SLOT $LOCKRUN_FENCE\" >>\"$file\"";
+
+/// The same, and then waits until so many have begun: those are running at once.
+pub(crate) fn tell_and_wait_for(count: usize) -> String {
+    format!("{TELL}; until [ $(grep -c ^in \"$file\") -ge {count} ]; do sleep 0.01; done")
+}
+
+/// A run that holds a slot until it is told to end. Dropped, it and its command are killed.
+pub(crate) struct Slot {
+    run: Running,
+    pub(crate) number: String,
+    pub(crate) fence: u64,
+}
+
+impl Slot {
+    /// Takes a slot by this call; returns when the command runs.
+    #[track_caller]
+    pub(crate) fn take(call: &Lockrun) -> Self {
+        let mut run = call.clone().sh("echo $LOCKRUN_SLOT $LOCKRUN_FENCE; echo ready; exec sleep 600").spawn();
+        run.wait_for_line("ready");
+        let said = run.stdout();
+        let (number, fence) = said.lines().next().and_then(|line| line.split_once(' ')).expect("a slot and a fence");
+        Self { number: number.to_owned(), fence: fence.parse().expect("a number"), run }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.run.pid()
+    }
+
+    /// Kills lockrun alone, and gives its command, which lives on.
+    #[track_caller]
+    pub(crate) fn leave_an_orphan(&mut self) -> i32 {
+        self.run.signal(Signal::SIGKILL);
+        eventually(LONG, "lockrun is dead", || self.run.has_ended());
+        let left = self.run.processes();
+        assert_eq!(left.len(), 1, "{left:?}");
+        left[0]
+    }
+
+    /// Kills the run with all that it has started.
+    pub(crate) fn kill(mut self) {
+        self.run.kill_everything();
+    }
+
+    /// Ends the command, and with it the run.
+    #[track_caller]
+    pub(crate) fn end(self) {
+        self.run.signal(Signal::SIGTERM);
+        self.run.wait().died_of(Signal::SIGTERM);
+    }
+}
+
+/// One run of a command under a slot.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) tag: String,
+    pub(crate) slot: usize,
+    pub(crate) began: Duration,
+}
+
+/// Who ran, in the order in which they began; and how many at once at the most.
+pub(crate) struct SharedRecord {
+    pub(crate) runs: Vec<Shared>,
+    pub(crate) most: usize,
+}
+
+impl SharedRecord {
+    /// Reads what waiters have written that [`TELL`] and have all ended. Fails if more than `slots` ran at once, if two had
+    /// the same slot at once, or if a later holder of a slot had no greater fence.
+    #[track_caller]
+    pub(crate) fn read(written: &str, slots: usize) -> Self {
+        let (mut running, mut most) = (BTreeMap::new(), 0);
+        let mut runs = Vec::new();
+        let mut fences: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut all_fences = BTreeSet::new();
+        for line in written.lines() {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["in", tag, time] => {
+                    running.insert(tag, (read_time(time), None));
+                    most = most.max(running.len());
+                    assert!(running.len() <= slots, "{} at once at {line:?} in {written}", running.len());
+                }
+                ["slot", tag, slot, fence] => {
+                    let slot: usize = slot.parse().expect("a slot");
+                    let fence: u64 = fence.parse().expect("a fence");
+                    assert!(slot < slots, "{line:?}");
+                    assert!(
+                        running.values().all(|(_, other)| *other != Some(slot)),
+                        "overlap at {line:?} in {written}"
+                    );
+                    let last = fences.insert(slot, fence);
+                    assert!(last.is_none_or(|last| fence > last), "{line:?} after {last:?} in {written}");
+                    assert!(all_fences.insert(fence), "a fence given out twice: {line:?} in {written}");
+                    let (began, own) = running.get_mut(tag).expect("it has begun");
+                    *own = Some(slot);
+                    runs.push(Shared { tag: tag.to_owned(), slot, began: *began });
+                }
+                ["out", tag, _] => drop(running.remove(tag).expect("it has begun")),
+                _ => panic!("not understood: {line:?}"),
+            }
+        }
+        assert!(running.is_empty(), "not ended: {running:?}");
+        Self { runs, most }
+    }
+
+    /// These have run, once each, in some order.
+    #[track_caller]
+    pub(crate) fn in_any_order(self, numbers: impl IntoIterator<Item = usize>) -> Self {
+        let mut ran: Vec<usize> = self.runs.iter().map(|run| run.tag.parse().expect("a number")).collect();
+        ran.sort_unstable();
+        let mut wanted: Vec<usize> = numbers.into_iter().collect();
+        wanted.sort_unstable();
+        assert_eq!(ran, wanted);
+        self
+    }
+
+    /// The run with this number.
+    #[track_caller]
+    pub(crate) fn run(&self, number: usize) -> &Shared {
+        let tag = number.to_string();
+        self.runs.iter().find(|run| run.tag == tag).expect("it has run")
+    }
+}
