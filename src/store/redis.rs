@@ -199,7 +199,7 @@ impl Store for RedisStore {
         let Some(wait) = wait else {
             return match self.ask(claim, false, None, &mut || ()) {
                 Ok(Asked::Mine(grant, handed)) => {
-                    self.make_sure(&claim.key, handed);
+                    self.settle(&claim.key, handed);
                     Ok(Acquired::Mine(grant))
                 }
                 Ok(Asked::NotMine { held, handed, .. }) => {

@@ -83,7 +83,7 @@ impl RedisStore {
             granted = false;
             let pause = match asked {
                 Ok(Asked::Mine(grant, handed)) => {
-                    self.make_sure(&claim.key, handed);
+                    self.settle(&claim.key, handed);
                     return Ok(Acquired::Mine(grant));
                 }
                 Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
