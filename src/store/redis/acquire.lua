@@ -31,7 +31,7 @@ local function probe(granted)
   end
   info.probed = true
   set_info(granted, info)
-  for _, token in ipairs(waiters(PROBED, granted)) do
+  for _, token in ipairs(waiters(PROBED)) do
     if token ~= TOKEN then
       mail(token, 0)
     end
