@@ -37,6 +37,9 @@ _lockrun() {
             lockrun,renew)
                 cmd="lockrun__subcmd__renew"
                 ;;
+            lockrun,reserve)
+                cmd="lockrun__subcmd__reserve"
+                ;;
             lockrun,status)
                 cmd="lockrun__subcmd__status"
                 ;;
@@ -47,8 +50,8 @@ _lockrun() {
 
     case "${cmd}" in
         lockrun)
-            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --slots --nonblock --fail --skip --wait --conflict-exit-code --ttl --renew-every --store-timeout --on-lost --min-hold --keep --command --max-runtime --kill-after --descendants --verbose --quiet --events --help --version"
-            [[ ${COMP_CWORD} -ne 1 ]] || opts+=" acquire renew release status break doctor prune help"
+            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --nonblock --fail --skip --wait --conflict-exit-code --slots --min-hold --keep --ttl --renew-every --store-timeout --on-lost --command --max-runtime --kill-after --descendants --events --verbose --quiet --help --version"
+            [[ ${COMP_CWORD} -ne 1 ]] || opts+=" acquire renew release reserve status break doctor prune help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -81,10 +84,6 @@ _lockrun() {
                     fi
                     return 0
                     ;;
-                --slots)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -98,6 +97,14 @@ _lockrun() {
                     return 0
                     ;;
                 -E)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --min-hold)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -115,10 +122,6 @@ _lockrun() {
                     ;;
                 --on-lost)
                     COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
-                    return 0
-                    ;;
-                --min-hold)
-                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --command)
@@ -164,20 +167,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__acquire)
-            opts="-k -n -w -E -v -q -h --key --store --store-file --slots --token --nonblock --fail --skip --wait --conflict-exit-code --ttl --store-timeout --verbose --quiet --json --export --help"
+            opts="-k -n -w -E -v -q -h --store --store-file --key --nonblock --fail --skip --wait --conflict-exit-code --slots --ttl --json --export --verbose --quiet --store-timeout --token --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -197,11 +192,11 @@ _lockrun() {
                     fi
                     return 0
                     ;;
-                --slots)
+                --key)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --token)
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -221,11 +216,19 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --token)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -237,20 +240,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__break)
-            opts="-k -h --key --store --store-file --fence --now --store-timeout --help"
+            opts="-k -h --store --store-file --key --fence --now --store-timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -268,6 +263,14 @@ _lockrun() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o filenames
                     fi
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --fence)
@@ -323,7 +326,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__help)
-            opts="-h --help acquire renew release status break doctor prune"
+            opts="-h --help acquire renew release reserve status break doctor prune"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -378,24 +381,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__release)
-            opts="-k -h --key --token --store --store-file --store-timeout --help"
+            opts="-v -q -k -h --store --store-file --token --verbose --quiet --store-timeout --key --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --token)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -415,7 +406,19 @@ _lockrun() {
                     fi
                     return 0
                     ;;
+                --token)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -427,24 +430,12 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__renew)
-            opts="-k -h --key --token --store --store-file --ttl --store-timeout --json --help"
+            opts="-k -h --store --store-file --token --store-timeout --key --ttl --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --token)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -464,11 +455,23 @@ _lockrun() {
                     fi
                     return 0
                     ;;
-                --ttl)
+                --token)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -479,13 +482,32 @@ _lockrun() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
-        lockrun__subcmd__status)
-            opts="-k -h --key --store --store-file --store-timeout --json --help"
+        lockrun__subcmd__reserve)
+            opts="-k -c -v -q -h --store --store-file --key --from --step --next --on-failure --ttl --renew-every --store-timeout --on-lost --command --max-runtime --kill-after --descendants --events --verbose --quiet --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --store-file)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
                 --key)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -494,6 +516,87 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --from)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --step)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --next)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --on-failure)
+                    COMPREPLY=($(compgen -W "keep free" -- "${cur}"))
+                    return 0
+                    ;;
+                --ttl)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --renew-every)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --on-lost)
+                    COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
+                    return 0
+                    ;;
+                --command)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -c)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --max-runtime)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --kill-after)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --descendants)
+                    COMPREPLY=($(compgen -W "leave wait kill" -- "${cur}"))
+                    return 0
+                    ;;
+                --events)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        lockrun__subcmd__status)
+            opts="-k -h --store --store-file --json --store-timeout --key --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -514,6 +617,14 @@ _lockrun() {
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_lockrun_global_optspecs
-    string join \n k/key= store= store-file= slots= n/fail skip w/wait= E/conflict-exit-code= ttl= renew-every= store-timeout= on-lost= min-hold= keep c/command= max-runtime= kill-after= descendants= v/verbose q/quiet events= h/help V/version
+    string join \n k/key= store= store-file= n/fail skip w/wait= E/conflict-exit-code= slots= min-hold= keep ttl= renew-every= store-timeout= on-lost= c/command= max-runtime= kill-after= descendants= events= v/verbose q/quiet h/help V/version
 end
 
 function __fish_lockrun_needs_command
@@ -27,16 +27,16 @@ end
 complete -c lockrun -n "__fish_lockrun_needs_command" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait for it: for ever, or that long and then as --fail' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'The exit status when it is held, or the wait ran out: 0 to 255, in place of 75' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Keep the lock at least this long, also when COMMAND has ended before' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
 warn\t''"
-complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Keep the lock at least this long, also when COMMAND has ended before' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r -f -a "(__fish_complete_command)"
 complete -c lockrun -n "__fish_lockrun_needs_command" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
@@ -46,57 +46,82 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append what 
 complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Do not let go of the lock when COMMAND has ended'
-complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s V -l version -d 'Print version'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "acquire" -d 'Take a lock and leave it held, for a script to renew and release'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "renew" -d 'Prolong the lease of a lock that `acquire` has taken'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "release" -d 'Let go of a lock that `acquire` has taken'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "reserve" -d 'Run a command with the next value of a sequence that nobody else has reserved'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "status" -d 'Say who holds which lock, who waits, and who ran last'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "break" -d 'Take a lock away from whoever holds it'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "doctor" -d 'Look for what could keep locks from working here, and say what to do about it'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "prune" -d 'Remove what is left of locks that have not been used for long'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "help" -d 'Print this help, or that of one of these commands'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'A token of your own choice, a UUID, in place of a random one' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s w -l wait -d 'Wait for it: for ever, or that long and then as --fail' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'The exit status when it is held, or the wait ran out: 0 to 255, in place of 75' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'A token of your own choice in place of a random one: letters, digits and . _ : -' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print the answer as JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l json -d 'Print the answer as JSON'
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The lease\'s new length, at least 1s; none: it never expires  [default: as it was taken for]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'This lock alone' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s k -l key -d 'The lock\'s name' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l from -d 'The first value of all' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l step -d 'From one value to the next: an integer, which may be negative  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l next -d 'What prints the next value, called with the one before it' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-failure -d 'A value whose COMMAND has failed: keep or free  [default: keep]' -r -f -a "keep\t''
+free\t''"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
+warn\t''"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
+wait\t''
+kill\t''"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l events -d 'Append what happens to FILE, one JSON object a line' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s q -l quiet -d 'Say nothing when the lock is held'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'This lock alone' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l json -d 'Print the answer as JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l fence -d 'Only if this is still the holder\'s fence' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l now -d 'Free it at once, even where its command could not be told'
@@ -107,7 +132,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-timeout
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l older-than -d 'Locks that were not used for that long' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l older-than -d 'Locks that have not been used for that long' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l dry-run -d 'Only say what would be removed'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -s h -l help -d 'Print help (see more with \'--help\')'

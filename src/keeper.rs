@@ -12,12 +12,12 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::clock::{Alarm, Moment};
-use crate::escape::escaped;
+use crate::event::Event;
 use crate::lease::{Answer, Due, Lease};
-use crate::report;
 use crate::store::{Claim, Held, Renewed, Store, StoreError};
 use crate::supervise::guardian::Control;
 use crate::supervise::{memory, readable};
+use crate::teller::Teller;
 
 /// Requests need little, a TLS handshake more; pages that are not touched cost nothing.
 const STACK: usize = 512 * 1024;
@@ -67,21 +67,23 @@ struct Work {
     control: Option<Control>,
     stop: Arc<EventFd>,
     alarm: Alarm,
+    teller: Arc<Teller>,
     last_error: Option<StoreError>,
 }
 
 impl Keeper {
-    /// Starts to renew. With a `control` COMMAND is ended when the lease is lost, without one a warning is all.
+    /// Starts to renew. With a `control` COMMAND is ended when the lease is lost, without one that is only told.
     pub fn start(
         provisions: Provisions,
         store: &Lent,
         claim: Claim,
         lease: Lease,
         control: Option<Control>,
+        teller: Arc<Teller>,
     ) -> Result<Self, anyhow::Error> {
         let Provisions { stop, alarm } = provisions;
         let store = Lent(Arc::clone(&store.0));
-        let mut work = Work { store, claim, lease, control, stop: Arc::clone(&stop), alarm, last_error: None };
+        let mut work = Work { store, claim, lease, control, stop: Arc::clone(&stop), alarm, teller, last_error: None };
         let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(move || work.keep());
         Ok(Keeper { thread: thread.context("cannot start the renewal thread")?, stop })
     }
@@ -155,13 +157,10 @@ impl Work {
     }
 
     fn lost(&self, why: &str) {
-        let key = escaped(self.claim.key.as_str());
         if let Some(control) = &self.control {
             control.lost();
-            report::say(&format!("lock \"{key}\" is lost, and the command is stopped: {why}"));
-        } else {
-            report::say(&format!("lock \"{key}\" is lost, and the command runs on without it: {why}"));
         }
+        self.teller.tell(Event::Lost { why, stops: self.control.is_some() });
     }
 
     fn is_told_to_stop(&self) -> bool {

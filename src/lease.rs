@@ -16,6 +16,25 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 
+/// How long a lease lasts from one renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ttl {
+    /// That long.
+    Lasts(Duration),
+    /// It never ends by itself.
+    None,
+}
+
+impl Ttl {
+    /// The length; `None`: it never ends.
+    pub fn length(self) -> Option<Duration> {
+        match self {
+            Ttl::Lasts(span) => Some(span),
+            Ttl::None => None,
+        }
+    }
+}
+
 /// Clocks may drift apart by up to one part in this many.
 const DRIFT: u32 = 100;
 

@@ -11,8 +11,10 @@ mod clock;
 mod commands;
 mod duration;
 mod escape;
+mod event;
 mod finding;
 mod holder;
+mod journal;
 mod keeper;
 mod key;
 mod lease;
@@ -23,9 +25,12 @@ mod progress;
 mod readiness;
 mod report;
 mod run;
+mod sequence;
 mod settings;
 mod store;
+mod successor;
 mod supervise;
+mod teller;
 mod token;
 
 use std::ffi::{OsStr, OsString};
@@ -33,10 +38,12 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::ArgMatches;
 use clap::error::ErrorKind;
 
 use cli::Subcommand;
 use outcome::Outcome;
+use settings::files::{self, File};
 use settings::{Settings, Wrong};
 use supervise::signals::Signals;
 
@@ -75,25 +82,26 @@ fn run(words: Vec<OsString>) -> Result<Outcome> {
     words.insert(0, "lockrun".into());
     let matches = match definition.try_get_matches_from(&words) {
         Ok(matches) => matches,
-        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
-            return Ok(cli::documented()
-                .try_get_matches_from(words)
-                .map_or_else(|help| explain(&help), |_| Outcome::Printed));
-        }
-        Err(error) => return Ok(explain(&error)),
+        Err(error) => return Ok(explain(&worded(error, words))),
     };
-    let plan = plan::make(&Settings::new(&matches, &environment, &read_file))?;
+    let plan = plan::make(&settings(&matches)?)?;
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
+}
+
+/// What the parser of a run's command line had to say, in the words of the full definition.
+fn worded(error: clap::Error, words: Vec<OsString>) -> clap::Error {
+    let definition = if error.kind() == ErrorKind::DisplayHelp { cli::all() } else { cli::documented() };
+    definition.try_get_matches_from(words).err().unwrap_or(error)
 }
 
 /// Does what `word`, the first of `words`, says.
 fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
-        let definition = cli::documented_subcommand(subcommand);
+        let definition = subcommand.definition();
         let mut tied = cli::tie_wait(&definition, words[1..].to_vec());
         tied.insert(0, word.to_owned());
         return match definition.try_get_matches_from(tied) {
-            Ok(matches) => commands::run(subcommand, &Settings::new(&matches, &environment, &read_file)),
+            Ok(matches) => commands::run(subcommand, &settings(&matches)?),
             Err(error) => Ok(explain(&error)),
         };
     }
@@ -109,12 +117,21 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     let what = matches.get_one::<String>("what").map(String::as_str);
     if word == cli::HELP {
         let subcommand = what.and_then(|what| Subcommand::named(what.as_ref()));
-        let mut about = subcommand.map_or_else(cli::documented, cli::documented_subcommand);
+        let mut about = subcommand.map_or_else(cli::all, Subcommand::definition);
         print(&about.render_long_help().to_string());
     } else {
         commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
     }
     Ok(Outcome::Printed)
+}
+
+/// What was typed, with all that is set elsewhere.
+fn settings(matches: &ArgMatches) -> Result<Settings<'_>, Wrong> {
+    let files = files::read(&environment)?;
+    for warning in files.iter().filter_map(File::warning) {
+        report::say(&warning);
+    }
+    Ok(Settings::new(matches, &environment, files, &read_file))
 }
 
 fn environment(name: &str) -> Option<OsString> {

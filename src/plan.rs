@@ -8,6 +8,7 @@ use crate::cli::name;
 use crate::key::Key;
 use crate::lease::Terms;
 use crate::report::Verbosity;
+use crate::sequence::Sequence;
 use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong, at_least_a_moment};
 use crate::store::Address;
 use crate::supervise::Descendants;
@@ -16,7 +17,6 @@ pub use crate::settings::OnHeld;
 
 /// Everything that a run needs to know, checked.
 #[derive(Clone, Debug)]
-#[expect(dead_code, reason = "slots, min_hold, keep and events are not built yet")]
 pub struct Plan {
     /// The lock's name.
     pub key: Key,
@@ -24,6 +24,8 @@ pub struct Plan {
     pub store: Address,
     /// How many may hold it at once.
     pub slots: u32,
+    /// The sequence whose next value is reserved, in place of taking a lock.
+    pub sequence: Option<Sequence>,
     /// What to do when it is held.
     pub on_held: OnHeld,
     /// The exit status when it is held.
@@ -60,6 +62,7 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
         key,
         store,
         slots: settings.slots()?,
+        sequence: None,
         on_held: settings.on_held()?,
         held_status: settings.held_status()?,
         expires,
@@ -86,6 +89,12 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
         events: settings.value(name::EVENTS, path)?,
         verbosity: settings.verbosity()?,
     })
+}
+
+/// Makes the plan of a run with the next value of `sequence`. What is set for locks alone does not concern it.
+pub fn make_reservation(settings: &Settings<'_>, sequence: Sequence) -> Result<Plan, Wrong> {
+    let plan = make(settings)?;
+    Ok(Plan { sequence: Some(sequence), slots: 1, min_hold: Duration::ZERO, keep: false, ..plan })
 }
 
 /// The words to execute.

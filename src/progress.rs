@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::duration;
-use crate::key::Key;
-use crate::report::{self, Verbosity};
+use crate::event::Event;
+use crate::report::Verbosity;
 use crate::store::{Held, Watcher};
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::terminal;
+use crate::teller::Teller;
 
 /// The line changes with the seconds.
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// What is shown of one wait.
 pub struct Progress<'a> {
-    key: &'a Key,
-    verbosity: Verbosity,
+    teller: &'a Teller,
     /// Whether it is of no use to wait for a holder.
     is_hopeless: &'a dyn Fn(&Held) -> bool,
     on_terminal: bool,
@@ -30,10 +30,10 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// A wait for `key` that begins now, and ends when the lock has a holder for whom it `is_hopeless` to wait.
-    pub fn new(key: &'a Key, verbosity: Verbosity, is_hopeless: &'a dyn Fn(&Held) -> bool) -> Self {
-        let on_terminal = verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { key, verbosity, is_hopeless, on_terminal, began: Moment::now(), told: false, latest: None }
+    /// A wait that begins now, of which `teller` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
+    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool) -> Self {
+        let on_terminal = teller.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
+        Progress { teller, is_hopeless, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
     /// Writes the line anew.
@@ -63,8 +63,8 @@ impl Watcher for Progress<'_> {
         if (self.is_hopeless)(held) {
             return ControlFlow::Break(());
         }
-        if self.verbosity == Verbosity::Verbose && !self.told {
-            report::say(&format!("waiting: {}", report::held(self.key, held)));
+        if !self.told {
+            self.teller.tell(Event::Waiting(held));
             self.told = true;
         }
         self.latest = Some((held.clone(), Moment::now()));

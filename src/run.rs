@@ -1,28 +1,31 @@
 //! The story of a run: take the lock, run COMMAND, let go of the lock, end as COMMAND ended.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use crate::acquire::{self, Patience};
 use crate::escape::escaped;
+use crate::event::{Event, Reason};
 use crate::holder::Holder;
 use crate::keeper::{Keeper, Lent, Provisions};
-use crate::lease::Lease;
+use crate::lease::{Lease, Ttl};
 use crate::outcome::{Ending, Outcome};
 use crate::outer::{self, Outer};
 use crate::plan::Plan;
 use crate::readiness::Readiness;
-use crate::report::{self, Verbosity};
+use crate::report;
+use crate::sequence;
 use crate::store::{self, Claim, Custody, Grant, Parting, Stays, Store};
 use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::signals::Signals;
 use crate::supervise::{Finished, Granted, Launch, Running, StartFailure, Why};
+use crate::teller::Teller;
 use crate::token::Token;
 
 /// Runs `plan`, with the signals that were taken over. An error is one of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
-    let run = Run::new(plan);
     let mut store = match store::open(plan.store.clone(), plan.terms.store_timeout) {
         Ok(store) => store,
         Err(why) => {
@@ -30,16 +33,16 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let patience = Patience { on_held: plan.on_held, held_status: plan.held_status, verbosity: plan.verbosity };
-    let mut readiness = Readiness::new(&run.launch, signals);
-    let acquired = acquire::acquire(&mut *store, &run.claim, patience, &run.outer, signals, Some(&mut readiness));
-    let guardian = readiness.guardian();
-    let grant = match acquired {
-        Ok(grant) => grant,
+    let mut run = Run::new(plan);
+    let (grant, guardian) = match run.take(&mut *store, signals) {
+        Ok(taken) => taken,
         Err(outcome) => return Ok(outcome),
     };
     let started = match signals.obey() {
-        Some(signal) => Err(Outcome::Ended(Ending::Signaled(signal))),
+        Some(signal) => {
+            run.teller.tell(Event::Interrupted(signal));
+            Err(Outcome::Ended(Ending::Signaled(signal)))
+        }
         None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, guardian, signals)?, provisions))),
     };
     let (running, provisions) = match started {
@@ -62,7 +65,8 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     run.tell_how_it_ended(finished);
     let mut store = store.take_back();
     if finished.stuck {
-        report::say("some of the command's processes cannot be killed; the lock is left to run out by itself");
+        let why = "some of the command's processes cannot be killed; the lock is left to run out by itself";
+        run.teller.tell(Event::Failed { why });
     } else if finished.why == Some(Why::Lost) {
         // What may be left of it is taken back, but it is no news if that fails too.
         let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
@@ -72,7 +76,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     // The lock is free: nobody had to wait for our own processes to end.
     drop(guardian);
     keeper.map_or(Ok(()), Keeper::finish)?;
-    Ok(run.outcome(finished))
+    Ok(outcome(finished))
 }
 
 /// A plan that is being carried out.
@@ -80,6 +84,7 @@ struct Run<'a> {
     plan: &'a Plan,
     claim: Claim,
     outer: Outer,
+    teller: Arc<Teller>,
     launch: Launch,
 }
 
@@ -88,7 +93,7 @@ impl<'a> Run<'a> {
         let claim = Claim {
             key: plan.key.clone(),
             token: Token::random(),
-            ttl: plan.expires.then_some(plan.terms.ttl),
+            ttl: if plan.expires { Ttl::Lasts(plan.terms.ttl) } else { Ttl::None },
             holder: Holder::this_run(&plan.argv),
             slots: plan.slots,
             by_hand: false,
@@ -104,7 +109,22 @@ impl<'a> Run<'a> {
             max_runtime: plan.max_runtime,
             descendants: plan.descendants,
         };
-        Run { plan, claim, outer, launch }
+        let teller = Teller::new(plan.key.clone(), plan.verbosity).with_journal(plan.events.as_deref(), &claim.holder);
+        Run { plan, claim, outer, teller: Arc::new(teller), launch }
+    }
+
+    /// Takes the lock, or the next value of a sequence, and what was made ready for COMMAND meanwhile.
+    fn take(&mut self, store: &mut dyn Store, signals: &Signals) -> Result<(Grant, Option<Prepared>), Outcome> {
+        if let Some(sequence) = &self.plan.sequence {
+            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
+            self.launch.env.push(("LOCKRUN_SLOT", value));
+            return Ok((grant, None));
+        }
+        let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
+        let mut readiness = Readiness::new(&self.launch, signals);
+        let ready = Some(&mut readiness);
+        let grant = acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, ready)?;
+        Ok((grant, readiness.guardian()))
     }
 
     /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
@@ -113,7 +133,7 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         Provisions::new().map(Some).map_err(|error| {
-            report::error(&error);
+            self.teller.fail(&error);
             Outcome::Failed
         })
     }
@@ -132,26 +152,24 @@ impl<'a> Run<'a> {
             }
         };
         let program = escaped(&self.plan.argv[0].to_string_lossy());
-        started.inspect(|_| self.tell(&format!("{program} started"))).map_err(|failure| match failure {
-            StartFailure::NotFound => {
-                report::say(&format!("cannot run {program}: there is no such program"));
-                Outcome::NotFound
-            }
-            StartFailure::CannotExecute(errno) => {
-                report::say(&format!("cannot run {program}: {}", errno.desc()));
-                Outcome::CannotExecute
-            }
-            StartFailure::TooLate => {
-                report::say(&format!(
-                    "the lock \"{}\" came too late to be of use; the command was not started",
-                    self.key()
-                ));
-                Outcome::StoreFailed
-            }
-            StartFailure::Preparing(errno) => {
-                report::say(&format!("cannot start a process for {program}: {}", errno.desc()));
-                Outcome::Failed
-            }
+        started.inspect(|_| self.teller.tell(Event::Started { program: &program })).map_err(|failure| {
+            let (why, outcome) = match failure {
+                StartFailure::NotFound => {
+                    (format!("cannot run {program}: there is no such program"), Outcome::NotFound)
+                }
+                StartFailure::CannotExecute(errno) => {
+                    (format!("cannot run {program}: {}", errno.desc()), Outcome::CannotExecute)
+                }
+                StartFailure::TooLate => (
+                    format!("the lock \"{}\" came too late to be of use; the command was not started", self.key()),
+                    Outcome::StoreFailed,
+                ),
+                StartFailure::Preparing(errno) => {
+                    (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
+                }
+            };
+            self.teller.tell(Event::Failed { why: &why });
+            outcome
         })
     }
 
@@ -166,12 +184,17 @@ impl<'a> Run<'a> {
         let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else { return Ok(None) };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
-        Keeper::start(provisions, store, self.claim.clone(), lease, control).map(Some)
+        Keeper::start(provisions, store, self.claim.clone(), lease, control, Arc::clone(&self.teller)).map(Some)
     }
 
     /// How to let go of the lock, after COMMAND has ended so.
     fn parting(&self, ending: Option<Ending>) -> Parting {
-        let stays = if self.plan.keep && ending == Some(Ending::Exited(0)) {
+        let succeeded = ending == Some(Ending::Exited(0));
+        let keep = match &self.plan.sequence {
+            Some(sequence) => sequence.keep_on_failure && !succeeded,
+            None => self.plan.keep && succeeded,
+        };
+        let stays = if keep {
             Stays::Kept(self.claim.ttl)
         } else if self.plan.min_hold > Duration::ZERO {
             Stays::AtLeast(self.plan.min_hold)
@@ -184,53 +207,44 @@ impl<'a> Run<'a> {
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.
     fn release(&self, store: &mut dyn Store, parting: Parting) {
         match store.release(&self.claim.key, &self.claim.token, parting) {
-            Ok(_) => self.tell(&match parting {
-                Parting::Run { stays: Stays::Kept(_), .. } => format!("lock \"{}\" kept", self.key()),
-                _ => format!("lock \"{}\" released", self.key()),
+            Ok(_) => self.teller.tell(match parting {
+                Parting::Run { stays: Stays::Kept(_), .. } => Event::Kept,
+                Parting::Run { stays: Stays::AtLeast(min_hold), .. } => Event::Released { min_hold },
+                _ => Event::Released { min_hold: Duration::ZERO },
             }),
             Err(error) => {
                 let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
                 let failed = format!("cannot release the lock \"{}\", which stays {lasts}", self.key());
-                report::error(&error.context(failed));
+                self.teller.fail(&error.context(failed));
             }
         }
     }
 
-    /// Says how COMMAND ended, if it was asked for.
+    /// Tells how COMMAND ended.
     fn tell_how_it_ended(&self, finished: Finished) {
-        match finished.command {
-            Some(Ending::Exited(status)) => self.tell(&format!("the command finished with status {status}")),
-            Some(Ending::Signaled(signal)) => self.tell(&format!("the command was ended by signal {signal}")),
-            None => {}
-        }
-    }
-
-    /// What has come of it.
-    fn outcome(&self, finished: Finished) -> Outcome {
-        match (finished.why, finished.command) {
-            (Some(Why::Lost), _) => Outcome::Lost,
-            (Some(Why::TimedOut), _) => {
-                let span = humantime::format_duration(self.plan.max_runtime.unwrap_or_default());
-                report::say(&format!("the command was stopped: --max-runtime {span} has passed"));
-                Outcome::TimedOut
+        match finished.why {
+            Some(Why::Lost) => self.teller.tell(Event::Killed(Reason::Lost)),
+            Some(Why::TimedOut) => {
+                let span = self.plan.max_runtime.unwrap_or_default();
+                self.teller.tell(Event::Killed(Reason::TimedOut(span)));
             }
-            (Some(Why::Unguarded | Why::Orphaned), _) => {
-                report::say("the guardian process was killed, and the command with it");
-                Outcome::Failed
-            }
-            (Some(Why::LeftBehind) | None, Some(ending)) => Outcome::Ended(ending),
-            (Some(Why::LeftBehind) | None, None) => Outcome::Failed,
+            Some(Why::Unguarded | Why::Orphaned) => self.teller.tell(Event::Killed(Reason::Unguarded)),
+            Some(Why::LeftBehind) | None => {}
         }
-    }
-
-    /// Says what happens, if it was asked for.
-    fn tell(&self, text: &str) {
-        if self.plan.verbosity == Verbosity::Verbose {
-            report::say(text);
-        }
+        self.teller.tell(Event::Finished(finished.command));
     }
 
     fn key(&self) -> String {
         escaped(self.plan.key.as_str())
+    }
+}
+
+/// What has come of a run that ended so.
+fn outcome(finished: Finished) -> Outcome {
+    match (finished.why, finished.command) {
+        (Some(Why::Lost), _) => Outcome::Lost,
+        (Some(Why::TimedOut), _) => Outcome::TimedOut,
+        (Some(Why::LeftBehind) | None, Some(ending)) => Outcome::Ended(ending),
+        (Some(Why::Unguarded | Why::Orphaned), _) | (Some(Why::LeftBehind) | None, None) => Outcome::Failed,
     }
 }

@@ -1,6 +1,10 @@
-//! What the user has set, wherever it was set: on the command line, or in a `LOCKRUN_…` variable. The command line wins.
+//! What the user has set, wherever it was set: on the command line, in a `LOCKRUN_…` variable, in the user's configuration file
+//! or in the system's. The first of them wins.
 //!
-//! Pure, but for the file that `--store-file` names, which a function reads that is handed in.
+//! Pure but for [`files`], which reads the configuration, and the file that `--store-file` names, which a function reads that
+//! is handed in.
+
+pub mod files;
 
 mod layer;
 mod shared;
@@ -13,7 +17,9 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 
-pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, Ttl, at_least_a_moment};
+pub use shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, at_least_a_moment};
+
+pub use crate::lease::Ttl;
 
 use crate::duration;
 use layer::{Environment, Layer, Typed};
@@ -47,13 +53,16 @@ pub struct Settings<'a> {
 }
 
 impl<'a> Settings<'a> {
-    /// The settings in the matches of a command's definition and in the environment.
+    /// The settings in the matches of a command's definition, in the environment and in configuration files.
     pub fn new(
         matches: &'a ArgMatches,
         environment: &'a dyn Fn(&str) -> Option<OsString>,
+        files: Vec<files::File>,
         read_file: ReadFile<'a>,
     ) -> Self {
-        Settings { matches, layers: vec![Box::new(Typed(matches)), Box::new(Environment(environment))], read_file }
+        let mut layers: Vec<Box<dyn Layer + 'a>> = vec![Box::new(Typed(matches)), Box::new(Environment(environment))];
+        layers.extend(files.into_iter().map(|file| -> Box<dyn Layer> { Box::new(file) }));
+        Settings { matches, layers, read_file }
     }
 
     /// The matches of the command line, for what can be set nowhere else.

@@ -15,6 +15,7 @@ use crate::duration;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
@@ -27,8 +28,8 @@ pub struct Claim {
     pub key: Key,
     /// The name of this one acquisition. Every later change is checked against it.
     pub token: Token,
-    /// How long a lease lasts from one renewal; `None`: it never expires.
-    pub ttl: Option<Duration>,
+    /// How long the lease lasts from one renewal.
+    pub ttl: Ttl,
     /// Who asks.
     pub holder: Holder,
     /// How many may hold the lock at once, at least 1.
@@ -134,8 +135,8 @@ pub enum Stays {
     Not,
     /// Until it has been held for so long.
     AtLeast(Duration),
-    /// Until it is released by its token, or so long from now on (`None`: for ever).
-    Kept(Option<Duration>),
+    /// Until it is released by its token, or so long from now on.
+    Kept(Ttl),
 }
 
 /// What came of letting go of a lock.
@@ -169,6 +170,38 @@ pub enum TakenAway {
     },
 }
 
+/// Which value of a sequence is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The first that nobody has reserved, `step` after the last one, and so on; `from` if there has been none.
+    Next {
+        /// The first value of all.
+        from: i64,
+        /// From one value to the next. Not 0.
+        step: i64,
+    },
+    /// This one.
+    Value {
+        /// The value.
+        value: String,
+        /// The last one, from which it was found; `None` if there has been none.
+        after: Option<String>,
+    },
+}
+
+/// What came of reserving a value of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// It is ours.
+    Mine(Grant, String),
+    /// Somebody else has reserved it.
+    Taken,
+    /// There is no integer after this value, or it is none.
+    NoNext(String),
+    /// The last value is this one, not the one after which a value was wanted.
+    Moved(Option<String>),
+}
+
 /// What is known of one key. Times are milliseconds of Unix time on the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyStatus {
@@ -184,12 +217,14 @@ pub struct KeyStatus {
     pub waiters: Vec<Waiting>,
     /// The last run, or lock taken by hand, that is over.
     pub last: Option<Past>,
+    /// The last value of its sequence that was used, if it has one.
+    pub value: Option<String>,
 }
 
 impl KeyStatus {
     /// What is known of a key that was never used.
     pub fn never_used(key: Key) -> Self {
-        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None }
+        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None, value: None }
     }
 }
 
@@ -206,6 +241,8 @@ pub struct Holding {
     pub fence: u64,
     /// The slot, from 0.
     pub slot: u32,
+    /// The value of the sequence that it has reserved, if it has.
+    pub value: Option<String>,
     /// Whether the lock was taken away, and is only held until the command is dead.
     pub taken_away: bool,
 }
@@ -267,12 +304,16 @@ pub trait Store: Send {
     /// lockrun ends the wait.
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError>;
 
-    /// Prolongs the lease by `ttl` from now (`Some(None)`: for ever; `None`: by as long as it was taken for). Never creates a
-    /// lock that is not there.
-    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError>;
+    /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+
+    /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
+    /// run that has one is released and its command has succeeded, the value becomes the last one, unless that of a run that
+    /// began later has.
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError>;
 
     /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;

@@ -6,6 +6,7 @@
 pub mod name;
 pub mod text;
 
+mod descriptions;
 mod options;
 mod run;
 mod subcommands;
@@ -13,6 +14,7 @@ mod words;
 
 use clap::{Arg, Command};
 
+use descriptions::described;
 pub use run::command;
 pub use subcommands::Subcommand;
 pub use words::tie_wait;
@@ -26,36 +28,34 @@ pub const GENERATE: &str = "generate";
 /// What `--wait` means without a duration.
 pub const FOR_EVER: &str = "forever";
 
-/// The definition of a run with what only the help, the manual and the completions show, and a run need not pay for.
+/// The definition of a run with what only the help, the manual, the completions and messages show: a run need not pay for it.
 pub fn documented() -> Command {
-    command()
-        .after_long_help(format!(
-            "Exit status:\n{}\nCOMMAND finds in its environment:\n{}\n{}\n\n{}",
+    described(command()).about(text::ABOUT).long_about(text::LONG_ABOUT).override_usage(text::USAGE).after_long_help(
+        format!(
+            "Exit status:\n{}\nCOMMAND finds in its environment:\n{}\n{}\n\n{}\n\nFiles:\n{}\n{}",
             table(&text::EXIT_STATUS),
             table(&text::ENVIRONMENT),
             text::DURATIONS,
-            text::VARIABLES
-        ))
-        .disable_help_subcommand(true)
-        .subcommand_help_heading("Other commands, by the first word")
-        .subcommands(Subcommand::ALL.map(documented_subcommand))
-        .subcommand(help())
+            text::SETTINGS,
+            table(&text::FILES),
+            text::FILE_FORMAT
+        ),
+    )
 }
 
-/// The definition of a subcommand with what the help shows beside the options.
-pub fn documented_subcommand(subcommand: Subcommand) -> Command {
-    let definition = subcommand.definition();
-    let exit_status = table(subcommand.exit_status());
-    definition.after_long_help(format!(
-        "Exit status:\n{exit_status}\n{}\n\n{}",
-        text::DURATIONS,
-        text::SHARED_VARIABLES
-    ))
+/// The same, and the subcommands. Not to parse with: a COMMAND of such a name would be taken for one.
+pub fn all() -> Command {
+    documented()
+        .disable_help_subcommand(true)
+        .subcommand_help_heading("Other commands, by the first word")
+        .subcommands(Subcommand::ALL.map(Subcommand::definition))
+        .subcommand(help())
 }
 
 /// Terms with their meanings, in columns.
 fn table(rows: &text::Table) -> String {
-    rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<15}{meaning}\n"))
+    let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or_default().max(15);
+    rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<width$}{meaning}\n"))
 }
 
 /// The definition of the subcommand that prints the help of another.
@@ -83,8 +83,17 @@ mod tests {
     #[test]
     fn the_definitions_are_sound() {
         command().debug_assert();
-        documented().debug_assert();
+        all().debug_assert();
         help().debug_assert();
         generate().debug_assert();
+    }
+
+    #[test]
+    fn everything_is_described() {
+        for command in [all()].iter().chain(all().get_subcommands()) {
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
+            }
+        }
     }
 }

@@ -31,3 +31,8 @@ pub const FENCE: &str = "fence";
 pub const NOW: &str = "now";
 pub const OLDER_THAN: &str = "older-than";
 pub const DRY_RUN: &str = "dry-run";
+
+pub const FROM: &str = "from";
+pub const STEP: &str = "step";
+pub const NEXT: &str = "next";
+pub const ON_FAILURE: &str = "on-failure";

@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 
 use clap::{Arg, Command};
 
-use super::name;
-use super::options::{self, heading, option, switch};
-use super::text::Table;
+use super::descriptions::described;
+use super::options::{self, option, switch};
+use super::text::{self, Table};
+use super::{name, table};
 
 /// One of lockrun's other commands. Only the first word of a command line names one: a COMMAND to run cannot stand there,
 /// since `--key` comes before it.
@@ -18,6 +19,8 @@ pub enum Subcommand {
     Renew,
     /// Lets go of a lock.
     Release,
+    /// Runs a command with the next value of a sequence.
+    Reserve,
     /// Says who holds what.
     Status,
     /// Takes a lock away from its holder.
@@ -28,7 +31,7 @@ pub enum Subcommand {
     Prune,
 }
 
-use Subcommand::{Acquire, Break, Doctor, Prune, Release, Renew, Status};
+use Subcommand::{Acquire, Break, Doctor, Prune, Release, Renew, Reserve, Status};
 
 /// What a person is told of a subcommand.
 struct Words {
@@ -47,7 +50,7 @@ const FAILED: (&str, &str) = ("125", "lockrun itself failed");
 
 impl Subcommand {
     /// All of them, in the order in which the help lists them.
-    pub const ALL: [Subcommand; 7] = [Acquire, Renew, Release, Status, Break, Doctor, Prune];
+    pub const ALL: [Subcommand; 8] = [Acquire, Renew, Release, Reserve, Status, Break, Doctor, Prune];
 
     /// The one with this name.
     pub fn named(word: &OsStr) -> Option<Self> {
@@ -67,37 +70,52 @@ impl Subcommand {
     /// The definition of what can be typed after its name.
     pub fn definition(self) -> Command {
         let words = self.words();
-        let arguments: Vec<Arg> = match self {
-            Acquire => [options::key()]
-                .into_iter()
-                .chain(options::store())
-                .chain([
-                    options::slots(),
-                    token("A token of your own choice in place of a random one: letters, digits and . _ : -"),
-                ])
-                .chain(options::held())
-                .chain([options::ttl(), options::store_timeout()])
-                .chain(options::output())
-                .chain([json(), export()])
-                .collect(),
-            Renew => held_lock().chain([new_ttl(), options::store_timeout()]).collect(),
-            Release => held_lock().chain([options::store_timeout()]).chain(options::output()).collect(),
-            Status => [options::key().help("This lock alone").long_help("This lock alone.")]
-                .into_iter()
-                .chain(options::store())
-                .chain([options::store_timeout(), json()])
-                .collect(),
-            Break => [options::key()].into_iter().chain(options::store()).chain(breaking()).collect(),
-            Doctor => options::store().into_iter().chain([options::store_timeout()]).collect(),
-            Prune => options::store().into_iter().chain(pruning()).collect(),
+        let key_of_held = |arg: Arg| arg.help("The lock's name; else LOCKRUN_KEY").long_help(None);
+        let command = Command::new(words.name).args(options::store());
+        let command = match self {
+            Acquire => command
+                .arg(options::key())
+                .args(options::held())
+                .args([option(name::SLOTS), option(name::TTL), option(name::TOKEN)])
+                .args([switch(name::JSON), switch(name::EXPORT)])
+                .args(options::output()),
+            Renew => command.args([options::key(), option(name::TOKEN), option(name::TTL)]),
+            Release => command.args([options::key(), option(name::TOKEN)]).args(options::output()),
+            Reserve => command
+                .arg(options::key())
+                .args([option(name::FROM), option(name::STEP), option(name::NEXT), option(name::ON_FAILURE)])
+                .args(options::lease_and_command())
+                .args(options::output()),
+            Status => command.args([options::key(), switch(name::JSON)]),
+            Break => command.args([options::key(), option(name::FENCE), switch(name::NOW)]),
+            Doctor => command,
+            Prune => command.args([option(name::OLDER_THAN), switch(name::DRY_RUN)]),
         };
-        Command::new(words.name)
+        let command = described(if self == Reserve { command } else { command.arg(option(name::STORE_TIMEOUT)) });
+        let command = match self {
+            Acquire => command.mut_arg(name::TOKEN, |arg| {
+                arg.help("A token of your own choice in place of a random one: letters, digits and . _ : -")
+            }),
+            Renew => command.mut_arg(name::KEY, key_of_held).mut_arg(name::TTL, |arg| {
+                arg.help("The lease's new length, at least 1s; none: it never expires  [default: as it was taken for]")
+                    .long_help(None)
+            }),
+            Release => command.mut_arg(name::KEY, key_of_held),
+            Status => command.mut_arg(name::KEY, |arg| arg.help("This lock alone").long_help(None)),
+            Break | Doctor | Prune | Reserve => command,
+        };
+        command
             .bin_name(format!("lockrun {}", words.name))
             .display_name(words.page)
             .about(words.about)
             .long_about(format!("{}.\n\n{}", words.about, words.more))
             .override_usage(words.usage)
-            .args(arguments)
+            .after_long_help(format!(
+                "Exit status:\n{}\n{}\n\n{}",
+                table(self.exit_status()),
+                text::DURATIONS,
+                text::SHARED_SETTINGS
+            ))
     }
 
     /// Its exit statuses and what they mean.
@@ -110,6 +128,16 @@ impl Subcommand {
             FAILED,
         ];
         const HELD: &Table = &[OK, BAD_USAGE, STORE_FAILED, NOT_OURS, FAILED];
+        const RESERVE: &Table = &[
+            ("COMMAND's", "it ran and ended; if a signal ended it, lockrun dies of the same signal"),
+            BAD_USAGE,
+            STORE_FAILED,
+            ("79", "the lease was lost while COMMAND ran, and COMMAND was stopped"),
+            ("124", "--max-runtime passed, and COMMAND was stopped"),
+            ("125", "lockrun itself failed, or there is no next value"),
+            ("126", "COMMAND cannot be executed; the value is free again"),
+            ("127", "COMMAND was not found; the value is free again"),
+        ];
         const STATUS: &Table = &[
             ("0", "done; with --key: the lock is free"),
             BAD_USAGE,
@@ -127,6 +155,7 @@ impl Subcommand {
         const OTHER: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
         match self {
             Acquire => ACQUIRE,
+            Reserve => RESERVE,
             Renew | Release => HELD,
             Status => STATUS,
             Break => BREAK,
@@ -158,6 +187,16 @@ impl Subcommand {
                 about: "Let go of a lock that `acquire` has taken",
                 more: "A lock that is not held under the token is not touched. One under which a command of lockrun's \
                        still runs is let go of when that has ended.",
+            },
+            Reserve => &Words {
+                name: "reserve",
+                page: "lockrun-reserve",
+                usage: "lockrun reserve --key KEY --from VALUE [OPTIONS] [--] COMMAND [ARG]...",
+                about: "Run a command with the next value of a sequence that nobody else has reserved",
+                more: "COMMAND finds the value in LOCKRUN_SLOT. It is VALUE for the first run; then the last one and --step, \
+                       or what --next prints. Values that other runs have reserved are passed over. When COMMAND ends \
+                       with 0 the value becomes the last one, unless that of a run that began later has. When it fails \
+                       the last one stays, and the value is reserved until its lease runs out. Nothing is waited for.",
             },
             Status => &Words {
                 name: "status",
@@ -192,53 +231,6 @@ impl Subcommand {
             },
         }
     }
-}
-
-/// A lock that somebody holds under a token.
-fn held_lock() -> impl Iterator<Item = Arg> {
-    [options::key().long_help("The lock's name; else LOCKRUN_KEY.")]
-        .into_iter()
-        .chain([token("The token that `acquire` has printed; else LOCKRUN_TOKEN")])
-        .chain(options::store())
-}
-
-fn token(help: &'static str) -> Arg {
-    option(name::TOKEN, "TOKEN", heading::LOCK).help(help)
-}
-
-fn new_ttl() -> Arg {
-    option(name::TTL, "DURATION", heading::LEASE)
-        .help("The lease's new length, at least 1s; none: it never expires  [default: as it was taken for]")
-}
-
-fn json() -> Arg {
-    switch(name::JSON, heading::OUTPUT).help("Print the answer as JSON")
-}
-
-fn export() -> Arg {
-    switch(name::EXPORT, heading::OUTPUT)
-        .help("Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE")
-}
-
-fn breaking() -> [Arg; 3] {
-    [
-        option(name::FENCE, "N", heading::LOCK)
-            .help("Only if this is still the holder's fence")
-            .long_help("Only if this is still the holder's fence, as `lockrun status` has shown it."),
-        switch(name::NOW, heading::LOCK).help("Free it at once, even where its command could not be told").long_help(
-            "Free the lock at once, even where its holder could not be told: its command may still run beside the \
-                 next one.",
-        ),
-        options::store_timeout(),
-    ]
-}
-
-fn pruning() -> [Arg; 3] {
-    [
-        option(name::OLDER_THAN, "DURATION", heading::LOCK).help("Locks that were not used for that long"),
-        switch(name::DRY_RUN, heading::LOCK).help("Only say what would be removed"),
-        options::store_timeout(),
-    ]
 }
 
 #[cfg(test)]

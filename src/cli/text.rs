@@ -43,10 +43,25 @@ pub const ENVIRONMENT: [(&str, &str); 3] = [
 pub const DURATIONS: &str = "Durations are plain seconds (5, 0.5) or have units (500ms, 30s, 5m, '2h 30m').";
 
 /// Where the options of a run can be set.
-pub const VARIABLES: &str = "Every option but --key can also be set by an environment variable: LOCKRUN_ and its name in \
+pub const SETTINGS: &str = "Every option but --key can also be set by an environment variable: LOCKRUN_ and its name in \
     capitals with _ for -, such as LOCKRUN_STORE, LOCKRUN_STORE_FILE or LOCKRUN_TTL. An option that takes no value is \
-    set to true or false, and --wait to true, to wait for ever, or to a duration. The command line wins.";
+    set to true or false, and --wait to true, to wait for ever, or to a duration. And it can be set in the files below, by \
+    its name. The command line wins over the environment, it over the user's file, it over the system's.";
 
 /// Where the options of a subcommand can be set.
-pub const SHARED_VARIABLES: &str = "The options that lockrun also has when it runs a command can be set in the same \
-    places, such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
+pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set in the same places, \
+    such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
+
+/// The configuration files.
+pub const FILES: [(&str, &str); 2] = [
+    (
+        "$XDG_CONFIG_HOME/lockrun/config.toml",
+        "the user's, in ~/.config/lockrun if XDG_CONFIG_HOME is not set to an absolute path",
+    ),
+    ("/etc/lockrun.toml", "the system's"),
+];
+
+/// What they look like.
+pub const FILE_FORMAT: &str = "They are TOML, one option a line, such as: ttl = \"1m\", kill-after = 5, skip = true, store = \
+    \"redis://redis.example.com\". What is not an option, or has a wrong value, is an error. lockrun warns of a password \
+    that others can read.";

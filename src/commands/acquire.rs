@@ -13,9 +13,11 @@ use crate::escape::json_for_terminals;
 use crate::holder::Holder;
 use crate::outcome::{Ending, Outcome};
 use crate::outer::Outer;
+use crate::report::Verbosity;
 use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
 use crate::store::{Claim, Grant, Parting};
 use crate::supervise::signals::Signals;
+use crate::teller::Teller;
 use crate::token::Token;
 
 /// What it is told, checked.
@@ -23,6 +25,7 @@ struct Options {
     claim: Claim,
     timeout: Duration,
     patience: Patience,
+    verbosity: Verbosity,
     form: Form,
 }
 
@@ -44,17 +47,14 @@ impl Options {
             claim: Claim {
                 key: settings.key()?,
                 token: settings.typed_value(name::TOKEN, Token::parse)?.unwrap_or_else(Token::random),
-                ttl: ttl.length(),
+                ttl,
                 holder: Holder::caller(),
                 slots: settings.slots()?,
                 by_hand: true,
             },
             timeout: settings.store_timeout_within(ttl)?,
-            patience: Patience {
-                on_held: settings.on_held()?,
-                held_status: settings.held_status()?,
-                verbosity: settings.verbosity()?,
-            },
+            patience: Patience { on_held: settings.on_held()?, held_status: settings.held_status()? },
+            verbosity: settings.verbosity()?,
             form: match (settings.typed_switch(name::JSON), settings.typed_switch(name::EXPORT)) {
                 (true, true) => return Err("--json and --export exclude each other".into()),
                 (true, false) => Form::Json,
@@ -68,13 +68,15 @@ impl Options {
 /// Takes the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If it cannot be printed the
 /// lock is let go of again, because nobody could release it. Fails with [`Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let Options { claim, timeout, patience, form } = Options::read(settings)?;
+    let Options { claim, timeout, patience, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;
     let signals = Signals::take_over().context("cannot block signals")?;
-    let grant = match acquire::acquire(&mut *store, &claim, patience, &Outer::of_this_process(), &signals, None) {
-        Ok(grant) => grant,
-        Err(outcome) => return Ok(outcome),
-    };
+    let teller = Teller::new(claim.key.clone(), verbosity);
+    let grant =
+        match acquire::acquire(&mut *store, &claim, patience, &Outer::of_this_process(), &teller, &signals, None) {
+            Ok(grant) => grant,
+            Err(outcome) => return Ok(outcome),
+        };
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
@@ -89,7 +91,7 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
     let text = match form {
         Form::Token => token.to_owned(),
         Form::Json => {
-            let expires_in_ms = claim.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+            let expires_in_ms = claim.ttl.length().map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
             let answer =
                 json!({ "key": key, "token": token, "fence": fence, "slot": slot, "expires_in_ms": expires_in_ms });
             json_for_terminals(&answer.to_string())

@@ -10,10 +10,10 @@ use crate::cli::{self, Subcommand, name};
 /// The script for `shell`. Fails if clap's has not got the places that are put right, as after an upgrade.
 pub fn script(shell: Shell) -> Result<String> {
     let (mut definition, corrections) = match shell {
-        Shell::Bash => (cli::documented(), bash()),
+        Shell::Bash => (cli::all(), bash()),
         // For zsh, clap would take the first positional word for COMMAND and the second for the subcommand.
         Shell::Zsh => (without_command(), zsh()),
-        _ => (cli::documented(), Vec::new()),
+        _ => (cli::all(), Vec::new()),
     };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut definition, "lockrun", &mut script);
@@ -27,7 +27,7 @@ pub fn script(shell: Shell) -> Result<String> {
 
 /// The definition of a run with all its options, but without COMMAND.
 fn without_command() -> Command {
-    let full = cli::documented();
+    let full = cli::all();
     let options = full.get_arguments().filter(|arg| arg.get_id() != name::COMMAND).cloned().collect::<Vec<_>>();
     let subcommands = full.get_subcommands().cloned().collect::<Vec<_>>();
     Command::new("lockrun")

@@ -29,7 +29,7 @@ pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
 
 /// Writes the manual page.
 fn manual(out: &mut impl Write) -> Result<()> {
-    start(&Man::new(cli::documented()), out)?;
+    start(&Man::new(cli::all()), out)?;
     let mut rest = Roff::new();
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     rest.control("SH", ["OTHER COMMANDS"]).text([roman("Each has a manual page of its own.")]);
@@ -38,9 +38,12 @@ fn manual(out: &mut impl Write) -> Result<()> {
         rest.control("TP", []).text([bold(subcommand.page()), roman("(1)")]).text([roman(about)]);
     }
     exit_status(&mut rest, &text::EXIT_STATUS);
-    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::VARIABLES)]);
+    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SETTINGS)]);
     rest.control("PP", []).text([roman("COMMAND finds in its environment:")]);
     table(&mut rest, &text::ENVIRONMENT);
+    rest.control("SH", ["FILES"]);
+    table(&mut rest, &text::FILES);
+    rest.control("PP", []).text([roman(text::FILE_FORMAT)]);
     let pages = Subcommand::ALL.map(|subcommand| format!("{}(1)", subcommand.page())).join(", ");
     rest.control("SH", ["SEE ALSO"]).text([roman(format!("{pages}, flock(1), crontab(5)"))]);
     rest.to_writer(out)?;
@@ -53,7 +56,7 @@ fn page_of(subcommand: Subcommand, out: &mut impl Write) -> Result<()> {
     let mut rest = Roff::new();
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     exit_status(&mut rest, subcommand.exit_status());
-    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SHARED_VARIABLES)]);
+    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SHARED_SETTINGS)]);
     rest.control("SH", ["SEE ALSO"]).text([roman("lockrun(1)")]);
     rest.to_writer(out)?;
     Ok(())

@@ -7,6 +7,7 @@ pub mod generate;
 pub mod prune;
 pub mod release;
 pub mod renew;
+pub mod reserve;
 pub mod status;
 
 mod completions;
@@ -29,6 +30,7 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
         Subcommand::Acquire => acquire::run(settings),
         Subcommand::Renew => renew::run(settings),
         Subcommand::Release => release::run(settings),
+        Subcommand::Reserve => reserve::run(settings),
         Subcommand::Status => status::run(settings),
         Subcommand::Break => break_lock::run(settings),
         Subcommand::Doctor => doctor::run(settings),

@@ -6,14 +6,14 @@ use super::{not_ours, open};
 use crate::escape::escaped;
 use crate::outcome::Outcome;
 use crate::report;
-use crate::settings::{Settings, Ttl};
+use crate::settings::Settings;
 use crate::store::Renewed;
 
 /// Prolongs the lease, by as long as it was taken for or as `--ttl` says. Ends with 79 if it is not ours. Fails with
 /// [`crate::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
-    let ttl = settings.typed_ttl()?.map(Ttl::length);
+    let ttl = settings.typed_ttl()?;
     let mut store = open(settings, None)?;
     let renewed = store.renew(&key, &token, ttl);
     Ok(match renewed.with_context(|| format!("cannot renew the lock \"{}\"", escaped(key.as_str()))) {

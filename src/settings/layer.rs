@@ -6,7 +6,6 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use super::Wrong;
-use crate::cli::name;
 
 /// One place that options come from.
 pub trait Layer {
@@ -23,11 +22,7 @@ pub struct Typed<'a>(pub &'a ArgMatches);
 
 impl Layer for Typed<'_> {
     fn value(&self, name: &str) -> Option<OsString> {
-        if name == name::CONFLICT {
-            return self.0.get_one::<u8>(name).map(|status| status.to_string().into());
-        }
-        let text = |name| self.0.try_get_one::<String>(name).ok().flatten().map(OsString::from);
-        self.0.try_get_one::<OsString>(name).ok().flatten().cloned().or_else(|| text(name))
+        self.0.try_get_one::<OsString>(name).ok().flatten().cloned()
     }
 
     fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {

@@ -8,6 +8,7 @@ use super::{Settings, Wrong};
 use crate::cli::{self, name};
 use crate::duration;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::HELD;
 use crate::report::Verbosity;
 use crate::store::Address;
@@ -31,30 +32,11 @@ pub enum OnHeld {
     Wait(Option<Duration>),
 }
 
-/// How long a lease lasts from one renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ttl {
-    /// That long.
-    Lasts(Duration),
-    /// It never ends by itself.
-    None,
-}
-
 /// Reads a duration that must not be 0. On failure says what is wrong.
 pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
         Duration::ZERO => Err("must be longer than 0".into()),
         span => Ok(span),
-    }
-}
-
-impl Ttl {
-    /// The length; `None`: it never ends.
-    pub fn length(self) -> Option<Duration> {
-        match self {
-            Ttl::Lasts(span) => Some(span),
-            Ttl::None => None,
-        }
     }
 }
 

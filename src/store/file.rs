@@ -21,13 +21,14 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 use super::{
-    Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Stays, Store, StoreError,
-    TakenAway, Wait,
+    Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Reserved, Stays, Store,
+    StoreError, TakenAway, Wait, Wanted,
 };
 use crate::clock::Moment;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::token::Token;
 use directory::Directory;
@@ -93,13 +94,13 @@ impl Store for FileStore {
         bail!("the lock file {} is removed over and over; find out by what", directory.show(&claim.key))
     }
 
-    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Renewed::NotMine(None)) };
         file.edit(|record| {
             drop_ended(record, &file)?;
             let Some(holder) = record.holder(token) else { return Ok(Renewed::NotMine(record.first_held())) };
             if let Some(lease) = &mut holder.lease {
-                let ttl = ttl.unwrap_or(lease.ttl_ms.map(Duration::from_millis));
+                let ttl = ttl.unwrap_or(lease.ttl());
                 *lease = LeaseRecord::new(Moment::now(), ttl)?;
             }
             Ok(Renewed::Mine)
@@ -129,6 +130,26 @@ impl Store for FileStore {
         }
         written.context("cannot write down the run in the lock file")?;
         Ok(Released::Free)
+    }
+
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+        let directory = self.directory()?;
+        for _ in 0..VANISHED_MAX {
+            let file = LockFile::open_or_create(&directory, &claim.key)?;
+            // The turnstile is not ours to wait at: whoever reserves a value finds one at once.
+            let reserved =
+                file.edit(
+                    |record| {
+                        if file.has_a_name()? { reserve(record, &file, claim, wanted).map(Some) } else { Ok(None) }
+                    },
+                )?;
+            let Some(reserved) = reserved else { continue };
+            if let Reserved::Mine(grant, _) = &reserved {
+                self.locked = Some(Locked { file, slot: grant.slot });
+            }
+            return Ok(reserved);
+        }
+        bail!("the lock file {} is removed over and over; find out by what", directory.show(&claim.key))
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
@@ -187,14 +208,15 @@ impl Store for FileStore {
                 drop_ended(record, &file)?;
                 let used_at = record.last.as_ref().map_or(record.fence, |last| last.ended_unix_ms);
                 let unused = Duration::from_millis(record::unix_ms().saturating_sub(used_at)) >= unused_for;
-                Ok(Key::new(record.key.as_ref()).ok().filter(|_| record.holders.is_empty() && unused))
-            })?;
-            if let Some(key) = key {
-                if really {
+                // A sequence is never forgotten: it would begin anew.
+                let is_old = unused && record.holders.is_empty() && record.sequence.is_none();
+                let key = Key::new(record.key.as_ref()).ok().filter(|_| is_old);
+                if really && key.is_some() {
                     directory.remove(&name)?;
                 }
-                forgotten.push(key);
-            }
+                Ok(key)
+            })?;
+            forgotten.extend(key);
         }
         forgotten.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         Ok(forgotten)
@@ -269,6 +291,41 @@ fn take(file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
     })
 }
 
+/// Reserves a value of the key's sequence. Its slot only keeps it taken for as long as the run lives.
+fn reserve(record: &mut Record, file: &LockFile, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+    drop_ended(record, file)?;
+    let last = record.sequence.as_ref().map(|sequence| sequence.last.clone());
+    let is_reserved = |value: &str| record.holders.iter().any(|holder| holder.value.as_deref() == Some(value));
+    let value = match wanted {
+        Wanted::Value { after, .. } if *after != last => return Ok(Reserved::Moved(last)),
+        Wanted::Value { value, .. } if is_reserved(value) => return Ok(Reserved::Taken),
+        Wanted::Value { value, .. } => value.clone(),
+        Wanted::Next { from, step } => {
+            let next_after = |value: &str| value.parse().ok().and_then(|value: i64| value.checked_add(*step));
+            let mut before = last;
+            loop {
+                let next = before.as_deref().map_or(Some(*from), next_after);
+                let Some(next) = next.map(|next| next.to_string()) else {
+                    return Ok(Reserved::NoNext(before.unwrap_or_default()));
+                };
+                if !is_reserved(&next) {
+                    break next;
+                }
+                before = Some(next);
+            }
+        }
+    };
+    let mut slot = 0;
+    while record.holders.iter().any(|holder| holder.slot == slot) || !file.take_slot(slot)? {
+        slot += 1;
+    }
+    let fence = record.add(claim, slot, None);
+    if let Some(holder) = record.holder(&claim.token) {
+        holder.value = Some(value.clone());
+    }
+    Ok(Reserved::Mine(Grant { fence, slot, custody: Custody::Kernel }, value))
+}
+
 /// Forgets the holders that hold nothing any more: whose lease has run out, or whose processes are gone.
 fn drop_ended(record: &mut Record, file: &LockFile) -> Result<(), StoreError> {
     let now = Moment::now();
@@ -300,7 +357,7 @@ fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord
         Stays::Kept(ttl) => Some(LeaseRecord::new(now, ttl)?),
         Stays::AtLeast(span) => {
             let left = span.saturating_sub(holder.held_for(now));
-            if left.is_zero() { None } else { Some(LeaseRecord::new(now, Some(left))?) }
+            if left.is_zero() { None } else { Some(LeaseRecord::new(now, Ttl::Lasts(left))?) }
         }
     })
 }
@@ -328,6 +385,7 @@ fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters
                 expires_in: holder.ends_at().map(|ends_at| ends_at.since(now)),
                 fence: holder.fence,
                 slot: holder.slot,
+                value: holder.value.clone(),
                 taken_away: false,
             });
         }
@@ -338,5 +396,6 @@ fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters
         ended_ms: last.ended_unix_ms,
         ending: last.status.map(Ending::Exited).or(last.signal.map(Ending::Signaled)),
     });
-    Ok(KeyStatus { key, now_ms, fence: record.fence, holders, waiters: waiters.of(file)?, last })
+    let value = record.sequence.as_ref().map(|sequence| sequence.last.clone());
+    Ok(KeyStatus { key, now_ms, fence: record.fence, holders, waiters: waiters.of(file)?, last, value })
 }

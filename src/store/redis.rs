@@ -24,16 +24,19 @@ use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::address::{Endpoint, Server};
-use super::{Acquired, Claim, KeyStatus, Parting, Released, Renewed, Stays, Store, StoreError, TakenAway, Wait};
+use super::{
+    Acquired, Claim, KeyStatus, Parting, Released, Renewed, Reserved, Stays, Store, StoreError, TakenAway, Wait, Wanted,
+};
 use crate::clock::Moment;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
-use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, SETTLE, Script, TAKE_AWAY};
+use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
 
@@ -41,7 +44,7 @@ use waiting::Seen;
 const FLIGHT: usize = 50;
 
 /// The keys that every script is given, as the prelude names them.
-const KEYS: [&str; 7] = ["holders", "info", "fence", "last", "queue", "alive", "box:"];
+const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
 
 /// How long the one to whom a release has handed the lock is left alone, to claim it and to start its command. Only after
 /// that do we look whether it listens, and end: both would take up what it needs, the server and perhaps a processor.
@@ -206,7 +209,7 @@ impl Store for RedisStore {
         self.wait_in_turn(claim, wait)
     }
 
-    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Option<Duration>>) -> Result<Renewed, StoreError> {
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
         let script = self.script(&RENEW, key, token).arg(ttl).take();
         let reply = self.answer(&script)?;
@@ -244,6 +247,19 @@ impl Store for RedisStore {
         }
         self.settle(key, handed);
         released.map_err(|strange| self.is_strange(strange))
+    }
+
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+        let mut script = self.script(&RESERVE, &claim.key, &claim.token);
+        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let script = match wanted {
+            Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
+            Wanted::Value { value, after } => script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()),
+        };
+        let script = script.take();
+        let sent_at = Moment::now();
+        let reply = self.run(&script, self.timeout).map_err(|failure| self.give_up(claim, &failure))?;
+        reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
@@ -329,8 +345,8 @@ impl RedisStore {
 }
 
 /// A ttl as the scripts take it: 0 is for ever.
-fn ttl_ms(ttl: Option<Duration>) -> u64 {
-    ttl.map_or(0, millis)
+fn ttl_ms(ttl: Ttl) -> u64 {
+    ttl.length().map_or(0, millis)
 }
 
 /// A span in whole milliseconds.

@@ -122,11 +122,11 @@ pub enum Woken {
     Signal(c_int),
 }
 
-/// Waits until there is something to read from `source`, until `until`, or until a signal comes that would end lockrun. A
+/// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would end lockrun. A
 /// signal that would stop lockrun does, and the wait goes on after it.
 pub fn wait_for(
     source: Option<BorrowedFd<'_>>,
-    until: Moment,
+    until: Option<Moment>,
     signals: &Signals,
     watcher: &mut (impl Ticking + ?Sized),
 ) -> nix::Result<Woken> {
@@ -143,14 +143,14 @@ pub fn wait_for(
             }
         }
         let now = Moment::now();
-        if now >= until {
+        if until.is_some_and(|until| now >= until) {
             return Ok(Woken::Time);
         }
         if next_tick.is_some_and(|at| now >= at) {
             watcher.tick();
             next_tick = watcher.tick_every().map(|span| now + span);
         }
-        alarm.set(Some(next_tick.map_or(until, |at| at.min(until))))?;
+        alarm.set(next_tick.into_iter().chain(until).min())?;
         let mut fds = vec![readable(signals), readable(&alarm)];
         fds.extend(source.map(|source| PollFd::new(source, PollFlags::POLLIN)));
         match poll(&mut fds, PollTimeout::NONE) {

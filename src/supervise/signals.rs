@@ -63,11 +63,12 @@ impl Signals {
         loop {
             let info = self.read()?;
             let signal = info.ssi_signo.cast_signed();
-            // A write of ours to a closed pipe raises SIGPIPE in our own name, and alarms of ours may have come too late.
-            let own_pipe = signal == libc::SIGPIPE && info.ssi_pid == std::process::id();
+            // A write of ours to a closed pipe, or beyond the limit of a file's size, raises a signal in our own name, and
+            // alarms of ours may have come too late.
+            let own_write = matches!(signal, libc::SIGPIPE | libc::SIGXFSZ) && info.ssi_pid == std::process::id();
             let own_alarm = signal == libc::SIGALRM && info.ssi_code == libc::SI_TIMER;
             let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
-            if !(own_pipe || own_alarm || childs_end) {
+            if !(own_write || own_alarm || childs_end) {
                 let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
                 return Some(Caught { signal, sent });
             }

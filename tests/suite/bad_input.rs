@@ -89,7 +89,7 @@ const BAD_SUBCOMMANDS: &[Case<'static>] = &[
     (&["acquire", "--key", "k", "--ttl", "0.5"], "ttl"),
     (&["acquire", "--key", "k", "--ttl", "2", "--store-timeout", "2"], "--store-timeout"),
     (&["acquire", "--key", "k", "--slots", "0"], "--slots"),
-    (&["acquire", "--key", "k", "--token", "x"], "--token"),
+    (&["acquire", "--key", "k", "--token", "x y"], "--token"),
     (&["acquire", "--key", "k", "--token", ""], "--token"),
     (&["acquire", "--key", "k", "--json", "--export"], "--export"),
     (&["acquire", "--key", "k", "--skip", "-w", "5"], "--skip"),
@@ -100,7 +100,7 @@ const BAD_SUBCOMMANDS: &[Case<'static>] = &[
     (&["acquire", "--key", "k", "--events", "x"], "--events"),
     (&["renew"], "LOCKRUN_KEY"),
     (&["renew", "--key", "k"], "LOCKRUN_TOKEN"),
-    (&["renew", "--key", "k", "--token", "x"], "--token"),
+    (&["renew", "--key", "k", "--token", "x y"], "--token"),
     (&["renew", "--key", "k", "--token", TOKEN, "--ttl", "soon"], "soon"),
     (&["renew", "--token", TOKEN], "key"),
     (&["release"], "LOCKRUN_KEY"),
@@ -242,14 +242,14 @@ fn subcommands() {
 // A run tells its command LOCKRUN_KEY and LOCKRUN_TOKEN. They say what to renew and release, and nothing else.
 #[test]
 fn the_variables_of_a_run() {
-    let inside = Lockrun::bare().env("LOCKRUN_KEY", "outer").env("LOCKRUN_TOKEN", "outer");
+    let inside = Lockrun::bare().env("LOCKRUN_KEY", "outer").env("LOCKRUN_TOKEN", "no token");
     is_refused(inside.clone().arg("acquire").run(), "--key");
     is_refused(inside.clone().arg("break").run(), "--key");
     is_refused(inside.clone().arg("renew").run(), "LOCKRUN_TOKEN");
     is_refused(inside.arg("release").run(), "LOCKRUN_TOKEN");
     // A token is as good as a password.
     for words in
-        [["renew", "--key", "k", "--token", "redis://u:secret@h"], ["acquire", "--key", "k", "--token", "secret"]]
+        [["renew", "--key", "k", "--token", "redis://u:secret@h"], ["acquire", "--key", "k", "--token", "secret word"]]
     {
         let output = Lockrun::bare().args(words).run().exited(64);
         assert!(!output.stderr().contains("secret"), "{output}");

@@ -24,6 +24,7 @@ fn key(status: &KeyStatus) -> Value {
         "holders": status.holders.iter().map(|holding| holder(holding, status.now_ms)).collect::<Vec<_>>(),
         "waiters": status.waiters.iter().map(|waiting| waiter(waiting, status.now_ms)).collect::<Vec<_>>(),
         "last": status.last.as_ref().map(past),
+        "last_value": status.value,
     })
 }
 
@@ -35,7 +36,8 @@ fn holder(holding: &Holding, now_ms: u64) -> Value {
             "held_ms": millis(between(holding.since_ms, now_ms)),
             "expires_in_ms": holding.expires_in.map(millis),
             "fence": holding.fence,
-            "slot": holding.slot,
+            "slot": if holding.value.is_none() { Some(holding.slot) } else { None },
+            "value": holding.value,
             "taken_away": holding.taken_away,
         }),
     )

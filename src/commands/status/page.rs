@@ -26,13 +26,20 @@ pub(super) fn text(status: &KeyStatus) -> String {
             Some(left) => format!("lease ends in {}", span(left)),
             None => "no lease that ends".into(),
         };
-        line("", &format!("{lease}; slot {}, fence {}", holding.slot, holding.fence));
+        let part = match &holding.value {
+            Some(value) => format!("value {}", escaped(value)),
+            None => format!("slot {}", holding.slot),
+        };
+        line("", &format!("{lease}; {part}, fence {}", holding.fence));
     }
     for (place, waiting) in status.waiters.iter().enumerate() {
         let waited = waiting
             .since_ms
             .map_or_else(String::new, |since_ms| format!(", for {}", span(between(since_ms, status.now_ms))));
         line(if place == 0 { "waiting" } else { "" }, &format!("{}{waited}", waiting.who));
+    }
+    if let Some(value) = &status.value {
+        line("sequence", &format!("last value {}", escaped(value)));
     }
     match &status.last {
         Some(last) => {

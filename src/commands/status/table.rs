@@ -46,6 +46,11 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
         || "-".into(),
         |last| format!("{}, {} ago", ending(last.ending), span(between(last.ended_ms, status.now_ms))),
     );
+    let last = match &status.value {
+        Some(value) => format!("{last}, last value {}", escaped(value)),
+        None => last,
+    };
+    let has_slots = status.holders.iter().any(|holding| holding.slot > 0);
     if status.holders.is_empty() {
         return vec![[key, "free".into(), "-".into(), "-".into(), waiting, last, "-".into()]];
     }
@@ -57,7 +62,11 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
             holding.expires_in.map_or_else(|| "-".into(), span),
             waiting.clone(),
             last.clone(),
-            holding.who.to_string(),
+            match &holding.value {
+                Some(value) => format!("value {}: {}", escaped(value), holding.who),
+                None if has_slots => format!("slot {}: {}", holding.slot, holding.who),
+                None => holding.who.to_string(),
+            },
         ]
     });
     holders.collect()
@@ -110,6 +119,7 @@ mod tests {
             expires_in: Some(Duration::from_secs(24)),
             fence: 9,
             slot: 0,
+            value: None,
             taken_away: false,
         };
         let key = Key::new(key.as_ref()).expect("is a key");

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
 use crate::holder::Holder;
+use crate::lease::Ttl;
 use crate::outcome::Ending;
 use crate::store::{Claim, Held};
 use crate::token::Token;
@@ -30,6 +31,19 @@ pub(super) struct Record {
     /// The last run that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) last: Option<LastRecord>,
+    /// Where the key's sequence has got to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sequence: Option<SequenceRecord>,
+}
+
+/// Where a sequence has got to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct SequenceRecord {
+    /// The value that was used last.
+    pub(super) last: String,
+    /// The fence of the run that used it.
+    pub(super) fence: u64,
 }
 
 /// Who holds the lock, and since when.
@@ -40,6 +54,9 @@ pub(super) struct HolderRecord {
     pub(super) fence: u64,
     /// Which of the slots it has.
     pub(super) slot: u32,
+    /// What it has reserved of the key's sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<String>,
     pub(super) who: Holder,
     /// Since when, in milliseconds of the boot clock.
     pub(super) since_boot_ms: u64,
@@ -125,6 +142,7 @@ impl Record {
             token: claim.token.clone(),
             fence: self.fence,
             slot,
+            value: None,
             who: claim.holder.clone(),
             since_boot_ms: boot_ms(Moment::now()),
             since_unix_ms: unix_ms,
@@ -146,6 +164,11 @@ impl Record {
 
     /// Writes down that the run of `holder` is over, and how its command ended, if it was started.
     pub(super) fn note(&mut self, holder: &HolderRecord, ending: Option<Ending>) {
+        // A value that was used is the last one, unless a run that began later has used one already.
+        let later = self.sequence.as_ref().is_some_and(|sequence| sequence.fence > holder.fence);
+        if let (Some(value), Some(Ending::Exited(0)), false) = (&holder.value, ending, later) {
+            self.sequence = Some(SequenceRecord { last: value.clone(), fence: holder.fence });
+        }
         let (status, signal) = match ending {
             Some(Ending::Exited(status)) => (Some(status), None),
             Some(Ending::Signaled(signal)) => (None, Some(signal)),
@@ -187,10 +210,16 @@ impl HolderRecord {
 }
 
 impl LeaseRecord {
-    /// A lease from `now` on, for `ttl`, or without end.
-    pub(super) fn new(now: Moment, ttl: Option<Duration>) -> io::Result<Self> {
-        let until_boot_ms = ttl.map(|ttl| boot_ms(now + ttl));
-        Ok(LeaseRecord { boot: this_boot()?, until_boot_ms, ttl_ms: ttl.map(millis) })
+    /// A lease from `now` on.
+    pub(super) fn new(now: Moment, ttl: Ttl) -> io::Result<Self> {
+        let length = ttl.length();
+        let until_boot_ms = length.map(|length| boot_ms(now + length));
+        Ok(LeaseRecord { boot: this_boot()?, until_boot_ms, ttl_ms: length.map(millis) })
+    }
+
+    /// How long it lasts from one renewal.
+    pub(super) fn ttl(&self) -> Ttl {
+        self.ttl_ms.map_or(Ttl::None, |ttl_ms| Ttl::Lasts(Duration::from_millis(ttl_ms)))
     }
 
     /// Whether it still counts at `now`.

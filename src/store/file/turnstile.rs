@@ -16,9 +16,6 @@ use crate::supervise::interrupt::{Ticking, Woken, wait_for, wait_in_call};
 /// pauses that double from the first to the last. Where the kernel tells us nothing, the last goes on.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// No wait has an end that lies further away than this.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-
 /// What came of looking for a free slot.
 pub(super) enum Found {
     /// We have one.
@@ -95,9 +92,8 @@ pub(super) fn wait(
         if changes.0.is_none() {
             look_again = Some(LOOK_AGAIN.1);
         }
-        let now = Moment::now();
-        let look_at = look_again.map_or(now + FAR, |pause| now + pause);
-        let wake_at = [*until, ends_at].into_iter().flatten().fold(look_at, Moment::min);
+        let look_at = look_again.map(|pause| Moment::now() + pause);
+        let wake_at = [*until, ends_at, look_at].into_iter().flatten().min();
         match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), wake_at, signals, &mut turn)
             .with_context(|| fails(file))?
         {

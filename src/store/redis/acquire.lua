@@ -50,7 +50,9 @@ local function look_again(ticket, expires_in, info)
   local granted = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
   local event = expires_in + 1
   if not redis.call('ZSCORE', QUEUE, granted) then
-    if (cjson.decode(info).ttl or 0) < SHORT then
+    local lease = cjson.decode(info)
+    -- One that nobody renews ends when it says.
+    if not lease.hand and (lease.ttl or 0) < SHORT then
       event = event + AFTER_SHORT
     end
   elseif expires_in > CLAIM_WINDOW - FIRST_LOOK then
@@ -96,12 +98,8 @@ end
 if mine then
   local info = info_of(TOKEN)
   if not info.fence then
-    -- Greater than the last one, and, should that be forgotten, than any that was given out before now.
-    local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
-    redis.call('SET', FENCE, whole(fence))
-    local slot = info.slot or lowest_slot()
-    info = {who = cjson.decode(WHO), since = now, fence = fence, slot = slot, ttl = TTL, hand = HAND or nil}
-    set_info(TOKEN, info)
+    info = {who = cjson.decode(WHO), slot = info.slot or lowest_slot(), hand = HAND or nil}
+    take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end
   redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)

@@ -1,4 +1,5 @@
--- Forgets the key, if it is free, nobody waits for it, and it has not been used for a while.
+-- Forgets the key, if it is free, nobody waits for it, and it has not been used for a while. A sequence is never forgotten: it
+-- would begin anew.
 --
 -- ARGV  1 unused    for so long, in ms
 --       2 really    1: forget it; 0: only tell
@@ -12,6 +13,9 @@ for _, ends in ipairs({redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] o
   if ends == 'inf' or tonumber(ends) > now then
     return 0
   end
+end
+if redis.call('HGET', SEQUENCE, 'last') then
+  return 0
 end
 -- A fence is, as a rule, the time at which it was given out.
 local last = redis.call('GET', LAST)

@@ -11,14 +11,19 @@ pub(super) fn base(prefix: &str, key: &Key) -> String {
 
 /// The pattern, as SCAN takes it, of the fences of all locks: every key that was ever held has one.
 pub(super) fn pattern(prefix: &str) -> String {
+    glob(prefix) + ":{*}:fence"
+}
+
+/// A pattern that only this text matches.
+pub(super) fn glob(text: &str) -> String {
     let mut pattern = String::new();
-    for c in prefix.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
             pattern.push('\\');
         }
         pattern.push(c);
     }
-    pattern + ":{*}:fence"
+    pattern
 }
 
 /// The KEY whose fence has this name; `None` if it is no such name.

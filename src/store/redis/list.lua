@@ -1,8 +1,9 @@
 -- Tells what is known of the key, and changes nothing.
 --
--- Reply {now, fence, holders, waiters, last}
+-- Reply {now, fence, holders, waiters, last, value}
 --       now in ms; fence as text; holders: {{held for, expires in or -1, info, token}, ...}, those who were only granted
---       the lock aside; waiters: JSON of each one's info, the next first; last as JSON, or ''
+--       the lock aside; waiters: JSON of each one's info, the next first; last as JSON, or '';
+--       value: that the sequence was at last, or ''
 
 local holders, queue = {}, {}
 local held = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
@@ -17,4 +18,5 @@ for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
     queue[#queue + 1] = redis.call('HGET', INFO, token) or '{}'
   end
 end
-return {now, redis.call('GET', FENCE) or '0', holders, queue, redis.call('GET', LAST) or ''}
+return {now, redis.call('GET', FENCE) or '0', holders, queue, redis.call('GET', LAST) or '',
+  redis.call('HGET', SEQUENCE, 'last') or ''}

@@ -1,15 +1,17 @@
 -- What the scripts share: it stands in front of each of them. Every script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: hand, let_go, taken};
---                   of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock. slots: how many it lets
---                   hold the lock at once; hand: no command of lockrun's runs under it (any more); let_go: it is released by
---                   hand while one does; taken: who has taken it away; it cannot be renewed
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
+--                   taken}; of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock. slots: how many
+--                   it lets hold the lock at once; value: what it has reserved of the sequence; hand: no command of lockrun's
+--                   runs under it (any more); let_go: it is released by hand while one does; taken: who has taken it away; it
+--                   cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 alive     sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
 --       7 box:      what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
+--       8 sequence  hash: last -> the value that was used last, fence -> of the run that used it; never expires
 --
 -- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; 0: at once, as
 -- when the lock has been granted to it. Waking is a hint: only a claim by the acquire script makes a holder.
@@ -21,7 +23,7 @@
 -- but after GRACE the others pass it by. That a mail was taken proves little: the server hands it to a connection behind
 -- which everything stands still.
 
-local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX = unpack(KEYS)
+local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX, SEQUENCE = unpack(KEYS)
 
 -- For how long a waiter that was granted the lock may take to claim it, and one that is not listening to come back.
 local CLAIM_WINDOW, GRACE = 1400, 500
@@ -208,6 +210,16 @@ local function hand_over()
     first = waiters(1)[1]
   end
   return #granted > 0 and {table.concat(granted, ' '), watch()} or {}
+end
+
+-- Makes `token` a holder with these particulars, beside what all holders have. Gives its fence: greater than the last one, and,
+-- should that be forgotten, than any that was given out before now.
+local function take_hold(token, ttl, info)
+  local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
+  redis.call('SET', FENCE, whole(fence))
+  info.since, info.fence, info.ttl = now, fence, ttl
+  set_info(token, info)
+  return fence
 end
 
 -- Lets the keys expire after the last lease and the last sign of life, so that a crash leaves nothing behind. Not at once: that

@@ -33,7 +33,13 @@ end
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' then
-  note(info, cjson.decode(ENDING))
+  local ending = cjson.decode(ENDING)
+  note(info, ending)
+  -- A value that was used is the last one, unless a run that began later has used one already.
+  local later = info.value and tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0) > info.fence
+  if held and info.value and ending.status == 0 and not later then
+    redis.call('HSET', SEQUENCE, 'last', info.value, 'fence', whole(info.fence))
+  end
 end
 
 local ends

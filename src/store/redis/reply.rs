@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::outcome::Ending;
-use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Past, Released, Renewed, TakenAway, Waiting};
+use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Past, Released, Renewed, Reserved, TakenAway, Waiting};
 use crate::token::Token;
 
 /// An answer that none of our scripts gives.
@@ -51,6 +51,7 @@ struct Info {
     ttl: u64,
     fence: u64,
     slot: u32,
+    value: Option<String>,
     joined: Option<u64>,
     taken: Option<Holder>,
 }
@@ -111,9 +112,24 @@ pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), 
     }
 }
 
+/// Reads the reserve script's reply to a request that left at `sent_at`.
+pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserved, Strange> {
+    match fields(reply) {
+        [Value::Int(1), Value::Int(fence), value] => {
+            let fence = u64::try_from(*fence).map_err(|_| Strange)?;
+            let grant = Grant { fence, slot: 0, custody: Custody::Lease(sent_at) };
+            Ok(Reserved::Mine(grant, text(value).ok_or(Strange)?))
+        }
+        [Value::Int(0)] => Ok(Reserved::Taken),
+        [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(Strange)?)),
+        [Value::Int(3), last] => Ok(Reserved::Moved(text(last).filter(|last| !last.is_empty()))),
+        _ => Err(Strange),
+    }
+}
+
 /// Reads the reply of the script that tells what is known of `key`.
 pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange> {
-    let [Value::Int(now), fence, holders, waiters, last] = fields(reply) else { return Err(Strange) };
+    let [Value::Int(now), fence, holders, waiters, last, value] = fields(reply) else { return Err(Strange) };
     let now_ms = u64::try_from(*now).map_err(|_| Strange)?;
     let holder = |holder: &Value| {
         let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), _] = fields(holder) else {
@@ -126,6 +142,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
             expires_in: millis(*expires_in),
             fence: info.fence,
             slot: info.slot,
+            value: info.value,
             taken_away: info.taken.is_some(),
         })
     };
@@ -146,6 +163,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
         holders: fields(holders).iter().filter_map(holder).collect(),
         waiters: fields(waiters).iter().filter_map(waiter).collect(),
         last,
+        value: text(value).filter(|value| !value.is_empty()),
     })
 }
 

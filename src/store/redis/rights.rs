@@ -5,6 +5,7 @@
 use redis::Cmd;
 
 use super::connection::Failure;
+use super::keys;
 use crate::finding::Finding;
 use crate::store::address::Server;
 
@@ -14,9 +15,10 @@ const KEY: &str = "KEY";
 /// Each command that lockrun sends or that a script of its calls, with the words of a call that does no harm. In this order
 /// none of them finds a key of the wrong type, and nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
 /// SELECT is needed where the URL names a database.
-const COMMANDS: [(&str, &[&str]); 25] = [
+const COMMANDS: [(&str, &[&str]); 27] = [
     ("time", &[]),
     ("eval", &["return 1", "1", KEY]),
+    ("evalsha", &["0000000000000000000000000000000000000000", "1", KEY]),
     ("scan", &["0", "COUNT", "1"]),
     ("get", &[KEY]),
     ("set", &[KEY, "", "XX"]),
@@ -31,7 +33,8 @@ const COMMANDS: [(&str, &[&str]); 25] = [
     ("zscore", &[KEY, "member"]),
     ("hset", &[KEY, "field", "value"]),
     ("hget", &[KEY, "field"]),
-    ("hdel", &[KEY, "field"]),
+    ("hincrby", &[KEY, "number", "1"]),
+    ("hdel", &[KEY, "field", "number"]),
     ("rpush", &[KEY, "letter"]),
     ("lpush", &[KEY, "letter"]),
     ("lindex", &[KEY, "0"]),
@@ -117,14 +120,7 @@ impl Missing {
 
 /// The pattern of an ACL that our keys match.
 fn pattern(prefix: &str) -> String {
-    let mut pattern = String::new();
-    for c in prefix.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern + ":*"
+    keys::glob(prefix) + ":*"
 }
 
 #[cfg(test)]

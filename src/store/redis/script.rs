@@ -21,11 +21,12 @@ pub(super) static ACQUIRE: Script = script!("acquire");
 pub(super) static RENEW: Script = script!("renew");
 pub(super) static RELEASE: Script = script!("release");
 pub(super) static SETTLE: Script = script!("settle");
+pub(super) static RESERVE: Script = script!("reserve");
 pub(super) static LIST: Script = script!("list");
 pub(super) static TAKE_AWAY: Script = script!("take_away");
 pub(super) static FORGET: Script = script!("forget");
 
-static ALL: [&Script; 7] = [&ACQUIRE, &RENEW, &RELEASE, &SETTLE, &LIST, &TAKE_AWAY, &FORGET];
+static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
 
 /// A script.
 pub(super) struct Script {

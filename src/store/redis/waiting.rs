@@ -131,7 +131,7 @@ impl RedisStore {
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
-            if let Woken::Signal(signal) = interrupt::wait_for(None, wake_at, signals, watcher)? {
+            if let Woken::Signal(signal) = interrupt::wait_for(None, Some(wake_at), signals, watcher)? {
                 self.withdraw(claim, doubt);
                 return Ok(Acquired::Interrupted(signal));
             }
@@ -200,7 +200,7 @@ fn pop(
 ) -> Result<Popped, Failure> {
     let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
     connection.send(&command, deadline)?;
-    match interrupt::wait_for(Some(connection.as_fd()), deadline, signals, watcher) {
+    match interrupt::wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
         Ok(Woken::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
         Ok(Woken::Ready) => {}
         Ok(Woken::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),

@@ -9,6 +9,7 @@ use super::super::reply::Asked;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::lease::Ttl;
 use crate::store::{Acquired, Claim, Parting, Released, Renewed, Store, StoreError};
 use crate::token::Token;
 
@@ -28,7 +29,7 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
     let claim = || Claim {
         key: key.clone(),
         token: Token::random(),
-        ttl: Some(TTL),
+        ttl: Ttl::Lasts(TTL),
         holder: Holder::this_run(&["doctor".into()]),
         slots: 1,
         by_hand: true,

@@ -1,0 +1,135 @@
+//! Reserving the next value of a sequence: serial numbers, shards, whatever must not be used twice.
+
+use std::ffi::OsString;
+
+use crate::clock::Moment;
+use crate::escape::escaped;
+use crate::event::Event;
+use crate::outcome::{Ending, Outcome};
+use crate::store::{Claim, Grant, Reserved, Store, StoreError, Wanted};
+use crate::successor::{self, Found};
+use crate::supervise::signals::Signals;
+use crate::teller::Teller;
+
+/// How many values are tried before it is clear that the program finds none that is free.
+const CANDIDATES_MAX: u32 = 10_000;
+
+/// A sequence of values, of which each run takes one.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// How one value follows another, and the first of all.
+    pub order: Order,
+    /// Whether a value whose command has failed stays reserved until its lease runs out.
+    pub keep_on_failure: bool,
+}
+
+/// How one value of a sequence follows another.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// Integers, at equal distances.
+    Step {
+        /// The first of all.
+        from: i64,
+        /// From one to the next; not 0.
+        step: i64,
+    },
+    /// As a program prints them.
+    Program {
+        /// The first of all.
+        from: String,
+        /// It is called with a value, and prints the next.
+        program: OsString,
+    },
+}
+
+/// Reserves the next value of the sequence of the claim's key that nobody else has reserved. Gives what was granted, and the
+/// value. If there is none, it has been said why, and the outcome is what is to be made of it.
+pub fn reserve(
+    store: &mut dyn Store,
+    claim: &Claim,
+    sequence: &Sequence,
+    teller: &Teller,
+    signals: &Signals,
+) -> Result<(Grant, String), Outcome> {
+    let began = Moment::now();
+    let key = escaped(claim.key.as_str());
+    let reserved = match &sequence.order {
+        Order::Step { from, step } => count(store, claim, *from, *step),
+        Order::Program { from, program } => search(store, claim, from, program, signals),
+    };
+    match reserved {
+        Ok((grant, value)) => {
+            let waited = Moment::now().since(began);
+            teller.tell(Event::Acquired { fence: grant.fence, slot: None, value: Some(&value), waited });
+            Ok((grant, value))
+        }
+        Err(Failure::Store(error)) => {
+            teller.fail(&error.context(format!("cannot reserve a value of the sequence \"{key}\"")));
+            Err(Outcome::StoreFailed)
+        }
+        Err(Failure::Nothing(why)) => {
+            teller.tell(Event::Failed { why: &format!("no value of the sequence \"{key}\" is reserved: {why}") });
+            Err(Outcome::Failed)
+        }
+        Err(Failure::Interrupted(signal)) => {
+            teller.tell(Event::Interrupted(signal));
+            Err(Outcome::Ended(Ending::Signaled(signal)))
+        }
+    }
+}
+
+/// Why there is no value.
+enum Failure {
+    Store(StoreError),
+    Nothing(String),
+    Interrupted(i32),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Failure::Store(error)
+    }
+}
+
+/// Lets the store count.
+fn count(store: &mut dyn Store, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
+    match store.reserve(claim, &Wanted::Next { from, step })? {
+        Reserved::Mine(grant, value) => Ok((grant, value)),
+        Reserved::NoNext(last) if last.parse::<i64>().is_ok() => {
+            Err(Failure::Nothing(format!("{last} is the last one, the next would not fit into 64 bits")))
+        }
+        Reserved::NoNext(last) | Reserved::Moved(Some(last)) => {
+            Err(Failure::Nothing(format!("its last value, \"{}\", is no integer; use --next", escaped(&last))))
+        }
+        Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store does not count".into())),
+    }
+}
+
+/// Asks the program for one candidate after the other, until one is free.
+fn search(
+    store: &mut dyn Store,
+    claim: &Claim,
+    from: &str,
+    program: &OsString,
+    signals: &Signals,
+) -> Result<(Grant, String), Failure> {
+    let after = |value: &str| match successor::of(program, value, signals) {
+        Ok(Found::Value(next)) => Ok(next),
+        Ok(Found::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
+        Err(why) => Err(Failure::Nothing(why)),
+    };
+    // As if there had been no value yet: if there has, the store tells which was the last.
+    let (mut last, mut candidate) = (None, from.to_owned());
+    for _ in 0..CANDIDATES_MAX {
+        match store.reserve(claim, &Wanted::Value { value: candidate.clone(), after: last.clone() })? {
+            Reserved::Mine(grant, value) => return Ok((grant, value)),
+            Reserved::Taken => candidate = after(&candidate)?,
+            Reserved::Moved(moved) => {
+                candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), after)?;
+                last = moved;
+            }
+            Reserved::NoNext(_) => return Err(Failure::Nothing("the store counts, but was not asked to".into())),
+        }
+    }
+    Err(Failure::Nothing(format!("of {CANDIDATES_MAX} candidates each was reserved")))
+}

@@ -1,0 +1,55 @@
+-- Reserves a value of the sequence that nobody else has reserved. Asked again under the same token, answers as the first time.
+--
+-- ARGV  1 token     of this reservation
+--       2 ttl       of its lease in ms; 0: it never expires
+--       3 who       JSON of the holder's particulars
+--       4 how       step: the next value that is not reserved, from the last one on; value: this one
+--       5 value     step: the first of all; value: the one that is wanted
+--       6 step      step: from one to the next
+--         after     value: the last one, after which it comes; empty: there is none
+-- Reply {1, fence, value}
+--                   it is ours
+--       {0}         value: it is reserved
+--       {2, last}   step: there is no integer after that one, or it is none itself
+--       {3, last}   value: the last one is another by now; '' if there is none
+
+local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
+
+drop_ended_leases()
+
+-- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer.
+local function next_after(value)
+  redis.call('HSET', SEQUENCE, 'next', value)
+  local sum = redis.pcall('HINCRBY', SEQUENCE, 'next', STEP)
+  return type(sum) == 'number' and redis.call('HGET', SEQUENCE, 'next') or nil
+end
+
+local info = info_of(TOKEN)
+if not (info.value and redis.call('ZSCORE', HOLDERS, TOKEN)) then
+  local last = redis.call('HGET', SEQUENCE, 'last')
+  local reserved = {}
+  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+    reserved[info_of(token).value or ''] = true
+  end
+  local value = VALUE
+  if HOW == 'step' then
+    local before = last
+    value = last and next_after(last) or not last and VALUE
+    while value and reserved[value] do
+      before, value = value, next_after(value)
+    end
+    redis.call('HDEL', SEQUENCE, 'next')
+    if not value then
+      return {2, before}
+    end
+  elseif (last or '') ~= AFTER then
+    return {3, last or ''}
+  elseif reserved[value] then
+    return {0}
+  end
+  info = {who = cjson.decode(WHO), value = value}
+  take_hold(TOKEN, TTL, info)
+end
+redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+expire_keys()
+return {1, info.fence, info.value}

@@ -1,0 +1,285 @@
+//! Configuration files: which counts, and what is said of one that is wrong.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use nix::unistd::Uid;
+use tempfile::TempDir;
+
+use crate::support::fake::{Fake, Manner};
+use crate::support::lockrun::PROGRAM;
+use crate::support::{Holder, Lockrun, Store};
+
+/// A place for configuration that is the test's own.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(TempDir::new().expect("a temporary directory"))
+    }
+
+    /// With this text in the user's file.
+    fn with(text: &str) -> Self {
+        let place = Self::new();
+        place.write(text, 0o600);
+        place
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("lockrun/config.toml")
+    }
+
+    fn write(&self, text: &str, mode: u32) {
+        let file = self.file();
+        fs::create_dir_all(file.parent().expect("a directory")).expect("it is made");
+        fs::write(&file, text).expect("it is written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("our own file");
+    }
+
+    /// The file and a line of it, as messages name them.
+    fn line(&self, line: usize) -> String {
+        format!("{}:{line}: ", self.file().display())
+    }
+
+    /// The call with this place as the user's.
+    fn of(&self, call: Lockrun) -> Lockrun {
+        call.env("XDG_CONFIG_HOME", self.0.path())
+    }
+
+    fn bare(&self) -> Lockrun {
+        self.of(Lockrun::bare())
+    }
+}
+
+/// Calls that see another /etc, with this `lockrun.toml` in it; nothing where the machine does not let us have one.
+struct System(TempDir);
+
+impl System {
+    fn with(text: &str) -> Option<Self> {
+        let etc = TempDir::new().expect("a temporary directory");
+        fs::write(etc.path().join("lockrun.toml"), text).expect("a file");
+        fs::copy("/etc/passwd", etc.path().join("passwd")).expect("there are users");
+        let system = Self(etc);
+        let probe = system.around(&Lockrun::bare(), &["true"]).alone();
+        if probe.status == Some(0) {
+            return Some(system);
+        }
+        println!("not tested, since this machine does not let us mount: {probe}");
+        None
+    }
+
+    /// These words in a mount namespace of their own, with the environment of `call`.
+    fn around(&self, call: &Lockrun, words: &[&str]) -> Lockrun {
+        let unshare: &[&str] = if Uid::effective().is_root() { &["unshare", "-m"] } else { &["unshare", "-rm"] };
+        let etc = self.0.path().to_str().expect("a plain path");
+        let script = "mount --bind \"$0\" /etc && exec \"$@\"";
+        call.clone().command(unshare.iter().chain(&["sh", "-c", script, etc]).chain(words).copied())
+    }
+
+    /// What comes of lockrun with these words.
+    fn run(&self, call: &Lockrun, words: &[&str]) -> crate::support::Output {
+        let words: Vec<&str> = [PROGRAM].iter().chain(words).copied().collect();
+        self.around(call, &words).alone()
+    }
+}
+
+// "The command line wins over the environment, it over the user's file, it over the system's."
+#[test]
+fn the_strongest_place_wins() {
+    let store = Store::file();
+    let user = Place::with("command = 'echo user'");
+    let url = store.url();
+    let words = ["--key", "k", "--store", &url];
+    let call = user.of(Lockrun::bare());
+    call.clone().args(words).run().exited(0).printed("user\n").silent();
+    let call = call.env("LOCKRUN_COMMAND", "echo environment");
+    call.clone().args(words).run().exited(0).printed("environment\n").silent();
+    call.args(words).args(["-c", "echo typed"]).run().exited(0).printed("typed\n").silent();
+
+    let Some(system) = System::with("command = 'echo system'\nttl = '77s'") else { return };
+    let nobody = Lockrun::bare();
+    system.run(&nobody, &words).exited(0).printed("system\n").silent();
+    system.run(&user.bare(), &words).exited(0).printed("user\n").silent();
+    let environment = user.bare().env("LOCKRUN_COMMAND", "echo environment");
+    system.run(&environment, &words).exited(0).printed("environment\n").silent();
+    // What the stronger places do not say, the weaker one does.
+    let bad = ["--key", "k", "--store", &url, "--renew-every", "80s"];
+    system.run(&user.bare(), &bad).exited(64).said("1m 17s");
+}
+
+// The same of options that exclude each other: the strongest place that says anything decides, and can take back.
+#[test]
+fn what_excludes_each_other_is_decided_by_the_strongest_place() {
+    let store = Store::file();
+    let _holder = Holder::new(&store, "held");
+    let user = Place::with("skip = true");
+    let attempt = |call: Lockrun| call.args(["--store", &store.url()]).key("held").command(["echo", "ran"]).run();
+    attempt(user.bare()).exited(0).silent();
+    attempt(user.bare().arg("--fail")).exited(75);
+    attempt(user.bare().env("LOCKRUN_WAIT", "0.1")).exited(75);
+    attempt(user.bare().env("LOCKRUN_SKIP", "false")).exited(75);
+    attempt(user.bare().env("LOCKRUN_FAIL", "true")).exited(75);
+    user.write("wait = 0.1\nconflict-exit-code = 9", 0o600);
+    attempt(user.bare()).exited(9);
+    attempt(user.bare().arg("-E8")).exited(8);
+    attempt(user.bare().arg("--skip")).exited(0).silent();
+    user.write("skip = true\n\nwait = true", 0o600);
+    let output = attempt(user.bare()).exited(64);
+    output.said(&format!("{}skip", user.line(1))).said(&format!("{}wait", user.line(3)));
+
+    let Some(system) = System::with("wait = true\nquiet = true") else { return };
+    let url = store.url();
+    let words = ["--key", "held", "--store", &url, "--", "echo", "ran"];
+    user.write("wait = false", 0o600);
+    system.run(&user.bare(), &words).exited(75).silent();
+    user.write("verbose = true\nwait = '50ms'", 0o600);
+    system.run(&user.bare(), &words).exited(75).said("is held by");
+}
+
+// "`store = "redis://..."`, `store-file = "..."`": a store in a stronger place wins over either in a weaker one.
+#[test]
+fn the_store_is_one_setting_however_it_is_named() {
+    let (one, other) = (Store::file(), Store::file());
+    let user = Place::with(&format!("store = {:?}", one.url()));
+    user.bare().key("k").command(["true"]).run().exited(0).silent();
+    assert!(one.locks().exists());
+    let named = user.0.path().join("store");
+    fs::write(&named, other.url()).expect("a file");
+    let call = user.bare().key("k").env("LOCKRUN_STORE_FILE", &named);
+    call.clone().command(["true"]).run().exited(0).silent();
+    assert!(other.locks().exists());
+    user.write(&format!("store-file = {:?}", named.display().to_string()), 0o644);
+    user.bare().key("k").command(["true"]).run().exited(0).silent();
+}
+
+// "An unknown key is an error (exit 64) that names file and line; so is a wrong type or value; a syntax error likewise",
+// before anything is touched, also by lockrun's other commands.
+#[test]
+fn what_is_wrong_is_named_by_file_and_line() {
+    for (text, line, wanted) in [
+        ("ttl = 30\nfrobnicate = 1", 2, "frobnicate"),
+        ("renew_every = 1", 1, "renew-every is"),
+        ("key = 'k'", 1, "key"),
+        ("\n[run]\nttl = 30", 2, "run"),
+        ("# a comment\n\nttl = true", 3, "ttl: "),
+        ("ttl = 'soon'", 1, "ttl: \"soon\""),
+        ("ttl = 0.5", 1, "ttl: "),
+        ("ttl = -5", 1, "ttl: "),
+        ("renew-every = 0", 1, "renew-every: "),
+        ("wait = 'later'", 1, "wait: "),
+        ("slots = 0", 1, "slots: "),
+        ("conflict-exit-code = 256", 1, "conflict-exit-code: "),
+        ("on-lost = 'explode'", 1, "on-lost: "),
+        ("descendants = 'adopt'", 1, "descendants: "),
+        ("skip = 'true'", 1, "skip: "),
+        ("events = ''", 1, "events: "),
+        ("\n\nttl 30", 3, ""),
+        ("ttl = 30\nttl = 31", 2, ""),
+        ("ttl = \"30", 1, ""),
+        ("\x1b[31m = 1", 1, ""),
+        ("\"\\u001b[31m\" = 1", 1, "not an option"),
+    ] {
+        let user = Place::with(text);
+        let server = Fake::start(Manner::Silent);
+        let call = user.of(Lockrun::at(&server.url())).key("k").command(["echo", "ran"]);
+        let output = call.run().exited(64).printed("").said(&format!("lockrun: {}", user.line(line))).said(wanted);
+        assert_eq!(output.stderr().lines().count(), 1, "{output}");
+        assert!(!output.stderr().contains('\x1b'), "{output}");
+        assert_eq!(server.connections(), 0, "the store was asked");
+    }
+    let user = Place::with("frobnicate = 1");
+    user.bare().args(["status"]).run().exited(64).said(&user.line(1));
+    user.bare().arg("--help").run().exited(0).silent();
+    user.bare().args(["help", "status"]).run().exited(0).silent();
+}
+
+// "`/etc/lockrun.toml:3: ttl: ...`"
+#[test]
+fn the_systems_file_is_named_too() {
+    let Some(system) = System::with("# ours\n\nttl = 'soon'\n") else { return };
+    let words = ["--key", "k", "--", "echo", "ran"];
+    let output = system.run(&Lockrun::bare(), &words).exited(64);
+    output.printed("").said("lockrun: /etc/lockrun.toml:3: ttl: \"soon\" is not a duration");
+}
+
+// "A file that is there but cannot be read is an error too."
+#[test]
+fn what_cannot_be_read_is_an_error() {
+    let user = Place::new();
+    let attempt = || user.bare().key("k").args(["--store", "file:/nonexistent/x"]).command(["echo", "ran"]).run();
+    fs::create_dir_all(user.file()).expect("a directory in its place");
+    attempt().exited(64).said(&user.file().display().to_string());
+    fs::remove_dir(user.file()).expect("our own");
+    fs::write(user.file(), b"ttl = '\xff'").expect("a file");
+    attempt().exited(64).said(&user.file().display().to_string());
+    fs::remove_file(user.file()).expect("our own");
+    std::os::unix::fs::symlink(user.file(), user.file()).expect("a link to itself");
+    attempt().exited(64).said(&user.file().display().to_string());
+}
+
+// "Else ~/.config/lockrun/config.toml; HOME unset or relative XDG: ignored as the spec says."
+#[test]
+fn the_users_file_is_found() {
+    let store = Store::file();
+    let home = TempDir::new().expect("a temporary directory");
+    let directory = home.path().join(".config/lockrun");
+    fs::create_dir_all(&directory).expect("a directory");
+    fs::write(directory.join("config.toml"), "command = 'echo home'").expect("a file");
+    let call = || Lockrun::new(&store).key("k").env("HOME", home.path()).directory(home.path());
+    call().run().exited(0).printed("home\n").silent();
+    call().env("XDG_CONFIG_HOME", "").run().exited(0).printed("home\n");
+    call().env("XDG_CONFIG_HOME", ".config").run().exited(0).printed("home\n");
+    // A directory of its own takes the place of ~/.config, also if there is nothing in it.
+    call().env("XDG_CONFIG_HOME", "/nonexistent").run().exited(64).said("no command");
+    call().env("HOME", "").run().exited(64).said("no command");
+    call().env("HOME", ".").run().exited(64).said("no command");
+}
+
+// A service that has changed its user but not HOME: the file of somebody else, which it cannot even see, is not its own.
+#[test]
+fn the_home_of_another_user_is_not_ours() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let home = TempDir::new().expect("a temporary directory, of mode 0700");
+    // The program itself may lie where only we can see it.
+    let open = TempDir::new().expect("a temporary directory");
+    fs::set_permissions(open.path(), fs::Permissions::from_mode(0o755)).expect("our own");
+    let program = open.path().join("lockrun");
+    fs::copy(PROGRAM, &program).expect("a copy");
+    let program = program.to_str().expect("a plain path");
+    let other = |home: &str| {
+        let words = ["setpriv", "--reuid", "65534", "--clear-groups", program, "--key", "k", "--ttl", "soon", "true"];
+        Lockrun::bare().env("HOME", home).command(words).alone()
+    };
+    let path = home.path().to_str().expect("a plain path");
+    other(path).exited(64).said("soon");
+    // Our own directory that shuts us out is another matter: nobody knows what it says.
+    nix::unistd::chown(home.path(), Some(Uid::from_raw(65534)), None).expect("it is given away");
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o000)).expect("it is closed");
+    other(path).exited(64).said("cannot read ");
+}
+
+// "A file with a password in it that group or others can read draws a warning on stderr", once, and the run goes on.
+#[test]
+fn a_password_that_others_can_read_is_warned_of() {
+    let server = Fake::start(Manner::Silent);
+    let text = format!("ttl = 6\nstore = '{}'", server.url().replace("://", "://user:hushhush@"));
+    for (mode, warns) in [(0o600, false), (0o640, true), (0o604, true)] {
+        let user = Place::new();
+        user.write(&text, mode);
+        let local = Store::file();
+        // Also when another store is used, and nothing but errors is to be said.
+        let call = user.of(Lockrun::new(&local)).key("k").arg("--quiet").command(["echo", "ran"]);
+        let output = call.run().exited(0).printed("ran\n");
+        assert_eq!(output.stderr().lines().count(), usize::from(warns), "{mode:o}: {output}");
+        if warns {
+            let output = output.said(&format!("warning: {}", user.file().display())).said(":2 has a password");
+            assert!(!output.stderr().contains("hushhush"), "{output}");
+        }
+    }
+    let harmless = Place::new();
+    harmless.write(&format!("store = '{}'", Store::file().url()), 0o644);
+    harmless.of(Lockrun::new(&Store::file())).key("k").command(["true"]).run().exited(0).silent();
+}

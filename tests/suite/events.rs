@@ -1,0 +1,317 @@
+//! What a run writes into the file of `--events`, and what happens when it cannot.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::resource::Resource;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::birth::Birth;
+use crate::support::holder::is_free;
+use crate::support::lockrun::PROGRAM;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually};
+
+/// A file for events, and what is in it.
+struct Events(TempDir);
+
+impl Events {
+    fn new() -> Self {
+        Self(TempDir::new().expect("a temporary directory"))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("events")
+    }
+
+    fn of(&self, call: Lockrun) -> Lockrun {
+        call.arg("--events").arg(self.path())
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(self.path()).unwrap_or_default()
+    }
+
+    /// The objects, each of which is a whole line.
+    #[track_caller]
+    fn all(&self) -> Vec<Value> {
+        let text = self.text();
+        assert!(text.is_empty() || text.ends_with('\n'), "{text:?}");
+        let read = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+        text.lines().map(read).collect()
+    }
+
+    /// Their names.
+    #[track_caller]
+    fn names(&self) -> Vec<String> {
+        self.all().iter().map(|event| event["event"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    /// The only one of this name.
+    #[track_caller]
+    fn one(&self, name: &str) -> Value {
+        let all = self.all().into_iter().filter(|event| event["event"] == name);
+        let [one] = &all.collect::<Vec<_>>()[..] else { panic!("not one {name} in {}", self.text()) };
+        one.clone()
+    }
+}
+
+/// The number under this name.
+#[track_caller]
+fn number(event: &Value, name: &str) -> u64 {
+    event[name].as_u64().unwrap_or_else(|| panic!("no {name} in {event}"))
+}
+
+// "Append one JSON object a line: waiting, acquired, started, skipped, lost, killed, finished, released."
+on_every_store!(a_run_tells_its_story, |store| {
+    let events = Events::new();
+    let call = || events.of(Lockrun::new(store)).key("a key");
+    let script = "sleep 0.2; echo \"$LOCKRUN_FENCE $LOCKRUN_TOKEN\"; exit 3";
+    let mut run = call().sh(script).spawn();
+    let pid = run.pid();
+    eventually(LONG, "the run has ended", || run.has_ended());
+    let output = run.wait().exited(3).silent();
+    let (fence, token) =
+        output.stdout().trim().split_once(' ').map(|(f, t)| (f.to_owned(), t.to_owned())).expect("both");
+    assert_eq!(events.names(), ["acquired", "started", "finished", "released"]);
+    let host = nix::unistd::gethostname().expect("a name");
+    let user = Lockrun::bare().command(["id", "-un"]).alone().stdout();
+    for event in events.all() {
+        let time = event["time"].as_str().expect("a time");
+        assert!(time.len() == "2026-11-21T04:30:00.000Z".len() && time.ends_with('Z'), "{time}");
+        assert_eq!(event["key"], "a key");
+        assert_eq!(event["host"], host.to_str().expect("a plain name"));
+        assert_eq!(number(&event, "pid"), u64::from(pid.unsigned_abs()));
+        assert_eq!(event["user"], user.trim());
+        assert!(event["command"].as_str().expect("a command").starts_with("sh -c 'sleep 0.2;"), "{event}");
+        assert_eq!(number(&event, "fence").to_string(), fence);
+        assert!(event["slot"].is_null(), "{event}");
+    }
+    assert!(number(&events.one("acquired"), "waited_ms") < 10_000);
+    let finished = events.one("finished");
+    assert_eq!(number(&finished, "status"), 3);
+    // It is told a little after it was started.
+    assert!((100..10_000).contains(&number(&finished, "ran_ms")), "{finished}");
+    assert!(number(&events.one("released"), "held_ms") >= number(&finished, "ran_ms"));
+    assert!(!events.text().contains(&token), "a token is a secret");
+    let mode = fs::metadata(events.path()).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A second run appends; a variable names the file as well.
+    Lockrun::new(store).key("b").env("LOCKRUN_EVENTS", events.path()).command(["true"]).run().exited(0);
+    assert_eq!(events.all().len(), 8);
+    assert!(number(&events.all()[7], "fence") > 0);
+});
+
+// The same of a lock that somebody else holds.
+on_every_store!(a_held_lock_is_told_with_its_holder, |store| {
+    let mut holder = Holder::new(store, "held");
+    let holder_pid = u64::from(holder.run().pid().unsigned_abs());
+    let is_holder = |event: &Value| {
+        assert_eq!(number(&event["holder"], "pid"), holder_pid, "{event}");
+        assert!(event["holder"]["command"].as_str().expect("a command").ends_with("hold.sh"), "{event}");
+        let _ = number(&event["holder"], "held_ms");
+        assert!(event["fence"].is_null() && event["holder"]["token"].is_null() && event["token"].is_null(), "{event}");
+    };
+    let attempt = |events: &Events, options: &[&str]| {
+        events.of(Lockrun::new(store)).key("held").args(options).command(["echo", "ran"]).run()
+    };
+    let events = Events::new();
+    attempt(&events, &["--fail", "-q"]).exited(75).silent();
+    assert_eq!(events.names(), ["held"]);
+    is_holder(&events.one("held"));
+
+    let events = Events::new();
+    attempt(&events, &["--skip"]).exited(0).silent();
+    assert_eq!(events.names(), ["skipped"]);
+    is_holder(&events.one("skipped"));
+
+    let events = Events::new();
+    attempt(&events, &["--wait", "0.3"]).exited(75);
+    assert_eq!(events.names(), ["waiting", "held"]);
+    is_holder(&events.one("waiting"));
+
+    let events = Events::new();
+    let waiter = events.of(Lockrun::new(store)).key("held").arg("-w").command(["true"]).spawn();
+    eventually(LONG, "it waits", || events.names() == ["waiting"]);
+    std::thread::sleep(Duration::from_millis(300));
+    holder.end();
+    waiter.wait().exited(0).silent();
+    assert_eq!(events.names(), ["waiting", "acquired", "started", "finished", "released"]);
+    assert!(number(&events.one("acquired"), "waited_ms") >= 300);
+});
+
+// A wait that a signal ends is told too, and so is what goes wrong.
+on_every_store!(what_goes_wrong_is_told, |store| {
+    let events = Events::new();
+    events.of(Lockrun::new(store)).key("k").command(["/no/such/program"]).run().exited(127);
+    assert_eq!(events.names(), ["acquired", "failed", "released"]);
+    let failed = events.one("failed");
+    assert!(failed["why"].as_str().expect("why").contains("/no/such/program"), "{failed}");
+
+    let holder = Holder::new(store, "held");
+    let events = Events::new();
+    let waiter = events.of(Lockrun::new(store)).key("held").arg("-w").command(["true"]).spawn();
+    eventually(LONG, "it waits", || events.names() == ["waiting"]);
+    waiter.signal(nix::sys::signal::Signal::SIGTERM);
+    waiter.wait().died_of(nix::sys::signal::Signal::SIGTERM).silent();
+    assert_eq!(events.names(), ["waiting", "interrupted"]);
+    assert_eq!(number(&events.one("interrupted"), "signal"), 15);
+    holder.end();
+
+    let events = Events::new();
+    let call = events.of(Lockrun::new(store)).key("k").args(["--max-runtime", "0.2"]).command(["sleep", "60"]);
+    call.run().exited(124).said("--max-runtime 200ms has passed");
+    assert_eq!(events.names(), ["acquired", "started", "killed", "finished", "released"]);
+    let killed = events.one("killed");
+    assert!(killed["why"].as_str().expect("why").contains("--max-runtime 200ms"), "{killed}");
+    assert_eq!(number(&events.one("finished"), "signal"), 15);
+});
+
+// "lost, killed": at the moment at which it is known, whatever becomes of COMMAND.
+#[test]
+fn a_lost_lease_is_told() {
+    let redis = Redis::start();
+    for (action, status, stops) in [("kill", 79, true), ("warn", 0, false)] {
+        let events = Events::new();
+        let call = events.of(Lockrun::at(&redis.url())).key("k").args(["--ttl", "2s", "--on-lost", action]);
+        let run = call.sh("sleep 2.5").spawn();
+        eventually(LONG, "it runs", || events.names() == ["acquired", "started"]);
+        redis.ask(&["FLUSHALL"]);
+        eventually(LONG, "it is told", || events.names().contains(&"lost".to_owned()));
+        run.wait().exited(status).said("is lost");
+        let lost = events.one("lost");
+        assert_eq!(lost["stops_command"], stops);
+        assert!(lost["why"].as_str().expect("why").contains("not ours any more"), "{lost}");
+        let ended: &[&str] = if stops { &["killed", "finished"] } else { &["finished", "released"] };
+        assert_eq!(events.names()[3..], *ended);
+    }
+    let events = Events::new();
+    redis.kill();
+    let call = events.of(Lockrun::at(&redis.url().replace("://", "://u:hushhush@"))).key("k").command(["true"]);
+    call.run().exited(69);
+    assert_eq!(events.names(), ["failed"]);
+    assert!(!events.text().contains("hushhush"));
+}
+
+// "A URL's password never appears in an event": nor does what could steer a terminal that shows the file.
+#[test]
+fn no_secret_and_nothing_hostile() {
+    let redis = Redis::with_password("hushhush");
+    let events = Events::new();
+    let url = redis.url().replace("://", "://:hushhush@");
+    let hostile = "true \x1b[31m \u{9b}31m \u{202e} \x7f";
+    events.of(Lockrun::at(&url)).key("k").args(["--slots", "3", "-c", hostile]).run();
+    assert_eq!(events.all().len(), 4);
+    assert!(!events.text().contains("hushhush"));
+    assert!(!events.text().contains(['\x1b', '\u{9b}', '\u{202e}', '\x7f']), "{:?}", events.text());
+    assert!(events.one("started")["command"].as_str().expect("a command").contains(hostile));
+    assert_eq!(number(&events.one("started"), "slot"), 0);
+}
+
+// "One write each on an O_APPEND descriptor, so that concurrent runs do not mix."
+#[test]
+fn the_lines_of_many_runs_do_not_mix() {
+    const RUNS: usize = 20;
+    let store = Store::file();
+    let events = Events::new();
+    let long = "x".repeat(400);
+    let start = |n: usize| {
+        events.of(Lockrun::new(&store)).key(format!("{n}-{long}")).arg("-w").command(["true", &long]).spawn()
+    };
+    for run in (0..RUNS).map(start).collect::<Vec<_>>() {
+        run.wait().exited(0).silent();
+    }
+    assert_eq!(events.all().len(), RUNS * 4);
+    for n in 0..RUNS {
+        let prefix = format!("{n}-");
+        let ours = |event: &&Value| event["key"].as_str().expect("a key").starts_with(&prefix);
+        assert_eq!(events.all().iter().filter(ours).count(), 4);
+    }
+}
+
+// "COMMAND must not inherit the descriptor."
+on_every_store!(the_command_does_not_inherit_the_file, |store| {
+    let events = Events::new();
+    let output = events.of(Lockrun::new(store)).key("k").sh("ls -l /proc/self/fd").run().exited(0);
+    assert!(!output.stdout().contains(events.path().to_str().expect("a plain path")), "{output}");
+});
+
+/// The run did as if there were no events, but for one warning.
+#[track_caller]
+fn only_warned(output: Output, wanted: &str) {
+    let output = output.exited(0).printed("ran\n").said("lockrun: warning: cannot write events to ").said(wanted);
+    assert_eq!(output.stderr().lines().count(), 1, "{output}");
+}
+
+fn with_events(store: &Store, path: &Path) -> Lockrun {
+    Lockrun::new(store).key("k").arg("-q").arg("--events").arg(path).command(["echo", "ran"])
+}
+
+// "Never a reason for a run to fail: a warning on stderr, once."
+on_every_store!(a_file_that_cannot_be_written_is_warned_of, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    only_warned(with_events(store, Path::new("/dev/full")).run(), "/dev/full: No space left");
+    only_warned(with_events(store, directory.path()).run(), "Is a directory");
+    only_warned(with_events(store, &directory.path().join("no/such")).run(), "No such file");
+    only_warned(with_events(store, Path::new("/proc/version")).run(), "/proc/version");
+    with_events(store, Path::new("/dev/null")).run().exited(0).silent();
+    assert!(is_free(store, "k"));
+});
+
+// The same of a FIFO that nobody reads, or nobody reads any more, or somebody has stopped to read.
+on_every_store!(a_fifo_is_never_waited_for, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let fifo = directory.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
+    only_warned(with_events(store, &fifo).run(), "nobody reads it");
+
+    let reader = || OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo).expect("a reader");
+    let mut first = reader();
+    let mut run = with_events(store, &fifo).sh("echo ran; sleep 0.7").spawn();
+    run.wait_for_line("ran");
+    let mut text = String::new();
+    eventually(LONG, "the start is told", || {
+        let _ = first.read_to_string(&mut text);
+        text.contains("\"started\"")
+    });
+    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all.
+    drop(first);
+    only_warned(run.wait(), "Broken pipe");
+
+    let full = reader();
+    let writer = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo).expect("a writer");
+    while nix::unistd::write(&writer, &[b'\n'; 512]).is_ok() {}
+    only_warned(with_events(store, &fifo).run(), "too slow");
+    drop(full);
+});
+
+// A limit to the size of files, which a shell may set: beyond it a write raises a signal, which must not reach COMMAND.
+on_every_store!(a_file_that_may_not_grow_is_warned_of, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let path = directory.path().join("events");
+    File::create(&path).expect("a file").set_len(8192).expect("it grows");
+    let limits = vec![(Resource::RLIMIT_FSIZE, 8192, 8192)];
+    let call = with_events(store, &path).sh("echo ran; sleep 0.3").birth(Birth { limits, ..Birth::default() });
+    // The tests' own files, which hold what the run says, are far below the limit.
+    only_warned(call.run(), "File too large");
+});
+
+// Nested runs write into one file, and are told apart by their keys.
+#[test]
+fn nested_runs_share_a_file() {
+    let store = Store::file();
+    let events = Events::new();
+    let inner = format!("{PROGRAM} --store {} --key inner -- true", store.url());
+    Lockrun::new(&store).key("outer").env("LOCKRUN_EVENTS", events.path()).sh(&inner).run().exited(0).silent();
+    for key in ["inner", "outer"] {
+        let all = events.all();
+        let names: Vec<_> = all.iter().filter(|event| event["key"] == key).map(|event| &event["event"]).collect();
+        assert_eq!(names, ["acquired", "started", "finished", "released"], "{key}");
+    }
+}
