@@ -51,8 +51,8 @@ fn lease() -> [Arg; 6] {
                 "Keep the lock at least this long from when it was taken, also when COMMAND has ended before; lockrun \
                  does not wait for that. A guard against clocks that differ between servers whose jobs are short.",
             ),
-        switch(name::KEEP, heading::LEASE).help("Do not let go of the lock when COMMAND has ended").long_help(
-            "Do not let go of the lock when COMMAND has ended: it stays held until its lease runs out, or \
+        switch(name::KEEP, heading::LEASE).help("Do not let go of the lock when COMMAND has ended with 0").long_help(
+            "Do not let go of the lock when COMMAND has ended with status 0: it stays held until its lease runs out, or \
                  `lockrun release` or `lockrun break` frees it.",
         ),
     ]
