@@ -162,8 +162,8 @@ const ALL: [Description; 33] = [
         "Keep the lock at least this long from when it was taken, also when COMMAND has ended before; lockrun does not \
          wait for that. A guard against clocks that differ between servers whose jobs are short.",
     ),
-    switch(name::KEEP, LEASE, "Do not let go of the lock when COMMAND has ended").more(
-        "Do not let go of the lock when COMMAND has ended: it stays held until its lease runs out, or `lockrun release` \
+    switch(name::KEEP, LEASE, "Do not let go of the lock when COMMAND has ended with 0").more(
+        "Do not let go of the lock when COMMAND has ended with status 0: it stays held until its lease runs out, or `lockrun release` \
          or `lockrun break` frees it.",
     ),
     option(name::COMMAND_STRING, "STRING", RUN, "Run STRING by `sh -c`, as flock(1) does")

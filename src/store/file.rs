@@ -73,6 +73,7 @@ impl Store for FileStore {
             let take = || take(&file, claim);
             let passed = match &mut wait {
                 Some(wait) => turnstile::wait(&file, wait, take)?,
+                None if is_full(&file, claim)? => Passed::Held(file.holder()?),
                 None => turnstile::pass(&file, take)?,
             };
             match passed {
@@ -195,6 +196,10 @@ impl Store for FileStore {
         let mut forgotten = Vec::new();
         for name in directory.names()? {
             let Some(file) = LockFile::open(&directory, &name)? else { continue };
+            // Who waits is not to be disturbed for nothing.
+            if file.slot_is_taken(0)? {
+                continue;
+            }
             // Whoever comes to the turnstile behind us finds that the file has lost its name, and makes a new one.
             if !file.enter_now()? || !file.has_a_name()? {
                 continue;
@@ -242,6 +247,21 @@ impl FileStore {
             }
         })
     }
+}
+
+/// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: whoever is there for
+/// a moment sends those to the end of the kernel's queue who are next.
+fn is_full(file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
+    if claim.by_hand {
+        // It may be asked for again under the token of one of them.
+        return Ok(false);
+    }
+    for slot in 0..claim.slots {
+        if !file.slot_is_taken(slot)? {
+            return Ok(false);
+        }
+    }
+    file.has_a_name()
 }
 
 /// Takes the lowest free slot of the claim's. For whoever is past the turnstile.

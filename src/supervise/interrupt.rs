@@ -118,12 +118,14 @@ pub enum Woken {
     Ready,
     /// The time has come.
     Time,
+    /// Lockrun was stopped by the terminal, and goes on.
+    Resumed,
     /// A signal of this number came, which would end lockrun.
     Signal(c_int),
 }
 
-/// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would end lockrun. A
-/// signal that would stop lockrun does, and the wait goes on after it.
+/// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would
+/// end lockrun. A signal that would stop lockrun does, and what has changed meanwhile is for the caller to see.
 pub fn wait_for(
     source: Option<BorrowedFd<'_>>,
     until: Option<Moment>,
@@ -138,6 +140,7 @@ pub fn wait_for(
                 watcher.pause();
                 signals::stop_self();
                 watcher.tick();
+                return Ok(Woken::Resumed);
             } else if signals::is_fatal(caught.signal) {
                 return Ok(Woken::Signal(caught.signal));
             }

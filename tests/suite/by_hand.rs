@@ -98,6 +98,25 @@ on_every_store!(the_answer_for_a_shell, |store| {
     acquire(store, key, &["--export", "--json"]).run().exited(64).said("exclude");
 });
 
+// "Locks by hand from shell scripts": the recipe of the README, however the script ends.
+on_every_store!(a_script_that_locks_by_hand, |store| {
+    let lockrun = crate::support::lockrun::PROGRAM;
+    for (last, ends) in [(":", 0), ("exit 3", 3), ("kill -TERM $$", 143)] {
+        let script = format!(
+            "assignments=$({lockrun} acquire --key index --ttl 10m --wait 10m --export) || exit
+            eval \"$assignments\"
+            trap '{lockrun} release' EXIT
+            trap 'exit 143' TERM
+            {lockrun} renew || exit
+            {lockrun} status --key index >/dev/null && exit 99
+            {last}"
+        );
+        let call = Lockrun::bare().env("LOCKRUN_STORE", store.url()).command(["sh", "-c", &script]);
+        call.alone().exited(ends).printed("").silent();
+        assert!(!is_held(store, "index"), "{last}");
+    }
+});
+
 // "Asked again under the same token": the same lock, the same fence, and no other's.
 on_every_store!(the_same_token_gives_the_same_lock, |store| {
     let ask = |options: &[&str]| acquire(store, "again", &["--json", "--token", "callback:42"]).args(options).run();
@@ -228,6 +247,20 @@ on_every_store!(a_release_waits_for_the_command, |store| {
     run.wait().died_of(Signal::SIGTERM);
     assert!(is_free(store, "busy"));
 });
+
+// "From COMMAND's first instruction until ...": a renewal by hand takes nothing from the lease of a command that runs.
+#[test]
+fn a_running_commands_lease_gets_no_shorter() {
+    let store = Store::redis();
+    let script = "echo $LOCKRUN_TOKEN; echo ready; exec sleep 600";
+    let mut run = Lockrun::new(&store).key("promised").args(["--ttl", "10m"]).sh(script).spawn();
+    run.wait_for_line("ready");
+    let ours = run.stdout().lines().next().expect("a token").to_owned();
+    renew(&store, "promised", &ours, &["--ttl", "1s"]).exited(0).silent();
+    assert!(expires_in(&store, "promised").expect("it ends") > 60_000);
+    renew(&store, "promised", &ours, &["--ttl", "1h"]).exited(0).silent();
+    assert!(expires_in(&store, "promised").expect("it ends") > 600_000);
+}
 
 // "Tokens ... every write checks the token": what is no token is refused before anything is touched.
 on_every_store!(what_is_no_token_is_refused, |store| {

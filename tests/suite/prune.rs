@@ -77,7 +77,7 @@ on_every_store!(nobody_slips_in_meanwhile, |store| {
     let directory = tempfile::TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     // Between `in` and `out` nobody else may write.
-    let script = format!("echo in >>{0}; echo out >>{0}", log.display());
+    let script = format!("echo in >>{0}; sleep 0.005; echo out >>{0}", log.display());
     let once = "for i in 1 2 3 4 5 6 7 8 9 10; do \"$@\" || exit; done";
     let runs: Vec<_> = (0..4)
         .map(|_| Lockrun::new(store).key("race").args(["--wait"]).sh(&script).in_shell(once).spawn_alone())

@@ -102,6 +102,8 @@ pub(super) fn wait(
                 changes.take_in();
                 look_again = Some(LOOK_AGAIN.0);
             }
+            // Our turn is somebody else's: back into the queue.
+            Woken::Resumed => {}
             Woken::Time => look_again = look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1),
         }
     }

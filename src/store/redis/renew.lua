@@ -23,6 +23,11 @@ elseif TTL ~= info.ttl then
   info.ttl = TTL
   set_info(TOKEN, info)
 end
-redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+-- A command counts on the lease that it was promised last: by hand, that gets no shorter.
+if TTL > 0 and (info.hand or (ends ~= 'inf' and now + TTL > tonumber(ends))) then
+  redis.call('ZADD', HOLDERS, whole(now + TTL), TOKEN)
+elseif TTL == 0 then
+  redis.call('ZADD', HOLDERS, '+inf', TOKEN)
+end
 expire_keys()
 return {1}

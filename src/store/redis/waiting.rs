@@ -203,10 +203,13 @@ fn pop(
 ) -> Result<Popped, Failure> {
     let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
     connection.send(&command, deadline)?;
-    match interrupt::wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
-        Ok(Woken::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
-        Ok(Woken::Ready) => {}
-        Ok(Woken::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
+    loop {
+        match interrupt::wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
+            Ok(Woken::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
+            Ok(Woken::Ready) => break,
+            Ok(Woken::Resumed) => {}
+            Ok(Woken::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
+        }
     }
     let reply = connection.receive(&command, deadline)?;
     Ok(Popped::Mail(read_mail(&reply)))
