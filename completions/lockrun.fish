@@ -72,7 +72,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exi
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print the answer as JSON'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r

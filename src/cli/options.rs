@@ -63,7 +63,8 @@ pub fn store() -> [Arg; 2] {
 /// How many may hold it at once.
 pub fn slots() -> Arg {
     option(name::SLOTS, "N", heading::LOCK).help("Up to N hold the lock at once, 1 to 1000  [default: 1]").long_help(
-        "Up to N hold the lock at once, 1 to 1000 [default: 1]. All who use the lock should give the same number.",
+        "Up to N hold the lock at once, 1 to 1000 [default: 1]. Each has a number of its own, from 0 to N-1, the lowest \
+         that is free: LOCKRUN_SLOT. All who use the lock should give the same N.",
     )
 }
 

@@ -217,7 +217,7 @@ fn json() -> Arg {
 
 fn export() -> Arg {
     switch(name::EXPORT, heading::OUTPUT)
-        .help("Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE")
+        .help("Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT")
 }
 
 fn breaking() -> [Arg; 3] {
