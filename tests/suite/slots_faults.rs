@@ -146,6 +146,7 @@ fn the_server_restarts() {
     let gate = Gate::new();
     let mut queue = Queue::new(&store, "faults").with(&["--slots", "3"]).doing(&gate.tell_and_wait());
     queue.join(2);
+    queue.settles();
     redis.kill();
     redis.start_again();
     queue.settles();
