@@ -305,13 +305,13 @@ fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord
     })
 }
 
-/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait.
+/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have inherited it.
 fn keepers(holder: &HolderRecord, file: &LockFile) -> Vec<u32> {
     let pid = i32::try_from(holder.who.pid).ok().filter(|pid| *pid > 0).map(Pid::from_raw);
     if pid.is_some_and(|pid| kill(pid, None) != Err(Errno::ESRCH)) {
         return vec![holder.who.pid];
     }
-    waiters::with_open(file)
+    waiters::with_lock(file, lock_file::byte_of(holder.slot))
 }
 
 /// What is known of one key.

@@ -172,6 +172,12 @@ fn a_slot_stays_with_the_command_of_a_killed_run() {
     let orphan = held[0].leave_an_orphan();
     let try_it = || call.clone().sh("echo $LOCKRUN_SLOT").run();
     try_it().exited(75);
+    // Who wants to end it must not be sent to the other one, which uses the same file.
+    let fence = held[0].fence.to_string();
+    let breaking = Lockrun::bare().arg("break").args(["--store", &store.url(), "--key", "faults", "--fence", &fence]);
+    let output = breaking.run().exited(75);
+    let advice = format!("end it by kill {orphan}\n");
+    assert!(output.stderr().ends_with(&advice), "not {advice:?}: {output}");
     processes::send(orphan, Signal::SIGKILL);
     eventually(LONG, "the command is dead", || !processes::is_alive(orphan));
     eventually(LONG, "its slot is free", || try_it().status == Some(0));
