@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::queue::now;
+use crate::support::resp::Reply;
 use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Queue, Redis, Store, eventually, processes};
@@ -133,6 +134,32 @@ fn a_slot_that_was_not_claimed_is_not_had_later() {
     gate.open();
     let record = SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
     assert_eq!((record.run(1).slot, record.run(0).slot), (0, 1));
+    queue.nothing_is_left();
+}
+
+// "In turn": a slot whose holder died is the first waiter's; one that comes later and finds it passes it on.
+#[test]
+fn a_newcomer_passes_on_the_slot_of_the_dead() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let holder = Slot::take(&call(&store, "2"));
+    let dead = Slot::take(&call(&store, "2").args(["--ttl", "1s"]));
+    let mut queue = Queue::new(&store, "faults").with(&["--slots", "2"]).doing(TELL);
+    queue.join(2);
+    // So that they do not see it by themselves.
+    stop(&mut queue, &[0, 1]);
+    dead.kill();
+    eventually(LONG, "the lease has run out", || {
+        let now = format!("({}", redis.ask(&["TIME"]).list()[0].number() * 1000);
+        redis.ask(&["ZCOUNT", "lockrun:{faults}:holders", &now, "+inf"]).number() == 1
+    });
+    let first = redis.ask(&["ZRANGE", "lockrun:{faults}:queue", "0", "0"]).list()[0].text().to_owned();
+    call(&store, "2").sh(":").run().exited(75);
+    let granted = redis.ask(&["ZSCORE", "lockrun:{faults}:holders", &first]);
+    assert!(matches!(granted, Reply::Text(_)), "the slot stays unused: {granted:?}");
+    queue.signal_all(Signal::SIGCONT);
+    SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
+    holder.end();
     queue.nothing_is_left();
 }
 
