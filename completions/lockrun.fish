@@ -45,7 +45,7 @@ kill\t''"
 complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append what happens to FILE, one JSON object a line' -r -F
 complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently'
-complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Do not let go of the lock when COMMAND has ended'
+complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Do not let go of the lock when COMMAND has ended with 0'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -71,7 +71,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'A 
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print the answer as JSON'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Say nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -102,7 +102,8 @@ const ALL: [Description; 33] = [
     .more("Read the store's URL from the file PATH, so that no password stands in ps or a crontab.")
     .hint(ValueHint::FilePath),
     option(name::SLOTS, "N", LOCK, "Up to N hold the lock at once, 1 to 1000  [default: 1]").more(
-        "Up to N hold the lock at once, 1 to 1000 [default: 1]. All who use the lock should give the same number.",
+        "Up to N hold the lock at once, 1 to 1000 [default: 1]. Each has a number of its own, from 0 to N-1, the lowest that \
+         is free: LOCKRUN_SLOT. All who use the lock should give the same N.",
     ),
     option(name::FROM, "VALUE", LOCK, "The first value of all"),
     option(name::STEP, "N", LOCK, "From one value to the next: an integer, which may be negative  [default: 1]"),
@@ -192,7 +193,7 @@ const ALL: [Description; 33] = [
     switch(
         name::EXPORT,
         OUTPUT,
-        "Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE",
+        "Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT",
     ),
     option(name::EVENTS, "FILE", OUTPUT, "Append what happens to FILE, one JSON object a line")
         .more(

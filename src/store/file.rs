@@ -377,10 +377,10 @@ fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord
     })
 }
 
-/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have its file open and do not wait. Only
-/// those that we may look into.
+/// The living processes that keep a slot taken: lockrun, or, if that is dead, all that have inherited it. Only those that we
+/// may look into.
 fn keepers(holder: &HolderRecord, file: &LockFile) -> Vec<u32> {
-    let mut pids = waiters::with_open(file);
+    let mut pids = waiters::with_lock(file, lock_file::byte_of(holder.slot));
     // The number of one that has died may be another's by now.
     if pids.contains(&holder.who.pid) {
         pids = vec![holder.who.pid];

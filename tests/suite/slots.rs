@@ -95,3 +95,14 @@ on_every_store!(the_slot_of_a_killed_holder_comes_back, |store| {
     let took = waiter.began.saturating_sub(killed_at);
     assert!(took <= limit, "the slot came back after {took:?}");
 });
+
+// "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing": not the slot of the run that has
+// started it, either.
+on_every_store!(a_daemon_holds_no_slot, |store| {
+    let call = call(store, 2);
+    let _first = Slot::take(&call);
+    call.clone().sh("sleep 600 >/dev/null 2>&1 &").spawn().wait_and_leave(|output| {
+        output.exited(0).silent();
+        call.clone().sh(SAY).run().exited(0).printed("slot 1\n").silent();
+    });
+});

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::queue::now;
+use crate::support::resp::Reply;
 use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Queue, Redis, Store, eventually, processes};
@@ -136,6 +137,32 @@ fn a_slot_that_was_not_claimed_is_not_had_later() {
     queue.nothing_is_left();
 }
 
+// "In turn": a slot whose holder died is the first waiter's; one that comes later and finds it passes it on.
+#[test]
+fn a_newcomer_passes_on_the_slot_of_the_dead() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let holder = Slot::take(&call(&store, "2"));
+    let dead = Slot::take(&call(&store, "2").args(["--ttl", "1s"]));
+    let mut queue = Queue::new(&store, "faults").with(&["--slots", "2"]).doing(TELL);
+    queue.join(2);
+    // So that they do not see it by themselves.
+    stop(&mut queue, &[0, 1]);
+    dead.kill();
+    eventually(LONG, "the lease has run out", || {
+        let now = format!("({}", redis.ask(&["TIME"]).list()[0].number() * 1000);
+        redis.ask(&["ZCOUNT", "lockrun:{faults}:holders", &now, "+inf"]).number() == 1
+    });
+    let first = redis.ask(&["ZRANGE", "lockrun:{faults}:queue", "0", "0"]).list()[0].text().to_owned();
+    call(&store, "2").sh(":").run().exited(75);
+    let granted = redis.ask(&["ZSCORE", "lockrun:{faults}:holders", &first]);
+    assert!(matches!(granted, Reply::Text(_)), "the slot stays unused: {granted:?}");
+    queue.signal_all(Signal::SIGCONT);
+    SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
+    holder.end();
+    queue.nothing_is_left();
+}
+
 // "A store restarted with its data": holders keep their slots, waiters their places.
 #[test]
 fn the_server_restarts() {
@@ -146,6 +173,7 @@ fn the_server_restarts() {
     let gate = Gate::new();
     let mut queue = Queue::new(&store, "faults").with(&["--slots", "3"]).doing(&gate.tell_and_wait());
     queue.join(2);
+    queue.settles();
     redis.kill();
     redis.start_again();
     queue.settles();
@@ -171,6 +199,12 @@ fn a_slot_stays_with_the_command_of_a_killed_run() {
     let orphan = held[0].leave_an_orphan();
     let try_it = || call.clone().sh("echo $LOCKRUN_SLOT").run();
     try_it().exited(75);
+    // Who wants to end it must not be sent to the other one, which uses the same file.
+    let fence = held[0].fence.to_string();
+    let breaking = Lockrun::bare().arg("break").args(["--store", &store.url(), "--key", "faults", "--fence", &fence]);
+    let output = breaking.run().exited(75);
+    let advice = format!("end it by kill {orphan}\n");
+    assert!(output.stderr().ends_with(&advice), "not {advice:?}: {output}");
     processes::send(orphan, Signal::SIGKILL);
     eventually(LONG, "the command is dead", || !processes::is_alive(orphan));
     eventually(LONG, "its slot is free", || try_it().status == Some(0));

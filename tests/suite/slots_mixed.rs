@@ -98,11 +98,14 @@ on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
 // The same when its time is over.
 on_every_store!(those_behind_go_on_when_a_wait_runs_out, |store| {
     let holder = Slot::take(&call(store, "3"));
-    let mut hasty = call(store, "1").args(["--wait", "4s", "-v"]).sh(":").spawn();
+    let mut hasty = call(store, "1").args(["--wait", "3s", "-v"]).sh(":").spawn();
     hasty.wait_for_stderr("waiting");
     let mut waiter = call(store, "3").args(["--wait", "-v"]).sh("echo slot $LOCKRUN_SLOT").spawn();
     waiter.wait_for_stderr("waiting");
     hasty.wait().exited(75);
+    let gone_at = now();
     waiter.wait().exited(0).printed("slot 1\n");
+    let took = now().saturating_sub(gone_at);
+    assert!(took <= ALLOWANCE, "stuck for {took:?}");
     holder.end();
 });

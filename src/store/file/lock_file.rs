@@ -131,17 +131,17 @@ impl LockFile {
 
     /// Takes a slot. Gives whether it was free.
     pub(super) fn take_slot(&self, slot: u32) -> nix::Result<bool> {
-        self.take(SLOTS + i64::from(slot))
+        self.take(byte_of(slot))
     }
 
     /// Lets go of a slot, for every process that has inherited it.
     pub(super) fn free_slot(&self, slot: u32) -> nix::Result<()> {
-        self.free(SLOTS + i64::from(slot))
+        self.free(byte_of(slot))
     }
 
     /// Whether somebody else has the slot.
     pub(super) fn slot_is_taken(&self, slot: u32) -> nix::Result<bool> {
-        self.is_taken(SLOTS + i64::from(slot))
+        self.is_taken(byte_of(slot))
     }
 
     /// Reads the record, lets `change` it, and writes it back if it has become another, while nobody else does.
@@ -225,6 +225,11 @@ impl AsFd for LockFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Where a slot's lock lies.
+pub(super) fn byte_of(slot: u32) -> i64 {
+    SLOTS + i64::from(slot)
 }
 
 /// The description of a lock on one byte.

@@ -68,20 +68,29 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// The processes that have the file open and do not wait for it, ourselves aside. Only those that we may look into.
-pub(super) fn with_open(file: &LockFile) -> Vec<u32> {
+/// The processes that have inherited the lock on this byte of the file. Only those that we may look into.
+pub(super) fn with_lock(file: &LockFile, byte: i64) -> Vec<u32> {
     let Ok(stat) = fstat(file.as_fd()) else { return Vec::new() };
-    let waiting = all().and_then(|waiters| waiters.pids(file)).unwrap_or_default();
-    let has_open = |pid: u32| -> io::Result<bool> {
+    let has_lock = |pid: u32| -> io::Result<bool> {
         Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(|fd| {
-            fs::metadata(fd.path()).is_ok_and(|target| target.dev() == stat.st_dev && target.ino() == stat.st_ino)
+            let is_it = |target: fs::Metadata| target.dev() == stat.st_dev && target.ino() == stat.st_ino;
+            let number = fd.file_name();
+            let info = || fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display())).unwrap_or_default();
+            fs::metadata(fd.path()).is_ok_and(is_it) && info().lines().any(|line| is_lock_on(line, byte))
         }))
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| *pid != std::process::id() && !waiting.contains(pid) && has_open(*pid).unwrap_or(false))
+        .filter(|pid| has_lock(*pid).unwrap_or(false))
         .collect()
+}
+
+/// Whether a line of /proc/PID/fdinfo/FD tells of the open file's own lock on this byte, as in
+/// `lock: 1: OFDLCK ADVISORY WRITE -1 00:19:5678 2199023255552 2199023255552`.
+fn is_lock_on(line: &str, byte: i64) -> bool {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    matches!(words[..], ["lock:", _, "OFDLCK", .., first, last] if first == last && first.parse() == Ok(byte))
 }
 
 #[cfg(test)]
@@ -95,5 +104,8 @@ mod tests {
         let lock = Lock::read("12: -> FLOCK  ADVISORY  WRITE 7 fd:01:9 0 EOF").expect("is a waiter");
         assert_eq!((lock.waits, lock.kind, lock.pid, lock.file), (true, "FLOCK", 7, "fd:01:9"));
         assert!(Lock::read("3: OFDLCK ADVISORY  WRITE -1 00:19:5678 1 1").is_none());
+        assert!(is_lock_on("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 7 7", 7));
+        assert!(!is_lock_on("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 8 8", 7));
+        assert!(!is_lock_on("lock:\t1: FLOCK  ADVISORY  WRITE 4242 00:19:5678 0 EOF", 0));
     }
 }
