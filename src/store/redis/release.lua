@@ -7,6 +7,7 @@
 --       4 how       empty: let go; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
 --                   until it is released by hand, or for `span`
 --       5 span      in ms; 0 with keep: for ever
+--       6 used      1: the run has used the value that it had reserved
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
 --       {1, granted, told}
@@ -14,6 +15,7 @@
 --       {2}         by hand: a command runs under it, and when that has ended it is let go of
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
+local USED = ARGV[6] == '1'
 
 let_pass_when_full()
 drop_ended_leases()
@@ -33,12 +35,16 @@ end
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' then
-  local ending = cjson.decode(ENDING)
-  note(info, ending)
-  -- A value that was used is the last one, unless a run that began later has used one already.
-  local later = info.value and tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0) > info.fence
-  if held and info.value and ending.status == 0 and not later then
-    redis.call('HSET', SEQUENCE, 'last', info.value, 'fence', whole(info.fence))
+  note(info, cjson.decode(ENDING))
+end
+
+-- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
+-- counts: it may have been given an earlier value, which another one had failed to use.
+if held and info.value and USED then
+  local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
+  local fence = tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0)
+  if place < info.place or (place == info.place and fence < info.fence) then
+    redis.call('HSET', SEQUENCE, 'last', info.value, 'place', whole(info.place), 'fence', whole(info.fence))
   end
 end
 

@@ -13,6 +13,7 @@ pub(crate) mod pty;
 pub(crate) mod queue;
 pub(crate) mod redis;
 pub(crate) mod resp;
+pub(crate) mod sequence;
 pub(crate) mod store;
 pub(crate) mod tls;
 pub(crate) mod witness;
