@@ -73,7 +73,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         // What may be left of it is taken back, but it is no news if that fails too.
         let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
     } else {
-        run.release(&mut *store, run.parting(finished.command, granted_at));
+        run.release(&mut *store, run.parting(finished, granted_at));
     }
     // The lock is free: nobody had to wait for our own processes to end.
     drop(guardian);
@@ -189,9 +189,10 @@ impl<'a> Run<'a> {
         Keeper::start(provisions, store, self.claim.clone(), lease, control, Arc::clone(&self.teller)).map(Some)
     }
 
-    /// How to let go of the lock, which was granted at that moment, after COMMAND has ended so.
-    fn parting(&self, ending: Option<Ending>, granted_at: Moment) -> Parting {
-        let succeeded = ending == Some(Ending::Exited(0));
+    /// How to let go of the lock, which was granted at that moment, after COMMAND has ended so. One that had to be stopped has
+    /// failed, whatever its status.
+    fn parting(&self, finished: Finished, granted_at: Moment) -> Parting {
+        let succeeded = outcome(finished) == Outcome::Ended(Ending::Exited(0));
         let keep = match &self.plan.sequence {
             Some(sequence) => sequence.keep_on_failure && !succeeded,
             None => self.plan.keep && succeeded,
@@ -204,7 +205,7 @@ impl<'a> Run<'a> {
         } else {
             Stays::Not
         };
-        Parting::Run { ending, stays }
+        Parting::Run { ending: finished.command, uses_value: succeeded, stays }
     }
 
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.

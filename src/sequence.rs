@@ -6,7 +6,7 @@ use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::event::Event;
 use crate::outcome::{Ending, Outcome};
-use crate::store::{Claim, Grant, Reserved, Store, StoreError, Wanted};
+use crate::store::{Claim, Grant, Reserved, Store, StoreError, Wanted, integer};
 use crate::successor::{self, Found};
 use crate::supervise::signals::Signals;
 use crate::teller::Teller;
@@ -55,7 +55,7 @@ pub fn reserve(
     let key = escaped(claim.key.as_str());
     let reserved = match &sequence.order {
         Order::Step { from, step } => count(store, claim, *from, *step),
-        Order::Program { from, program } => search(store, claim, from, program, signals),
+        Order::Program { from, program } => search(store, claim, from, |value| after(program, value, signals)),
     };
     match reserved {
         Ok((grant, value)) => {
@@ -95,7 +95,7 @@ impl From<StoreError> for Failure {
 fn count(store: &mut dyn Store, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
     match store.reserve(claim, &Wanted::Next { from, step })? {
         Reserved::Mine(grant, value) => Ok((grant, value)),
-        Reserved::NoNext(last) if last.parse::<i64>().is_ok() => {
+        Reserved::NoNext(last) if integer(&last).is_some() => {
             Err(Failure::Nothing(format!("{last} is the last one, the next would not fit into 64 bits")))
         }
         Reserved::NoNext(last) | Reserved::Moved(Some(last)) => {
@@ -105,28 +105,32 @@ fn count(store: &mut dyn Store, claim: &Claim, from: i64, step: i64) -> Result<(
     }
 }
 
-/// Asks the program for one candidate after the other, until one is free.
+/// The value that follows another, by the program.
+fn after(program: &OsString, value: &str, signals: &Signals) -> Result<String, Failure> {
+    match successor::of(program, value, signals) {
+        Ok(Found::Value(next)) => Ok(next),
+        Ok(Found::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
+        Err(why) => Err(Failure::Nothing(why)),
+    }
+}
+
+/// Asks for one candidate after the other, until one is free.
 fn search(
     store: &mut dyn Store,
     claim: &Claim,
     from: &str,
-    program: &OsString,
-    signals: &Signals,
+    mut after: impl FnMut(&str) -> Result<String, Failure>,
 ) -> Result<(Grant, String), Failure> {
-    let after = |value: &str| match successor::of(program, value, signals) {
-        Ok(Found::Value(next)) => Ok(next),
-        Ok(Found::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
-        Err(why) => Err(Failure::Nothing(why)),
-    };
     // As if there had been no value yet: if there has, the store tells which was the last.
-    let (mut last, mut candidate) = (None, from.to_owned());
+    let (mut last, mut candidate, mut steps) = (None, from.to_owned(), 1);
     for _ in 0..CANDIDATES_MAX {
-        match store.reserve(claim, &Wanted::Value { value: candidate.clone(), after: last.clone() })? {
+        let wanted = Wanted::Value { value: candidate.clone(), after: last.clone(), steps };
+        match store.reserve(claim, &wanted)? {
             Reserved::Mine(grant, value) => return Ok((grant, value)),
-            Reserved::Taken => candidate = after(&candidate)?,
+            Reserved::Taken => (candidate, steps) = (after(&candidate)?, steps + 1),
             Reserved::Moved(moved) => {
-                candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), after)?;
-                last = moved;
+                candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), &mut after)?;
+                (last, steps) = (moved, 1);
             }
             Reserved::NoNext(_) => return Err(Failure::Nothing("the store counts, but was not asked to".into())),
         }

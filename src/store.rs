@@ -114,6 +114,8 @@ pub enum Parting {
     Run {
         /// How COMMAND ended; `None` if it was never started.
         ending: Option<Ending>,
+        /// Whether it has used the value of a sequence that it had reserved.
+        uses_value: bool,
         /// Whether the lock stays nevertheless.
         stays: Stays,
     },
@@ -122,9 +124,9 @@ pub enum Parting {
 }
 
 impl Parting {
-    /// The end of a run that lets go of its lock at once.
+    /// The end of a run that has failed, and lets go of its lock at once.
     pub fn at_once(ending: Option<Ending>) -> Self {
-        Parting::Run { ending, stays: Stays::Not }
+        Parting::Run { ending, uses_value: false, stays: Stays::Not }
     }
 }
 
@@ -186,7 +188,14 @@ pub enum Wanted {
         value: String,
         /// The last one, from which it was found; `None` if there has been none.
         after: Option<String>,
+        /// How many steps it is from that one; the first of all is 1 step from none.
+        steps: u32,
     },
+}
+
+/// The integer that a value of a sequence is, if it is one as it is written here.
+pub fn integer(value: &str) -> Option<i64> {
+    value.parse().ok().filter(|integer: &i64| integer.to_string() == value)
 }
 
 /// What came of reserving a value of a sequence.
@@ -311,8 +320,7 @@ pub trait Store: Send {
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
 
     /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
-    /// run that has one is released and its command has succeeded, the value becomes the last one, unless that of a run that
-    /// began later has.
+    /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError>;
 
     /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.

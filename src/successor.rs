@@ -2,10 +2,16 @@
 
 use std::ffi::OsStr;
 use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::supervise::interrupt::{self, Ticking, Woken};
 use crate::supervise::signals::Signals;
@@ -24,22 +30,24 @@ pub enum Found {
 /// Calls `program` with `value` as its only argument, and reads the one line that it prints. On failure says what is wrong.
 pub fn of(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, String> {
     let shown = escaped(&program.to_string_lossy());
-    let called = Command::new(program).arg(value).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    // In a group of its own, so that what it has started can be ended with it.
+    let mut command = Command::new(program);
+    signals.hand_down(command.arg(value).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0));
+    let called = command.spawn();
     let mut child = called.map_err(|error| format!("cannot run {shown}: {error}"))?;
     let output = child.stdout.take().ok_or_else(|| format!("cannot read what {shown} prints"))?;
-    let fails = |error| format!("cannot wait for {shown}: {error}");
-    match listen(output, signals) {
-        Ok(Heard::All(printed)) => check(&printed, child.wait().map_err(fails)?).map(Found::Value),
-        Ok(Heard::Signal(signal)) => {
-            end(&mut child);
-            Ok(Found::Interrupted(signal))
-        }
-        Err(why) => {
-            end(&mut child);
-            Err(why)
-        }
+    let told = listen(output, signals).and_then(|heard| match heard {
+        Heard::Signal(signal) => Ok(Told::Signal(signal)),
+        Heard::All(printed) => await_end(&mut child, printed, signals),
+    });
+    if !matches!(told, Ok(Told::All(..))) {
+        end(&mut child);
     }
-    .map_err(|why| format!("{shown}, called with \"{}\", {why}", escaped(value)))
+    let found = told.and_then(|told| match told {
+        Told::All(printed, status) => check(&printed, status).map(Found::Value),
+        Told::Signal(signal) => Ok(Found::Interrupted(signal)),
+    });
+    found.map_err(|why| format!("{shown}, called with \"{}\", {why}", escaped(value)))
 }
 
 /// What came out of a program.
@@ -48,14 +56,21 @@ enum Heard {
     Signal(i32),
 }
 
+/// The same, and how it ended.
+enum Told {
+    All(Vec<u8>, ExitStatus),
+    Signal(i32),
+}
+
 /// Reads to the end, and not more than a value can be long.
 fn listen(mut output: ChildStdout, signals: &Signals) -> Result<Heard, String> {
     let mut printed = Vec::new();
     loop {
         // It has as long as it likes; a signal ends the wait for it.
-        let woken = interrupt::wait_for(Some(output.as_fd()), None, signals, &mut Patient);
-        if let Woken::Signal(signal) = woken.map_err(|errno| format!("cannot be waited for: {}", errno.desc()))? {
-            return Ok(Heard::Signal(signal));
+        match wait(Some(output.as_fd()), None, signals)? {
+            Woken::Signal(signal) => return Ok(Heard::Signal(signal)),
+            Woken::Ready => {}
+            Woken::Resumed | Woken::Time => continue,
         }
         let mut part = [0; MAX_LEN];
         let read = output.read(&mut part).map_err(|error| format!("cannot be heard: {error}"))?;
@@ -69,9 +84,30 @@ fn listen(mut output: ChildStdout, signals: &Signals) -> Result<Heard, String> {
     }
 }
 
+/// Waits for the end of a program that has said all: as a rule it has ended, or is about to.
+fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<Told, String> {
+    let mut pause = Duration::from_micros(100);
+    loop {
+        if let Some(status) = child.try_wait().map_err(|error| format!("cannot be waited for: {error}"))? {
+            return Ok(Told::All(printed, status));
+        }
+        if let Woken::Signal(signal) = wait(None, Some(Moment::now() + pause), signals)? {
+            return Ok(Told::Signal(signal));
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<Woken, String> {
+    let woken = interrupt::wait_for(source, until, signals, &mut Patient);
+    woken.map_err(|errno: Errno| format!("cannot be waited for: {}", errno.desc()))
+}
+
+/// Ends a program, and what it has started. It is not reaped yet, so the group is still its own.
 fn end(child: &mut Child) {
-    // It may have ended by itself.
-    let _ = child.kill();
+    if let Ok(group) = i32::try_from(child.id()) {
+        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+    }
     let _ = child.wait();
 }
 

@@ -1,6 +1,8 @@
 //! What people are told of each option: for the help, the manual and the completions.
 
-use clap::builder::PossibleValuesParser;
+use std::ffi::OsString;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Arg, Command, ValueHint};
 
 use super::name;
@@ -44,7 +46,9 @@ fn describe(arg: Arg, description: &Description) -> Arg {
         arg = arg.value_name(value);
     }
     if !description.values.is_empty() {
-        arg = arg.value_parser(PossibleValuesParser::new(description.values)).hide_possible_values(true);
+        // The same type as of all values: another one would not be found.
+        let parser = PossibleValuesParser::new(description.values).map(OsString::from);
+        arg = arg.value_parser(parser).hide_possible_values(true);
     }
     arg
 }

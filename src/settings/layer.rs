@@ -26,7 +26,10 @@ impl Layer for Typed<'_> {
     }
 
     fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
-        Ok((self.0.value_source(name) == Some(ValueSource::CommandLine)).then(|| self.0.get_flag(name)))
+        // Not every command has every switch that a variable can set.
+        let is_typed = self.0.try_contains_id(name).is_ok_and(|there| there)
+            && self.0.value_source(name) == Some(ValueSource::CommandLine);
+        Ok(is_typed.then(|| self.0.get_flag(name)))
     }
 
     fn spell(&self, name: &str) -> String {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::{
     Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Reserved, Stays, Store,
-    StoreError, TakenAway, Wait, Wanted,
+    StoreError, TakenAway, Wait, Wanted, integer,
 };
 use crate::clock::Moment;
 use crate::finding::Finding;
@@ -29,7 +29,7 @@ use crate::token::Token;
 use anyhow::{Context, bail};
 use directory::Directory;
 use lock_file::LockFile;
-use record::{HolderRecord, LeaseRecord, Record};
+use record::{HolderRecord, LeaseRecord, Record, ValueRecord};
 use turnstile::{Found, Passed};
 
 /// How often a lock file may vanish between our opening and locking it before we give up.
@@ -105,9 +105,9 @@ impl Store for FileStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
-        let (ending, stays) = match parting {
+        let (ending, uses_value, stays) = match parting {
             Parting::ByHand => return self.release_by_hand(key, token),
-            Parting::Run { ending, stays } => (ending, stays),
+            Parting::Run { ending, uses_value, stays } => (ending, uses_value, stays),
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
         let written = file.edit(|record| {
@@ -116,6 +116,9 @@ impl Store for FileStore {
             let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else { return Ok(()) };
             let holder = record.holders.remove(at);
             record.note(&holder, ending);
+            if uses_value {
+                record.note_use(&holder);
+            }
             if let Some(lease) = lease_after(&holder, stays)? {
                 record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
             }
@@ -309,16 +312,22 @@ fn take(file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
 /// Reserves a value of the key's sequence. Its slot only keeps it taken for as long as the run lives.
 fn reserve(record: &mut Record, file: &LockFile, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
     drop_ended(record, file)?;
-    let last = record.sequence.as_ref().map(|sequence| sequence.last.clone());
-    let is_reserved = |value: &str| record.holders.iter().any(|holder| holder.value.as_deref() == Some(value));
+    let (last, mut place) =
+        record.sequence.as_ref().map_or((None, 0), |sequence| (Some(sequence.last.clone()), sequence.place));
+    let taken: Vec<_> = record.holders.iter().filter_map(|holder| holder.value.as_ref()).collect();
+    let is_reserved = |value: &str| taken.iter().any(|taken| taken.value == value);
     let value = match wanted {
         Wanted::Value { after, .. } if *after != last => return Ok(Reserved::Moved(last)),
         Wanted::Value { value, .. } if is_reserved(value) => return Ok(Reserved::Taken),
-        Wanted::Value { value, .. } => value.clone(),
+        Wanted::Value { value, steps, .. } => {
+            place += u64::from(*steps);
+            value.clone()
+        }
         Wanted::Next { from, step } => {
-            let next_after = |value: &str| value.parse().ok().and_then(|value: i64| value.checked_add(*step));
+            let next_after = |value: &str| integer(value).and_then(|value| value.checked_add(*step));
             let mut before = last;
             loop {
+                place += 1;
                 let next = before.as_deref().map_or(Some(*from), next_after);
                 let Some(next) = next.map(|next| next.to_string()) else {
                     return Ok(Reserved::NoNext(before.unwrap_or_default()));
@@ -336,7 +345,7 @@ fn reserve(record: &mut Record, file: &LockFile, claim: &Claim, wanted: &Wanted)
     }
     let fence = record.add(claim, slot, None);
     if let Some(holder) = record.holder(&claim.token) {
-        holder.value = Some(value.clone());
+        holder.value = Some(ValueRecord { value: value.clone(), place });
     }
     Ok(Reserved::Mine(Grant { fence, slot, custody: Custody::Kernel }, value))
 }
@@ -407,7 +416,7 @@ fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters
                 expires_in: holder.ends_at().map(|ends_at| ends_at.since(now)),
                 fence: holder.fence,
                 slot: holder.slot,
-                value: holder.value.clone(),
+                value: holder.value.as_ref().map(|value| value.value.clone()),
                 taken_away: false,
             });
         }

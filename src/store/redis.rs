@@ -130,8 +130,8 @@ impl RedisStore {
     ) -> Result<Asked, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
-        let (caution, unseen) = seen.map_or((0, 0), |seen| seen.caution(Moment::now()));
-        let script = script.arg(u8::from(wait)).arg(caution).arg(unseen);
+        let (caution, seen) = seen.map_or((0, 0), Seen::caution);
+        let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
         let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
         let sent_at = Moment::now();
         let reply = self.run_while(&script, self.timeout, meanwhile)?;
@@ -157,7 +157,7 @@ impl RedisStore {
     /// not be used again.
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
-        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).take();
+        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).arg(0).take();
         if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
             self.settle(&claim.key, handed);
         }
@@ -220,22 +220,23 @@ impl Store for RedisStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
-        let (ending, how, span) = match parting {
-            Parting::ByHand => (json!({}), "hand", 0),
-            Parting::Run { ending, stays } => {
+        let (ending, how, span, uses_value) = match parting {
+            Parting::ByHand => (json!({}), "hand", 0, false),
+            Parting::Run { ending, uses_value, stays } => {
                 let ending = match ending {
                     None => json!({}),
                     Some(Ending::Exited(status)) => json!({ "status": status }),
                     Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
                 };
                 match stays {
-                    Stays::Not => (ending, "", 0),
-                    Stays::AtLeast(span) => (ending, "hold", millis(span)),
-                    Stays::Kept(ttl) => (ending, "keep", ttl_ms(ttl)),
+                    Stays::Not => (ending, "", 0, uses_value),
+                    Stays::AtLeast(span) => (ending, "hold", millis(span), uses_value),
+                    Stays::Kept(ttl) => (ending, "keep", ttl_ms(ttl), uses_value),
                 }
             }
         };
-        let script = self.script(&RELEASE, key, token).arg(ending.to_string()).arg(0).arg(how).arg(span).take();
+        let mut script = self.script(&RELEASE, key, token);
+        let script = script.arg(ending.to_string()).arg(0).arg(how).arg(span).arg(u8::from(uses_value)).take();
         // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
         // twice does no harm, and a lock that never expires has no second chance.
         let was_idle = self.connection.is_some();
@@ -257,7 +258,9 @@ impl Store for RedisStore {
         let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let script = match wanted {
             Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
-            Wanted::Value { value, after } => script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()),
+            Wanted::Value { value, after, steps } => {
+                script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()).arg(steps)
+            }
         };
         let script = script.take();
         let sent_at = Moment::now();

@@ -7,6 +7,8 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
 use nix::errno::Errno;
 
@@ -86,6 +88,20 @@ impl Signals {
             }
         }
         None
+    }
+
+    /// Makes `command` begin with the mask and the disposition of SIGCHLD that lockrun was started with.
+    pub fn hand_down(&self, command: &mut Command) {
+        let (mask, child_was_ignored) = (self.inherited, self.child_was_ignored);
+        let restore = move || {
+            set_mask(&mask)?;
+            if child_was_ignored {
+                set_disposition(libc::SIGCHLD, libc::SIG_IGN);
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec this makes two system calls, on values of its own.
+        unsafe { command.pre_exec(restore) };
     }
 
     fn read(&self) -> Option<libc::signalfd_siginfo> {

@@ -34,6 +34,7 @@ mod queue_faults;
 mod racing;
 mod ready;
 mod redis_urls;
+mod reserve;
 mod round_trips;
 mod signals;
 mod slots;

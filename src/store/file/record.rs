@@ -42,8 +42,19 @@ pub(super) struct Record {
 pub(super) struct SequenceRecord {
     /// The value that was used last.
     pub(super) last: String,
+    /// How many steps it is from the beginning of the sequence.
+    pub(super) place: u64,
     /// The fence of the run that used it.
     pub(super) fence: u64,
+}
+
+/// A value of a sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct ValueRecord {
+    pub(super) value: String,
+    /// How many steps it is from the beginning of the sequence.
+    pub(super) place: u64,
 }
 
 /// Who holds the lock, and since when.
@@ -56,7 +67,7 @@ pub(super) struct HolderRecord {
     pub(super) slot: u32,
     /// What it has reserved of the key's sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) value: Option<String>,
+    pub(super) value: Option<ValueRecord>,
     pub(super) who: Holder,
     /// Since when, in milliseconds of the boot clock.
     pub(super) since_boot_ms: u64,
@@ -162,13 +173,18 @@ impl Record {
         self.holders.first().map(HolderRecord::held)
     }
 
+    /// The run of `holder` has used its value: it is the last one, unless one that comes after it was used already. It is not
+    /// the later run that counts: it may have been given an earlier value, which another one had failed to use.
+    pub(super) fn note_use(&mut self, holder: &HolderRecord) {
+        let Some(ValueRecord { value, place }) = &holder.value else { return };
+        let (last, fence) = (value.clone(), holder.fence);
+        if self.sequence.as_ref().is_none_or(|sequence| (sequence.place, sequence.fence) < (*place, fence)) {
+            self.sequence = Some(SequenceRecord { last, place: *place, fence });
+        }
+    }
+
     /// Writes down that the run of `holder` is over, and how its command ended, if it was started.
     pub(super) fn note(&mut self, holder: &HolderRecord, ending: Option<Ending>) {
-        // A value that was used is the last one, unless a run that began later has used one already.
-        let later = self.sequence.as_ref().is_some_and(|sequence| sequence.fence > holder.fence);
-        if let (Some(value), Some(Ending::Exited(0)), false) = (&holder.value, ending, later) {
-            self.sequence = Some(SequenceRecord { last: value.clone(), fence: holder.fence });
-        }
         let (status, signal) = match ending {
             Some(Ending::Exited(status)) => (Some(status), None),
             Some(Ending::Signaled(signal)) => (None, Some(signal)),

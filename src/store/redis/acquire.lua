@@ -6,7 +6,7 @@
 --       3 who       JSON of the holder's particulars
 --       4 wait      1: wait in the queue; 0: do not wait (any more)
 --       5 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
---       6 unseen    how long ago that was, in ms
+--       6 seen      when that was, as the answer has told it
 --       7 hand      1: it is taken by hand; 0: for a command of lockrun's
 --       8 slots     how many may hold the lock at once
 -- Reply {1, fence, slot, granted, told}
@@ -16,7 +16,7 @@
 --                   the last two are tokens of waiters, or '' (see settle)
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
-local CAUTION, UNSEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
+local CAUTION, SEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
 
 -- How many waiters are asked for a sign of life when a grant seems not to be claimed.
 local PROBED = 100
@@ -85,14 +85,14 @@ local ended = drop_ended_leases()
 -- others pass.)
 local letter = redis.call('LINDEX', BOX .. TOKEN, 0)
 if letter == WITHDRAWN then
-  return {0, {}, 0, REFRESH, '', ''}
+  return {0, {}, 0, REFRESH, '', '', now}
 end
 if letter then
   redis.call('DEL', BOX .. TOKEN)
 end
 
 local granted = redis.call('ZSCORE', HOLDERS, TOKEN)
-local mine, ahead = granted, nil
+local mine, ahead, is_known_free = granted, nil, false
 local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
@@ -101,7 +101,8 @@ if not mine then
   if forgotten then
     local last = redis.call('GET', LAST)
     last = last and cjson.decode(last) or {ended = 0}
-    forgotten = math.max(last.ended, last.lost or 0) < now - UNSEEN
+    forgotten = math.max(last.ended, last.lost or 0) < SEEN
+    is_known_free = not forgotten
   end
   if forgotten then
     patience = CAUTION
@@ -143,8 +144,8 @@ elseif place then
   forget_waiter(TOKEN)
   redis.call('HDEL', INFO, TOKEN)
 end
--- Not one that was forgotten.
-if ended > 0 or held[1] or (place and not WAIT) then
+-- Not one that may have been forgotten.
+if ended > 0 or held[1] or is_known_free or (place and not WAIT) then
   handed = hand_over()
 end
 if WAIT and ahead and not redis.call('ZSCORE', HOLDERS, ahead) then
@@ -152,4 +153,4 @@ if WAIT and ahead and not redis.call('ZSCORE', HOLDERS, ahead) then
   expect(TOKEN, look_in)
 end
 expire_keys()
-return {0, held, place or 0, look_in, handed[1] or '', handed[2] or ''}
+return {0, held, place or 0, look_in, handed[1] or '', handed[2] or '', now}

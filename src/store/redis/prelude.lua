@@ -4,15 +4,17 @@
 --       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
 --                   taken}; of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock, and {doubted},
 --                   when it was asked for a sign of life by one behind it. slots: how many it lets hold the lock at once;
---                   value: what it has reserved of the sequence; hand: no command of lockrun's runs under it (any more);
---                   let_go: it is released by hand while one does; taken: who has taken it away; it cannot be renewed
+--                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
+--                   command of lockrun's runs under it (any more); let_go: it is released by hand while one does; taken: who
+--                   has taken it away; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
 --                   were forgotten before
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 alive     sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
 --       7 box:      what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
---       8 sequence  hash: last -> the value that was used last, fence -> of the run that used it; never expires
+--       8 sequence  hash: last -> the value that was used last, place -> how many steps it is from the beginning, fence ->
+--                   of the run that used it; never expires
 --
 -- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; 0: at once, as
 -- when the lock has been granted to it. Waking is a hint: only a claim by the acquire script makes a holder.

@@ -7,6 +7,7 @@
 --       4 how       empty: let go; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
 --                   until it is released by hand, or for `span`
 --       5 span      in ms; 0 with keep: for ever
+--       6 used      1: the run has used the value that it had reserved
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
 --       {1, granted, told}
@@ -14,6 +15,7 @@
 --       {2}         by hand: a command runs under it, and when that has ended it is let go of
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
+local USED = ARGV[6] == '1'
 
 local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
@@ -32,19 +34,24 @@ drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' and info.who then
-  local ending = cjson.decode(ENDING)
-  note(info, ending)
-  -- A value that was used is the last one, unless a run that began later has used one already.
-  local later = info.value and tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0) > info.fence
-  if held and info.value and ending.status == 0 and not later then
-    redis.call('HSET', SEQUENCE, 'last', info.value, 'fence', whole(info.fence))
-  end
+  note(info, cjson.decode(ENDING))
 elseif ENDING ~= '' then
   -- Whose it was is forgotten, with its lease or by a break.
   local last = redis.call('GET', LAST)
   last = last and cjson.decode(last) or {ended = now}
   last.lost = now
   redis.call('SET', LAST, cjson.encode(last))
+end
+
+-- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
+-- counts: it may have been given an earlier value, which another one had failed to use.
+if held and info.value and USED then
+  local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
+  local fence = tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0)
+  if place < info.place or (place == info.place and fence < info.fence) then
+    redis.call('HSET', SEQUENCE, 'last', info.value, 'place', whole(info.place), 'fence', whole(info.fence))
+  end
+  end
 end
 
 -- What was taken away does not stay, even if its command ended well before it heard of that.

@@ -31,6 +31,8 @@ pub(super) enum Asked {
         look_in: Duration,
         /// The waiters to whom the lock was handed by this request, if it was.
         handed: Option<Handed>,
+        /// When this was so, in milliseconds of the server's clock.
+        now: i64,
     },
 }
 
@@ -78,12 +80,15 @@ impl Asked {
                 let grant = Grant { fence, slot, custody: Custody::Lease(sent_at) };
                 Ok(Asked::Mine(grant, handed(granted, told)))
             }
-            [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told] => Ok(Asked::NotMine {
-                held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
-                ttl: read_ttl(holder),
-                look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
-                handed: handed(granted, told),
-            }),
+            [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told, Value::Int(now)] => {
+                Ok(Asked::NotMine {
+                    held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
+                    ttl: read_ttl(holder),
+                    look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
+                    handed: handed(granted, told),
+                    now: *now,
+                })
+            }
             _ => Err(Strange),
         }
     }
@@ -271,9 +276,10 @@ mod tests {
             bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#),
             bulk("t"),
         ]);
-        let reply = array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c")]);
+        let reply =
+            array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c"), Value::Int(9)]);
         let asked = Asked::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let Asked::NotMine { held, ttl, look_in, handed: Some(handed) } = asked else { panic!("{asked:?}") };
+        let Asked::NotMine { held, ttl, look_in, handed: Some(handed), now: 9 } = asked else { panic!("{asked:?}") };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
         assert_eq!((ttl, look_in), (Some(Duration::from_secs(30)), Duration::from_secs(8)));

@@ -7,15 +7,20 @@
 --       5 value     step: the first of all; value: the one that is wanted
 --       6 step      step: from one to the next
 --         after     value: the last one, after which it comes; empty: there is none
+--       7 steps     value: how many steps it is from that one
 -- Reply {1, fence, value}
 --                   it is ours
---       {0}         value: it is reserved
+--       {0}         value: it is reserved; or nobody waits for the reply any more
 --       {2, last}   step: there is no integer after that one, or it is none itself
 --       {3, last}   value: the last one is another by now; '' if there is none
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
+local STEPS = tonumber(ARGV[7])
 
 drop_ended_leases()
+if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
+  return {0}
+end
 
 -- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer.
 local function next_after(value)
@@ -31,12 +36,12 @@ if not (info.value and redis.call('ZSCORE', HOLDERS, TOKEN)) then
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
     reserved[info_of(token).value or ''] = true
   end
-  local value = VALUE
+  local value, place = VALUE, tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
   if HOW == 'step' then
     local before = last
-    value = last and next_after(last) or not last and VALUE
+    value, place = last and next_after(last) or not last and VALUE, place + 1
     while value and reserved[value] do
-      before, value = value, next_after(value)
+      before, value, place = value, next_after(value), place + 1
     end
     redis.call('HDEL', SEQUENCE, 'next')
     if not value then
@@ -46,8 +51,10 @@ if not (info.value and redis.call('ZSCORE', HOLDERS, TOKEN)) then
     return {3, last or ''}
   elseif reserved[value] then
     return {0}
+  else
+    place = place + STEPS
   end
-  info = {who = cjson.decode(WHO), value = value}
+  info = {who = cjson.decode(WHO), value = value, place = place}
   take_hold(TOKEN, TTL, info)
 end
 redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)

@@ -22,24 +22,25 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     ttl: Duration,
-    at: Moment,
+    /// When that look was, on the server's clock.
+    at: i64,
     /// Since when it has been missing, if it is.
     missing_since: Option<Moment>,
 }
 
 impl Seen {
-    /// What is known after another look, at `now`, that found a holder with a lease of `ttl`, or none.
-    fn next(seen: Option<Self>, found: bool, ttl: Option<Duration>, now: Moment) -> Option<Self> {
+    /// What is known after another look, at `at` on the server's clock, that found a holder with a lease of `ttl`, or none.
+    fn next(seen: Option<Self>, found: bool, ttl: Option<Duration>, at: i64) -> Option<Self> {
         if found {
-            return ttl.map(|ttl| Seen { ttl, at: now, missing_since: None });
+            return ttl.map(|ttl| Seen { ttl, at, missing_since: None });
         }
-        seen.map(|seen| Seen { missing_since: seen.missing_since.or(Some(now)), ..seen })
+        seen.map(|seen| Seen { missing_since: seen.missing_since.or(Some(Moment::now())), ..seen })
     }
 
-    /// The acquire script's `caution` and `unseen`, in milliseconds.
-    pub(super) fn caution(&self, now: Moment) -> (u64, u64) {
-        let is_over = self.missing_since.is_some_and(|since| now.since(since) >= self.ttl);
-        (if is_over { 0 } else { millis(self.ttl) }, millis(now.since(self.at)))
+    /// The acquire script's `caution` and `seen`, in milliseconds.
+    pub(super) fn caution(&self) -> (u64, i64) {
+        let is_over = self.missing_since.is_some_and(|since| Moment::now().since(since) >= self.ttl);
+        (if is_over { 0 } else { millis(self.ttl) }, self.at)
     }
 }
 
@@ -86,8 +87,8 @@ impl RedisStore {
                     self.settle(&claim.key, handed);
                     return Ok(Acquired::Mine(grant));
                 }
-                Ok(Asked::NotMine { held, ttl, look_in, handed }) => {
-                    seen = Seen::next(seen, held.holder.is_some(), ttl, Moment::now());
+                Ok(Asked::NotMine { held, ttl, look_in, handed, now }) => {
+                    seen = Seen::next(seen, held.holder.is_some(), ttl, now);
                     self.settle(&claim.key, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));

@@ -241,6 +241,12 @@ impl Running {
         self.wait_until(line, |run| run.stdout().lines().any(|one| one == line));
     }
 
+    /// Waits until there is this text on standard output.
+    #[track_caller]
+    pub(crate) fn wait_for_stdout(&mut self, words: &str) {
+        self.wait_until(words, |run| run.stdout().contains(words));
+    }
+
     /// Waits until there is this text on standard error.
     #[track_caller]
     pub(crate) fn wait_for_stderr(&mut self, words: &str) {

@@ -14,6 +14,7 @@ pub(crate) mod pty;
 pub(crate) mod queue;
 pub(crate) mod redis;
 pub(crate) mod resp;
+pub(crate) mod sequence;
 pub(crate) mod slots;
 pub(crate) mod store;
 pub(crate) mod tls;

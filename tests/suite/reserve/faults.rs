@@ -1,0 +1,171 @@
+//! What can go wrong while a value is reserved.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::sequence::{Reserver, at, next, peek, reserve, reserved, status};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Redis, Store, eventually};
+
+// "The reservation is a lease, renewed while COMMAND runs."
+#[test]
+fn a_long_command_keeps_its_value() {
+    let store = Store::redis();
+    let call = reserve(&store, "1").args(["--ttl", "1s"]);
+    let run = Reserver::begin(&call);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        assert_eq!(peek(&call), "2");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    run.end(0);
+    assert_eq!(next(&call), "2");
+}
+
+// "Nothing outlives lockrun": if it is killed, on a lease store the command is dead before the value comes up again, and on
+// files the value is reserved for as long as the command lives.
+on_every_store!(lockrun_is_killed, |store| {
+    let began = Instant::now();
+    let call = reserve(store, "1").args(["--ttl", "2s"]);
+    let mut run = call.clone().sh("echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "lockrun is dead", || run.has_ended());
+    if store.has_leases() {
+        eventually(LONG, "1 is next again", || {
+            let lives = !run.processes().is_empty();
+            let comes_up = peek(&call) == "1";
+            assert!(!(comes_up && lives), "the command has outlived its reservation");
+            comes_up
+        });
+        assert!(began.elapsed() >= Duration::from_secs(2), "after {:?}", began.elapsed());
+    } else {
+        while began.elapsed() < Duration::from_secs(3) {
+            assert_eq!(peek(&call), "2");
+            assert!(!run.processes().is_empty(), "the command is dead");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        run.kill_everything();
+        assert_eq!(peek(&call), "1");
+    }
+    assert_eq!(next(&call), "1");
+});
+
+/// A command that takes its stopping for a good end.
+const STUBBORN: &str = "exec 2>/dev/null; trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done";
+
+// "79: the lease was lost while COMMAND ran, and COMMAND was stopped": its value is not used, whatever status it found for its
+// end.
+#[test]
+fn a_lost_lease_uses_no_value() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = reserve(&store, "1").args(["--ttl", "3s"]);
+    let mut run = call.clone().sh(STUBBORN).spawn();
+    run.wait_for_line("ready");
+    redis.ask(&["DEL", "lockrun:{seq}:holders"]);
+    run.wait().exited(79).said("lost");
+    assert!(status(&store)["last_value"].is_null());
+    assert_eq!(next(&call), "1");
+}
+
+// The same of a value that was taken away: it is free when its command is dead.
+#[test]
+fn a_value_that_was_taken_away_is_not_used() {
+    let store = Store::redis();
+    let call = reserve(&store, "1").args(["--ttl", "3s"]);
+    let mut run = call.clone().sh(STUBBORN).spawn();
+    run.wait_for_line("ready");
+    Lockrun::bare().args(["break", "--key", "seq", "--store", &store.url()]).run().exited(0);
+    run.wait().exited(79).said("taken away");
+    assert_eq!(next(&call), "1");
+}
+
+// A value whose end the store did not hear of stays reserved for the lease; the command's own status counts.
+#[test]
+fn the_store_is_gone_at_the_end() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let proxy = Proxy::to(redis.port());
+    let call = at(&proxy.url(), "1").args(["--ttl", "10s", "--store-timeout", "0.5s"]);
+    let mut run = call.sh("echo ready; sleep 0.3; exit 0").spawn();
+    run.wait_for_line("ready");
+    proxy.set(Mode::Refuse);
+    proxy.set(Mode::Reset);
+    run.wait().exited(0).said("cannot release");
+    assert_eq!(reserved(&store), ["1"]);
+    assert_eq!(peek(&reserve(&store, "1")), "2");
+}
+
+// "No answer": 69, and a request that arrives afterwards reserves nothing.
+#[test]
+fn a_request_that_comes_too_late_reserves_nothing() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    assert_eq!(next(&reserve(&store, "1")), "1");
+    let proxy = Proxy::to(redis.port());
+    // The request hangs on its way, and lockrun's withdrawal of it overtakes it.
+    proxy.set(Mode::HoldUpTo(1));
+    let call = at(&proxy.url(), "1").args(["--ttl", "none", "--store-timeout", "0.5s"]);
+    call.command(["echo", "ran"]).run().exited(69).printed("").said("cannot reserve a value");
+    let scripts = redis.scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "the request has arrived", || redis.scripts_run() > scripts);
+    assert_eq!(reserved(&store), Vec::<String>::new());
+    assert_eq!(next(&reserve(&store, "1")), "2");
+}
+
+// "A store restarted with its data": it knows the last value, and what is reserved.
+#[test]
+fn a_server_that_restarts_goes_on() {
+    let store = Store::Redis(Redis::durable());
+    let redis = store.as_redis().expect("a server");
+    let call = reserve(&store, "1").args(["--ttl", "1h"]);
+    assert_eq!(next(&call), "1");
+    let two = Reserver::begin(&call);
+    redis.kill();
+    redis.start_again();
+    assert_eq!(next(&call), "3");
+    two.end(0);
+    assert_eq!(next(&call), "4");
+}
+
+// "69: the store cannot be reached; COMMAND was not started."
+#[test]
+fn an_unreachable_store() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    redis.kill();
+    let counted = reserve(&store, "1").command(["echo", "ran"]).run();
+    counted.exited(69).printed("").said("cannot reserve a value of the sequence \"seq\"");
+    let asked = reserve(&store, "1").args(["--next", "echo"]).command(["echo", "ran"]).run();
+    asked.exited(69).printed("").said("cannot reserve a value");
+}
+
+// A signal that comes before the command has started ends lockrun, and nothing stays reserved.
+on_every_store!(a_signal_between_value_and_command, |store| {
+    let call = reserve(store, "1").args(["--ttl", "1h"]);
+    for _ in 0..20 {
+        let run = call.clone().command(["sleep", "600"]).spawn();
+        run.signal(Signal::SIGTERM);
+        run.wait().died_of(Signal::SIGTERM);
+    }
+    let kept = reserved(store).len();
+    // Those whose command had begun have failed; the others have left nothing.
+    assert_eq!(next(&call), (kept + 1).to_string());
+});
+
+// Locks, and sequences, may be nested: an inner run of the same sequence has another value.
+on_every_store!(nested, |store| {
+    let call = reserve(store, "1");
+    let words = call.clone().command(["printenv", "LOCKRUN_SLOT"]).words();
+    assert_eq!(next_of(&call.clone().command(words)), "2");
+    assert_eq!(next(&call), "3");
+});
+
+#[track_caller]
+fn next_of(call: &Lockrun) -> String {
+    call.run().exited(0).silent().stdout().trim().to_owned()
+}

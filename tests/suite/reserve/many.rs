@@ -1,0 +1,161 @@
+//! Many reservations at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::support::sequence::{next, reserve, reserved, status};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Running, eventually};
+
+/// Writes down when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file tells without
+/// any clock whether two had a value at once. Number 4, 12, 20 and so on fails, number 8, 16 and so on is killed.
+const SCRIPT: &str = "echo \"in $LOCKRUN_SLOT $(date +%s%N) $LOCKRUN_FENCE\" >>\"$1\"
+i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done
+how=ok; [ $(($0 % 4)) -ne 0 ] || how=failed
+echo \"out $LOCKRUN_SLOT $(date +%s%N) $how\" >>\"$1\"
+[ $(($0 % 8)) -ne 0 ] || kill -KILL $$
+[ $how = ok ]";
+
+const AT_ONCE: usize = 40;
+
+/// What the commands have written down.
+struct Record {
+    /// How often each value was used.
+    used: BTreeMap<i64, usize>,
+    /// How often each value failed.
+    failed: BTreeMap<i64, usize>,
+    /// The shortest time between the end of a run that failed and the next one with the same value, in nanoseconds.
+    shortest: Option<i64>,
+}
+
+/// Reads it; fails if two had a value at once, or one came up again that had been used.
+#[track_caller]
+fn judge(text: &str) -> Record {
+    let mut record = Record { used: BTreeMap::new(), failed: BTreeMap::new(), shortest: None };
+    let (mut inside, mut ended, mut fences) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [what, value, time, rest] = words[..] else { panic!("a broken line: {line:?}") };
+        let (value, time): (i64, i64) = (value.parse().expect("a value"), time.parse().expect("a time"));
+        if what == "in" {
+            assert!(inside.insert(value), "two had {value} at once:\n{text}");
+            assert!(!record.used.contains_key(&value), "{value} came up again:\n{text}");
+            assert!(fences.insert(rest.to_owned()), "the fence {rest} came twice:\n{text}");
+            if let Some(before) = ended.get(&value) {
+                let gap = time - before;
+                record.shortest = Some(record.shortest.map_or(gap, |shortest: i64| shortest.min(gap)));
+            }
+        } else {
+            assert!(inside.remove(&value), "{value} ended twice:\n{text}");
+            let ends = if rest == "ok" { &mut record.used } else { &mut record.failed };
+            *ends.entry(value).or_default() += 1;
+            ended.insert(value, time);
+        }
+    }
+    assert!(inside.is_empty(), "{inside:?}");
+    record
+}
+
+// The judge itself.
+#[test]
+#[should_panic(expected = "two had 1 at once")]
+fn two_at_once_are_seen() {
+    judge("in 1 5 1\nin 1 6 2\nout 1 7 ok\nout 1 8 ok\n");
+}
+
+#[test]
+#[should_panic(expected = "1 came up again")]
+fn a_used_value_is_seen() {
+    judge("in 1 5 1\nout 1 6 ok\nin 1 7 2\nout 1 8 failed\n");
+}
+
+/// Starts this many runs of the call, so many of them at a time, and sees them all end.
+#[track_caller]
+fn run_all(call: &Lockrun, count: usize, log: &Path) {
+    let log = log.to_str().expect("a plain path");
+    let mut running: Vec<(usize, Running)> = Vec::new();
+    let finish = |running: &mut Vec<(usize, Running)>, most: usize| {
+        eventually(LONG, "some runs have ended", || {
+            let (ended, others) =
+                running.drain(..).map(|(n, mut run)| (run.has_ended(), n, run)).partition(|one| one.0);
+            let (ended, others): (Vec<_>, Vec<_>) = (ended, others);
+            for (_, number, run) in ended {
+                let output = run.wait().silent();
+                match (number % 4, number % 8) {
+                    (_, 0) => assert_eq!(output.signal, Some(9), "{output}"),
+                    (0, _) => assert_eq!(output.status, Some(1), "{output}"),
+                    _ => assert_eq!(output.status, Some(0), "{output}"),
+                }
+            }
+            running.extend(others.into_iter().map(|(_, number, run)| (number, run)));
+            running.len() <= most
+        });
+    };
+    for number in 1..=count {
+        finish(&mut running, AT_ONCE - 1);
+        running.push((number, call.clone().command(["sh", "-c", SCRIPT, &number.to_string(), log]).spawn()));
+    }
+    finish(&mut running, 0);
+}
+
+// "200 concurrent reservations from 1: exactly 1 to 200, no duplicates", while every fourth command fails or is killed: those
+// values stay reserved.
+on_every_store!(two_hundred_at_once, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let log = directory.path().join("log");
+    let call = reserve(store, "1").args(["--ttl", "1h"]);
+    run_all(&call, 200, &log);
+    let record = judge(&fs::read_to_string(&log).expect("a record"));
+    let all: BTreeSet<i64> = record.used.keys().chain(record.failed.keys()).copied().collect();
+    assert_eq!(all, (1..=200).collect());
+    assert_eq!((record.used.len(), record.failed.len()), (150, 50));
+    let kept: BTreeSet<i64> = reserved(store).iter().map(|value| value.parse().expect("a number")).collect();
+    assert_eq!(kept, record.failed.keys().copied().collect());
+    let last = record.used.keys().last().expect("one of them");
+    assert_eq!(status(store)["last_value"], last.to_string());
+    assert_eq!(next(&call), "201");
+});
+
+// "Those values may come up again only after their lease, and never twice at once": and a value that was used never does, in
+// whatever order they end.
+on_every_store!(failed_values_come_up_again, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let log = directory.path().join("log");
+    run_all(&reserve(store, "1").args(["--ttl", "1s"]), 200, &log);
+    let record = judge(&fs::read_to_string(&log).expect("a record"));
+    assert_eq!(record.used.len(), 150);
+    // The lease begins a little after the command's last words.
+    assert!(record.shortest.is_none_or(|gap| gap >= 990_000_000), "{:?}", record.shortest);
+});
+
+// The same where they come up again at once, which is where an earlier value is often used after a later one.
+on_every_store!(freed_values_come_up_again, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let log = directory.path().join("log");
+    let call = reserve(store, "1").args(["--on-failure", "free"]);
+    run_all(&call, 200, &log);
+    let record = judge(&fs::read_to_string(&log).expect("a record"));
+    assert_eq!(record.used.len(), 150);
+    let last = record.used.keys().last().expect("one of them");
+    assert_eq!(status(store)["last_value"], last.to_string());
+    assert_eq!(reserved(store), Vec::<String>::new());
+    assert_eq!(next(&call), (last + 1).to_string());
+});
+
+// "Taking one is atomic": also when the values are a program's.
+on_every_store!(forty_at_once_with_a_program, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let log = directory.path().join("log");
+    let script = "#!/bin/sh\necho $(($1 + 1))\n";
+    let program = crate::support::holder::write_script(directory.path(), "next", script);
+    let call = reserve(store, "1").args(["--ttl", "1h", "--next", &program]);
+    run_all(&call, 40, &log);
+    let record = judge(&fs::read_to_string(&log).expect("a record"));
+    let all: BTreeSet<i64> = record.used.keys().chain(record.failed.keys()).copied().collect();
+    assert_eq!(all, (1..=40).collect());
+    assert_eq!(record.used.len(), 30);
+    assert_eq!(next(&call), "41");
+});

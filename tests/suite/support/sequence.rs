@@ -1,0 +1,97 @@
+//! Runs that reserve a value of a sequence, and what they leave behind.
+
+use std::fs;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::lockrun::{Lockrun, Running};
+use super::output::Output;
+use super::store::Store;
+
+/// Says its value, and ends with the status that it finds in a file, as soon as it does.
+const SCRIPT: &str = "echo \"value $LOCKRUN_SLOT\"; until [ -e \"$0\" ]; do sleep 0.02; done; exit \"$(cat \"$0\")\"";
+
+/// A call that reserves a value of the sequence `seq`, the first of which is `from`.
+pub(crate) fn reserve(store: &Store, from: &str) -> Lockrun {
+    at(&store.url(), from)
+}
+
+/// The same in the store at this URL.
+pub(crate) fn at(url: &str, from: &str) -> Lockrun {
+    // Tied to the option, a value that looks like one is a value all the same.
+    Lockrun::bare().args(["reserve", "--store", url]).key("seq").arg(format!("--from={from}"))
+}
+
+/// Uses up a value, and gives it.
+#[track_caller]
+pub(crate) fn next(call: &Lockrun) -> String {
+    value_of(&call.clone().command(["printenv", "LOCKRUN_SLOT"]).run().exited(0).silent())
+}
+
+/// The value that would be next. Nothing is changed: the command fails, and its value is free again.
+#[track_caller]
+pub(crate) fn peek(call: &Lockrun) -> String {
+    let call = call.clone().args(["--on-failure", "free"]);
+    value_of(&call.sh("echo \"$LOCKRUN_SLOT\"; exit 9").run().exited(9).silent())
+}
+
+/// Reserves a value for a command that fails with this status, and gives it.
+#[track_caller]
+pub(crate) fn fail(call: &Lockrun) -> String {
+    value_of(&call.clone().sh("echo \"$LOCKRUN_SLOT\"; exit 8").run().exited(8).silent())
+}
+
+fn value_of(output: &Output) -> String {
+    output.stdout().strip_suffix('\n').expect("a line").to_owned()
+}
+
+/// A run that goes on until it is told how to end.
+pub(crate) struct Reserver {
+    run: Running,
+    directory: TempDir,
+    pub(crate) value: String,
+}
+
+impl Reserver {
+    /// Reserves a value; returns when the command runs with it.
+    #[track_caller]
+    pub(crate) fn begin(call: &Lockrun) -> Self {
+        let directory = TempDir::new().expect("a temporary directory");
+        let end = directory.path().join("end");
+        let mut run = call.clone().command(["sh", "-c", SCRIPT, end.to_str().expect("a plain path")]).spawn();
+        run.wait_for_stdout("\n");
+        let value = run.stdout().trim_end().strip_prefix("value ").expect("a value").to_owned();
+        Self { run, directory, value }
+    }
+
+    /// Ends the command with this status.
+    #[track_caller]
+    pub(crate) fn end(self, status: i32) -> Output {
+        let new = self.directory.path().join("new");
+        fs::write(&new, status.to_string()).expect("a file");
+        fs::rename(new, self.directory.path().join("end")).expect("a new name");
+        self.run.wait().exited(status).silent()
+    }
+
+    pub(crate) fn run(&mut self) -> &mut Running {
+        &mut self.run
+    }
+}
+
+/// What `status --json` says of the sequence.
+#[track_caller]
+pub(crate) fn status(store: &Store) -> Value {
+    let output = Lockrun::bare().args(["status", "--json", "--store", &store.url()]).run().exited(0).silent();
+    let all: Value = serde_json::from_str(&output.stdout()).expect("JSON");
+    let all = all.as_array().expect("an array").clone();
+    all.into_iter().find(|one| one["key"] == "seq").unwrap_or_default()
+}
+
+/// The values that are reserved, by the same account.
+#[track_caller]
+pub(crate) fn reserved(store: &Store) -> Vec<String> {
+    let status = status(store);
+    let holders = status["holders"].as_array().cloned().unwrap_or_default();
+    holders.iter().map(|one| one["value"].as_str().expect("a value").to_owned()).collect()
+}
