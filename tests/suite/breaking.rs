@@ -1,6 +1,6 @@
 //! `lockrun break`: takes a lock from its holder.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -29,6 +29,21 @@ on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
     renew(store, "hand", &ours, &[]).exited(79).said("not ours");
     release(store, "hand", &ours).exited(79).said("not ours");
     break_lock(store, "hand", &[]).exited(0).said("there is nothing to break");
+});
+
+// ... and the next is woken at once.
+on_every_store!(who_waits_is_woken_at_once, |store| {
+    const ROUNDS: u32 = 5;
+    let started = Instant::now();
+    for _ in 0..ROUNDS {
+        token(store, "woken", &["--ttl", "10m"]);
+        let waiter = Lockrun::new(store).key("woken").arg("--wait").command(["echo", "next"]).spawn();
+        until_waiting(store, "woken", 1);
+        break_lock(store, "woken", &[]).exited(0);
+        waiter.wait().exited(0).printed("next\n").silent();
+    }
+    // One that only looked now and then would do so after four to twelve seconds.
+    assert!(started.elapsed() < Duration::from_secs(4) * ROUNDS, "{:?}", started.elapsed());
 });
 
 // "With `--fence` only if it is still that holder."

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::hand::{expires_in, is_held, release, status};
+use crate::support::hand::{expires_in, is_held, release, status, until_waiting};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Output, Store, eventually};
 
@@ -46,13 +46,18 @@ on_every_store!(it_ends_by_itself, |store| {
 
 // "Free at once for a waiter": also one that waited while the command ran, behind a lease that would have lasted longer.
 on_every_store!(a_waiter_is_not_kept_longer, |store| {
-    let mut run = hold(store, "3s").args(["--ttl", "10m"]).sh("echo ready; read line || :").with_open_input();
-    run.run.wait_for_line("ready");
-    let call = Lockrun::new(store).key("held").args(["--wait", "-v"]);
-    let mut waiter = call.command(["echo", "next"]).spawn();
-    waiter.wait_for_stderr("waiting");
-    run.finish().exited(0);
-    waiter.wait().exited(0).printed("next\n");
+    const ROUNDS: u32 = 4;
+    let started = Instant::now();
+    for _ in 0..ROUNDS {
+        let mut run = hold(store, "1s").args(["--ttl", "10m"]).sh("echo ready; read line || :").with_open_input();
+        run.run.wait_for_line("ready");
+        let waiter = Lockrun::new(store).key("held").arg("--wait").command(["echo", "next"]).spawn();
+        until_waiting(store, "held", 1);
+        run.finish().exited(0);
+        waiter.wait().exited(0).printed("next\n").silent();
+    }
+    // One that only looked now and then would do so after four to twelve seconds.
+    assert!(started.elapsed() < Duration::from_secs(4) * ROUNDS, "{:?}", started.elapsed());
 });
 
 // "From acquisition": a command that takes longer is not followed by anything.

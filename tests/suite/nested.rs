@@ -1,9 +1,9 @@
 //! Runs inside runs: what would wait for itself is refused.
 
-use crate::support::hand::{acquire, is_held, release, token};
+use crate::support::hand::{acquire, is_held, release, token, until_waiting};
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_store;
-use crate::support::{Lockrun, Store};
+use crate::support::{Holder, Lockrun, Store};
 
 /// The words of a run inside a command, for its shell; the store comes from `LOCKRUN_STORE`.
 fn inner(words: &str) -> String {
@@ -52,8 +52,14 @@ on_every_store!(without_a_wait_it_is_simply_held, |store| {
 
 // "Up to N runs hold the lock at once": another slot may come free, so a wait for it is none for oneself.
 on_every_store!(another_slot_may_be_waited_for, |store| {
-    let script = inner("--key a --slots 2 --wait -- echo ran");
-    outer(store, "a", &script).args(["--slots", "2"]).run().exited(0).printed("ran\n").silent();
+    let script = format!("echo ready; read line || :; {}", inner("--key a --slots 2 --wait -- echo ran"));
+    let mut run = outer(store, "a", &script).args(["--slots", "2"]).with_open_input();
+    run.run.wait_for_line("ready");
+    let other = Holder::with(&Lockrun::new(store).key("a").args(["--slots", "2", "--ttl", "10m"]), &[]);
+    let run = run.close();
+    until_waiting(store, "a", 1);
+    other.end();
+    run.wait().exited(0).printed("ready\nran\n").silent();
 });
 
 // "LOCKRUN_TOKEN": a shell that has taken the lock by hand would wait for itself as well.

@@ -170,11 +170,12 @@ on_every_store!(hostile_text_is_escaped, |store| {
     token(store, keys[1], &[]);
     let table = read(store, &[]).exited(0).stdout();
     let page = read(store, &["--key", keys[0]]).exited(75).stdout();
+    let other = read(store, &["--key", keys[1]]).exited(75).stdout();
     let json = read(store, &["--json"]).exited(0).stdout();
     let held = Lockrun::new(store).key(keys[0]).command(["true"]).run().exited(75).said("title").stderr();
     let broken =
         Lockrun::other("break", store).key(keys[0]).args(["--fence", "1"]).run().exited(75).said("title").stderr();
-    for text in [&table, &page, &json, &held, &broken] {
+    for text in [&table, &page, &other, &json, &held, &broken] {
         assert!(!text.chars().any(|c| c != '\n' && is_hostile(c)), "{text:?}");
     }
     assert_eq!(table.lines().count(), 3, "{table}");

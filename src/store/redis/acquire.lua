@@ -120,7 +120,10 @@ if mine then
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end
-  redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+  -- Who asks by hand with the token of a command that runs has nothing to say about its lease.
+  if info.hand or not HAND then
+    redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+  end
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock.
   handed = hand_over()
   expire_keys()

@@ -138,9 +138,9 @@ local function drop_ended_leases()
   return #ended
 end
 
--- The first waiters, at most `count`, that are alive, listening as far as we know, and not granted the lock yet. Those ahead of
--- them that have died are removed.
-local function waiters(count)
+-- The first waiters, at most `count`, that are alive, not granted the lock yet, and listening as far as we know; or only those
+-- that have taken all their mail. Those ahead of them that have died are removed.
+local function waiters(count, without_mail)
   local found, from = {}, 0
   while #found < count do
     local batch = redis.call('ZRANGE', QUEUE, from, from + 15)
@@ -156,7 +156,8 @@ local function waiters(count)
         redis.call('HDEL', INFO, token)
       else
         from = from + 1
-        if not redis.call('ZSCORE', HOLDERS, token) and not is_absent(token) then
+        local passed_by = without_mail and deaf_since(token) or is_absent(token)
+        if not passed_by and not redis.call('ZSCORE', HOLDERS, token) then
           found[#found + 1] = token
         end
       end

@@ -51,7 +51,6 @@ if held and info.value and USED then
   if place < info.place or (place == info.place and fence < info.fence) then
     redis.call('HSET', SEQUENCE, 'last', info.value, 'place', whole(info.place), 'fence', whole(info.fence))
   end
-  end
 end
 
 -- What was taken away does not stay, even if its command ended well before it heard of that.

@@ -1,8 +1,9 @@
 -- Looks whether waiters to whom the lock was granted, and those that were told to watch it, have taken their mail. Called by
 -- the client whose script wrote it, after that script: only then does the server hand mails out.
 --
--- A grantee that is not listening is given only GRACE to come back, and the next in the queue is told. One that is not listening
--- either is passed by, and the next ones are told: twice as many each time, so that many dead ones cost few calls.
+-- A grantee that is not listening is given only GRACE to come back, and the next in the queue is told. If that is not listening
+-- either, the next ones are told: twice as many each time, so that many dead ones cost few calls. Who is only between two looks
+-- keeps its turn.
 --
 -- ARGV  1 granted   tokens, separated by blanks
 --       2 told      the same; empty: none
@@ -13,12 +14,7 @@ local GRANTED, TOLD = ARGV[1], ARGV[2]
 local told, listening = 0, false
 for token in string.gmatch(TOLD, '%S+') do
   told = told + 1
-  if deaf_since(token) then
-    mark_absent(token)
-    expect(token, 0)
-  else
-    listening = true
-  end
+  listening = listening or not deaf_since(token)
 end
 
 local pending, wait = false, FIRST_LOOK
@@ -39,7 +35,7 @@ end
 if not pending or told == 0 or listening then
   return ''
 end
-local next_ones = waiters(told * 2)
+local next_ones = waiters(told * 2, true)
 for _, token in ipairs(next_ones) do
   mail(token, wait)
 end

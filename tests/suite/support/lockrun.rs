@@ -198,11 +198,16 @@ pub(crate) struct Open {
 }
 
 impl Open {
+    /// Lets the command go on.
+    pub(crate) fn close(self) -> Running {
+        drop(self.end);
+        self.run
+    }
+
     /// Lets the command end, and gives the end of the run.
     #[track_caller]
     pub(crate) fn finish(self) -> Output {
-        drop(self.end);
-        self.run.wait()
+        self.close().wait()
     }
 }
 
