@@ -30,6 +30,7 @@ mod ready;
 mod redis_urls;
 mod reserve;
 mod round_trips;
+mod serials;
 mod signals;
 mod store_errors;
 mod strangers;
