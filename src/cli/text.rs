@@ -33,10 +33,14 @@ pub const EXIT_STATUS: [(&str, &str); 10] = [
 ];
 
 /// The variables that COMMAND finds in its environment.
-pub const ENVIRONMENT: [(&str, &str); 3] = [
+pub const ENVIRONMENT: [(&str, &str); 4] = [
     ("LOCKRUN_KEY", "the lock's name"),
     ("LOCKRUN_TOKEN", "the random token of this acquisition"),
     ("LOCKRUN_FENCE", "the fencing token: greater than that of every earlier run under this lock"),
+    (
+        "LOCKRUN_SLOT",
+        "with several slots: which of them is ours, from 0; under `lockrun reserve`: the value that is ours",
+    ),
 ];
 
 /// How durations are written.
