@@ -91,10 +91,11 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
     })
 }
 
-/// Makes the plan of a run with the next value of `sequence`. What is set for locks alone does not concern it.
-pub fn make_reservation(settings: &Settings<'_>, sequence: Sequence) -> Result<Plan, Wrong> {
-    let plan = make(settings)?;
-    Ok(Plan { sequence: Some(sequence), slots: 1, min_hold: Duration::ZERO, keep: false, ..plan })
+impl Plan {
+    /// The plan of a run with the next value of `sequence`. What is set for locks alone does not concern it.
+    pub fn with_next_of(self, sequence: Sequence) -> Plan {
+        Plan { sequence: Some(sequence), slots: 1, min_hold: Duration::ZERO, keep: false, ..self }
+    }
 }
 
 /// The words to execute.

@@ -218,7 +218,13 @@ impl<'a> Run<'a> {
             }),
             Err(error) => {
                 let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
-                let failed = format!("cannot release the lock \"{}\", which stays {lasts}", self.key());
+                let failed = match &self.plan.sequence {
+                    Some(_) => format!(
+                        "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",
+                        self.key()
+                    ),
+                    None => format!("cannot release the lock \"{}\", which stays {lasts}", self.key()),
+                };
                 self.teller.fail(&error.context(failed));
             }
         }

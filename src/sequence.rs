@@ -137,3 +137,86 @@ fn search(
     }
     Err(Failure::Nothing(format!("of {CANDIDATES_MAX} candidates each was reserved")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Finding;
+    use crate::holder::Holder;
+    use crate::key::Key;
+    use crate::lease::Ttl;
+    use crate::store::{Acquired, Custody, KeyStatus, Parting, Released, Renewed, TakenAway, Wait};
+    use crate::token::Token;
+    use std::time::Duration;
+
+    /// A store in which the first values of a sequence are reserved, and which is only asked for more.
+    struct Full {
+        reserved: u32,
+        asked: u32,
+    }
+
+    impl Store for Full {
+        fn reserve(&mut self, _: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+            let Wanted::Value { value, after: None, steps } = wanted else { panic!("not asked for: {wanted:?}") };
+            self.asked += 1;
+            assert_eq!((value, *steps), (&self.asked.to_string(), self.asked));
+            if self.asked <= self.reserved {
+                return Ok(Reserved::Taken);
+            }
+            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, custody: Custody::Kernel }, value.clone()))
+        }
+
+        fn acquire(&mut self, _: &Claim, _: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
+            unimplemented!()
+        }
+
+        fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
+            unimplemented!()
+        }
+
+        fn release(&mut self, _: &Key, _: &Token, _: Parting) -> Result<Released, StoreError> {
+            unimplemented!()
+        }
+
+        fn list(&mut self, _: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
+            unimplemented!()
+        }
+
+        fn take_away(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<TakenAway, StoreError> {
+            unimplemented!()
+        }
+
+        fn forget(&mut self, _: Duration, _: bool) -> Result<Vec<Key>, StoreError> {
+            unimplemented!()
+        }
+
+        fn examine(&mut self) -> Vec<Finding> {
+            unimplemented!()
+        }
+    }
+
+    /// What a search among so many reserved values finds, and how often the store was asked.
+    fn search_among(reserved: u32) -> (Result<String, String>, u32) {
+        let claim = Claim {
+            key: Key::new("k".as_ref()).expect("is a key"),
+            token: Token::random(),
+            ttl: Ttl::None,
+            holder: Holder::default(),
+            slots: 1,
+            by_hand: false,
+        };
+        let mut store = Full { reserved, asked: 0 };
+        let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());
+        let found = search(&mut store, &claim, "1", after).map(|(_, value)| value).map_err(|failure| match failure {
+            Failure::Nothing(why) => why,
+            _ => panic!("it was the store's fault, or a signal's"),
+        });
+        (found, store.asked)
+    }
+
+    #[test]
+    fn a_search_ends_after_ten_thousand_candidates() {
+        assert_eq!(search_among(9_999), (Ok("10000".into()), 10_000));
+        assert_eq!(search_among(10_000), (Err("of 10000 candidates each was reserved".into()), 10_000));
+    }
+}

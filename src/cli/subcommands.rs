@@ -195,8 +195,9 @@ impl Subcommand {
                 about: "Run a command with the next value of a sequence that nobody else has reserved",
                 more: "COMMAND finds the value in LOCKRUN_SLOT. It is VALUE for the first run; then the last one and --step, \
                        or what --next prints. Values that other runs have reserved are passed over. When COMMAND ends \
-                       with 0 the value becomes the last one, unless that of a run that began later has. When it fails \
-                       the last one stays, and the value is reserved until its lease runs out. Nothing is waited for.",
+                       with 0 the value becomes the last one, unless one that comes after it has. When it fails, or has \
+                       to be stopped, the last one stays, and the value is reserved until its lease runs out: then it \
+                       comes up again, if none that comes after it was used. Nothing is waited for.",
             },
             Status => &Words {
                 name: "status",

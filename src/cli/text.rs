@@ -39,7 +39,7 @@ pub const ENVIRONMENT: [(&str, &str); 4] = [
     ("LOCKRUN_FENCE", "the fencing token: greater than that of every earlier run under this lock"),
     (
         "LOCKRUN_SLOT",
-        "with --slots N, N above 1: the number of this run's slot, from 0 to N-1, which no other run has now",
+        "with --slots N, N above 1: this run's slot, from 0 to N-1, which no other has now; under `lockrun reserve`: the value",
     ),
 ];
 

@@ -15,7 +15,7 @@ use crate::supervise::signals::Signals;
 
 /// Reserves a value, and runs the command with it. Fails with [`Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let plan = plan::make_reservation(settings, sequence(settings)?)?;
+    let plan = plan::make(settings)?.with_next_of(sequence(settings)?);
     crate::run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 

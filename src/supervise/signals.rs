@@ -90,17 +90,19 @@ impl Signals {
         None
     }
 
-    /// Makes `command` begin with the mask and the disposition of SIGCHLD that lockrun was started with.
+    /// Makes `command` begin with the mask and the disposition of SIGCHLD that lockrun was started with, and end with lockrun.
     pub fn hand_down(&self, command: &mut Command) {
         let (mask, child_was_ignored) = (self.inherited, self.child_was_ignored);
         let restore = move || {
+            // SAFETY: plain system call on ourselves.
+            Errno::result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
             set_mask(&mask)?;
             if child_was_ignored {
                 set_disposition(libc::SIGCHLD, libc::SIG_IGN);
             }
             Ok(())
         };
-        // SAFETY: between fork and exec this makes two system calls, on values of its own.
+        // SAFETY: between fork and exec this makes nothing but system calls, on values of its own.
         unsafe { command.pre_exec(restore) };
     }
 

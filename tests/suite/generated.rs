@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::Lockrun;
 
 /// lockrun's other commands.
-const SUBCOMMANDS: [&str; 7] = ["acquire", "renew", "release", "status", "break", "doctor", "prune"];
+const SUBCOMMANDS: [&str; 8] = ["acquire", "renew", "release", "reserve", "status", "break", "doctor", "prune"];
 
 /// The options that a help names.
 fn options(help: &str) -> Vec<&str> {

@@ -36,6 +36,7 @@ mod ready;
 mod redis_urls;
 mod reserve;
 mod round_trips;
+mod serials;
 mod signals;
 mod slots;
 mod slots_by_hand;

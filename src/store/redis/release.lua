@@ -44,8 +44,9 @@ elseif ENDING ~= '' then
 end
 
 -- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
--- counts: it may have been given an earlier value, which another one had failed to use.
-if held and info.value and USED then
+-- counts: it may have been given an earlier value, which another one had failed to use. That the lease was lost unnoticed
+-- changes nothing: used is used.
+if info.value and USED then
   local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
   local fence = tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0)
   if place < info.place or (place == info.place and fence < info.fence) then

@@ -71,7 +71,19 @@ fn a_lost_lease_uses_no_value() {
     assert_eq!(next(&call), "1");
 }
 
-// The same of a value that was taken away: it is free when its command is dead.
+// "A value that succeeded never comes up again": also if its lease was lost and nobody has noticed.
+#[test]
+fn a_value_that_was_used_under_a_lost_lease() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let call = reserve(&store, "1").args(["--ttl", "1h"]);
+    let run = Reserver::begin(&call);
+    redis.ask(&["DEL", "lockrun:{seq}:holders"]);
+    run.end(0);
+    assert_eq!(next(&call), "2");
+}
+
+// "79": so it is with a value that was taken away, which is free when its command is dead.
 #[test]
 fn a_value_that_was_taken_away_is_not_used() {
     let store = Store::redis();
@@ -94,7 +106,7 @@ fn the_store_is_gone_at_the_end() {
     run.wait_for_line("ready");
     proxy.set(Mode::Refuse);
     proxy.set(Mode::Reset);
-    run.wait().exited(0).said("cannot release");
+    run.wait().exited(0).said("cannot release the value of the sequence \"seq\"").said("may come up again");
     assert_eq!(reserved(&store), ["1"]);
     assert_eq!(peek(&reserve(&store, "1")), "2");
 }

@@ -152,6 +152,19 @@ on_every_store!(a_program_that_hangs_ends_with_lockrun, |store| {
     assert_eq!(next(&reserve(store, "1")), "2");
 });
 
+// "Nothing outlives lockrun": not even PROGRAM, if lockrun is killed.
+on_every_store!(a_program_dies_with_lockrun, |store| {
+    assert_eq!(next(&reserve(store, "1")), "1");
+    let program = Program::new("echo called >>$notes; exec sleep 600");
+    let mut run = program.of(reserve(store, "1")).command(["echo", "ran"]).spawn();
+    eventually(LONG, "the program has been called", || program.notes() == "called\n");
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "lockrun is dead", || run.has_ended());
+    eventually(LONG, "nothing is left", || run.processes().is_empty());
+    run.wait().died_of(Signal::SIGKILL).printed("");
+    assert_eq!(next(&reserve(store, "1")), "2");
+});
+
 // "Standard streams reach COMMAND as they were": PROGRAM reads none of COMMAND's input.
 on_every_store!(the_input_is_the_commands, |store| {
     let program = Program::new("cat >$notes; echo B");

@@ -8,6 +8,7 @@ pub(crate) mod holder;
 pub(crate) mod lockrun;
 pub(crate) mod monitor;
 pub(crate) mod output;
+pub(crate) mod postgres;
 pub(crate) mod processes;
 pub(crate) mod proxy;
 pub(crate) mod pty;

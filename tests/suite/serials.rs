@@ -1,0 +1,88 @@
+//! The README's recipe: ticket serials from a program, sold by many at once into a table that wants each of them only once.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::support::postgres::Postgres;
+use crate::support::sequence::{reserve, reserved};
+use crate::support::store::on_every_store;
+use crate::support::{Lockrun, Store};
+
+/// Sells one ticket, in the README's words, and fails afterwards if it is told to.
+const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_SLOT\" <<'END'
+INSERT INTO ticket (serial) VALUES (:'serial');
+END
+";
+
+const SELLERS: usize = 20;
+
+/// A shop with an empty table.
+fn shop() -> Postgres {
+    let postgres = Postgres::start();
+    postgres.ask("CREATE TABLE ticket (serial text NOT NULL UNIQUE)");
+    postgres
+}
+
+/// What takes the next serial.
+fn seller(store: &Store, postgres: &Postgres) -> Lockrun {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/next-serial");
+    // Close to where the letters change.
+    postgres.known_to(reserve(store, "AAAZ-9971")).arg("--next").arg(program)
+}
+
+fn sold(postgres: &Postgres) -> Vec<String> {
+    postgres.ask("SELECT serial FROM ticket ORDER BY serial").lines().map(str::to_owned).collect()
+}
+
+/// So many serials from the first on.
+fn serials(count: usize) -> Vec<String> {
+    let before = (9971..=9999).map(|number| format!("AAAZ-{number}"));
+    before.chain((1..).map(|number| format!("AABA-{number:04}"))).take(count).collect()
+}
+
+// "Ticket serials sold by 20 processes at once into a real table with a unique constraint: no violation", and no gap where
+// nothing failed.
+on_every_store!(twenty_sell_without_a_gap, |store| {
+    let postgres = shop();
+    let call = seller(store, &postgres);
+    for _ in 0..3 {
+        let sellers: Vec<_> = (0..SELLERS).map(|_| call.clone().sh(SELL).spawn()).collect();
+        for run in sellers {
+            run.wait().exited(0).silent();
+        }
+    }
+    assert_eq!(sold(&postgres), serials(3 * SELLERS));
+    assert_eq!(reserved(store), Vec::<String>::new());
+});
+
+// The same where every fourth sale fails before it is made: still no violation, and the gaps are those of values that failed.
+on_every_store!(twenty_sell_while_some_fail, |store| {
+    let postgres = shop();
+    let call = seller(store, &postgres).args(["--ttl", "1h"]);
+    let sellers: Vec<_> = (0..SELLERS)
+        .map(|number| {
+            let script = if number % 4 == 0 { "exit 9" } else { SELL };
+            (number, call.clone().sh(script).spawn())
+        })
+        .collect();
+    for (number, run) in sellers {
+        run.wait().exited(if number % 4 == 0 { 9 } else { 0 }).silent();
+    }
+    let sold: BTreeSet<String> = sold(&postgres).into_iter().collect();
+    let kept: BTreeSet<String> = reserved(store).into_iter().collect();
+    assert_eq!((sold.len(), kept.len()), (15, 5));
+    assert_eq!(sold.union(&kept).cloned().collect::<Vec<_>>(), serials(SELLERS));
+});
+
+// "Keep the unique constraint": it is what tells of a store that has forgotten its sequence.
+#[test]
+fn the_constraint_catches_a_store_that_forgot() {
+    let store = Store::redis();
+    let postgres = shop();
+    let call = seller(&store, &postgres).sh(SELL);
+    call.run().exited(0).silent();
+    store.as_redis().expect("a server").ask(&["FLUSHALL"]);
+    let output = call.run().exited(3);
+    assert!(output.stderr().contains("violates unique constraint"), "{output}");
+    assert_eq!(sold(&postgres), serials(1));
+}
