@@ -9,7 +9,8 @@
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
-if not is_in_force(redis.call('ZSCORE', HOLDERS, TOKEN)) then
+local ends = redis.call('ZSCORE', HOLDERS, TOKEN)
+if not is_in_force(ends) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)
