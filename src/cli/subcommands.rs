@@ -178,7 +178,9 @@ impl Subcommand {
                 page: "lockrun-renew",
                 usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
                 about: "Prolong the lease of a lock that `acquire` has taken",
-                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. A lock that is not held under the token is never taken anew.",
+                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. While a command of lockrun's \
+                       runs under it, --ttl cannot make it shorter than it was taken for. A lock that is not held under the \
+                       token is never taken anew.",
             },
             Release => &Words {
                 name: "release",
