@@ -21,7 +21,7 @@ binary = $(target)/release/lockrun
 sources = Cargo.toml Cargo.lock $(wildcard .cargo/*) $(shell find src -type f)
 
 # lockrun's other commands: each has a manual page of its own.
-pages = $(addprefix lockrun-,acquire renew release status break doctor prune)
+pages = $(addprefix lockrun-,acquire renew release reserve status break doctor prune)
 
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1) \
