@@ -146,11 +146,10 @@ impl<'a> Run<'a> {
         let started = match grant.custody {
             Custody::Kernel => Running::direct(self.launch.clone(), granted, signals),
             Custody::Lease(sent_at) => {
-                let deadline = self.plan.terms.deadline(sent_at);
-                let ends_command = self.plan.expires && self.plan.kill_on_lost;
+                let deadline = self.plan.expires.then(|| self.plan.terms.deadline(sent_at));
                 guardian
                     .map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok)
-                    .and_then(|guardian| Running::guarded(guardian, granted, signals, ends_command.then_some(deadline)))
+                    .and_then(|ready| Running::guarded(ready, granted, signals, deadline, self.plan.kill_on_lost))
             }
         };
         let program = escaped(&self.plan.argv[0].to_string_lossy());
