@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::hand::{expires_in, is_held, renew};
 use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, eventually};
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
 
 // "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": a renewal by hand, for which
 // COMMAND has key and token in its environment, does not cut the lease short on which lockrun counts.
@@ -25,3 +25,14 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
         run.wait().died_of(Signal::SIGTERM);
     }
 });
+
+// "All changes are Lua scripts": also on a server that does not let them be called by their hash.
+#[test]
+fn a_server_without_evalsha() {
+    let store = Store::Redis(Redis::with_options(&["--rename-command", "EVALSHA", ""]));
+    let holder = Holder::new(&store, "renamed");
+    let mut queue = Queue::new(&store, "renamed");
+    queue.join(2);
+    holder.end();
+    queue.end().in_order([0, 1]);
+}
