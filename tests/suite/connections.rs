@@ -81,6 +81,22 @@ fn a_reservation_that_arrives_after_its_withdrawal_takes_nothing() {
     assert!(is_free(&store, "reserved"), "reserved for a run that has ended");
 }
 
+// "Nothing is left": what a waiter has sent over a connection that it gave up, and what arrives only when its run is over, takes
+// no lock for it.
+#[test]
+fn late_requests_of_a_run_that_is_over_take_nothing() {
+    let (store, proxy) = scene("over");
+    let holder = Holder::new(&store, "over");
+    let next = waiter(&proxy, "over", ":");
+    proxy.set(Mode::HoldUpTo(proxy.connections()));
+    holder.end();
+    next.wait().exited(0);
+    let before = server(&store).scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "a late request arrives", || server(&store).scripts_run() > before);
+    assert!(is_free(&store, "over"), "held by a run that has ended");
+}
+
 // "Every write checks the token": what a waiter has sent over a connection that it gave up, and what arrives only when it
 // holds the lock, does not take the lock from it.
 #[test]
