@@ -1,10 +1,13 @@
 //! What is done to a lock, by hand or by a server's settings, while lockrun counts on it.
 
+use std::fs;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
-use crate::support::hand::{expires_in, is_held, renew};
+use crate::support::hand::{break_lock, expires_in, is_held, renew};
+use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
 
@@ -36,3 +39,27 @@ fn a_server_without_evalsha() {
     holder.end();
     queue.end().in_order([0, 1]);
 }
+
+// "`break` takes the lock from its holder": a command that ends well before it hears of that keeps nothing, and whoever counts
+// on the lock is told. Nor is it kept when the command itself has let go of it, which is what was wanted.
+#[test]
+fn what_was_taken_away_is_not_said_to_be_kept() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let go = directory.path().join("go");
+    let script = format!("echo ready; while ! [ -e '{}' ]; do sleep 0.01; done", go.display());
+    let mut run = Lockrun::new(&store).key("taken").args(["--keep", "-v"]).sh(&script).spawn();
+    run.wait_for_line("ready");
+    break_lock(&store, "taken", &[]).exited(0);
+    fs::write(&go, "").expect("our own directory");
+    let output = run.wait().exited(0).said("could not be kept: it is not ours any more");
+    assert!(!output.stderr().contains("\" kept"), "{output}");
+    assert!(!is_held(&store, "taken"));
+}
+
+on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
+    let script = format!("{PROGRAM} release -q --store {}", store.url());
+    let output = Lockrun::new(store).key("let-go").args(["--keep", "-v"]).sh(&script).run().exited(0).said("released");
+    assert!(!output.stderr().contains("kept"), "{output}");
+    assert!(!is_held(store, "let-go"));
+});
