@@ -6,13 +6,13 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::hand::{break_lock, expires_in, is_held, renew};
+use crate::support::hand::{acquire, break_lock, expires_in, is_held, renew};
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
 
-// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": a renewal by hand, for which
-// COMMAND has key and token in its environment, does not cut the lease short on which lockrun counts.
+// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": what is done by hand with the token,
+// which COMMAND has in its environment, does not cut the lease short on which lockrun counts.
 on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
     for (key, ttl) in [("lasts", "30s"), ("for-ever", "none")] {
         let call = Lockrun::new(store).key(key).args(["--ttl", ttl]);
@@ -22,6 +22,7 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
         renew(store, key, &ours, &["--ttl", "1s"]).exited(0).silent();
         assert!(expires_in(store, key).is_none_or(|left| left > 25_000), "{key}");
         renew(store, key, &ours, &[]).exited(0).silent();
+        acquire(store, key, &["--token", &ours, "--ttl", "1s"]).run().exited(0).silent();
         std::thread::sleep(Duration::from_millis(1500));
         assert!(is_held(store, key) && !run.has_ended(), "{key}");
         run.signal(Signal::SIGTERM);

@@ -119,7 +119,10 @@ if mine then
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end
-  redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+  -- Whoever has the token of a command's run does not change the lease on which that counts.
+  if info.hand or not HAND then
+    redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+  end
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock.
   handed = hand_over()
   expire_keys()

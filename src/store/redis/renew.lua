@@ -18,12 +18,13 @@ if info.taken then
   return {2, cjson.encode(info.taken)}
 end
 let_pass_when_full()
-local is_less = info.ttl == 0 or TTL ~= 0 and TTL < info.ttl
-if TTL == -1 or not info.hand and is_less then
+if TTL == -1 then
   TTL = info.ttl
 elseif info.hand and TTL ~= info.ttl then
   info.ttl = TTL
   set_info(TOKEN, info)
+elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.ttl) then
+  TTL = info.ttl
 end
 redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
 expire_keys()
