@@ -1,12 +1,12 @@
 //! What is done to a lock, by hand or by a server's settings, while lockrun counts on it.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::hand::{acquire, break_lock, expires_in, is_held, renew};
+use crate::support::hand::{acquire, break_lock, expires_in, is_held, renew, until_waiting};
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
@@ -64,3 +64,25 @@ on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
     assert!(!output.stderr().contains("kept"), "{output}");
     assert!(!is_held(store, "let-go"));
 });
+
+// "A crash frees it within ttl + 1 s": also when somebody who wants no lock but a value of a sequence under the same key is the
+// first to see that the lease has run out.
+#[test]
+fn a_lock_that_a_reservation_finds_free_goes_to_who_waits() {
+    let store = Store::redis();
+    let reserve = Lockrun::other("reserve", &store).key("both");
+    reserve.clone().args(["--from", "no integer", "--next", "true"]).command(["true"]).run().exited(0);
+    let mut holder = Holder::with(&Lockrun::new(&store).key("both").args(["--ttl", "3s"]), &[]);
+    let waiter = Lockrun::new(&store).key("both").args(["--ttl", "3s", "--wait"]).command(["true"]);
+    let mut waiter = waiter.spawn();
+    until_waiting(&store, "both", 1);
+    let killed_at = Instant::now();
+    holder.run().signal(Signal::SIGKILL);
+    // Each drops what has ended, and reserves nothing.
+    let fails = reserve.args(["--from", "1"]).command(["true"]);
+    while !waiter.has_ended() {
+        fails.run().exited(125);
+        assert!(killed_at.elapsed() < Duration::from_secs(5), "it waits for the lease once more");
+    }
+    waiter.wait().exited(0).silent();
+}

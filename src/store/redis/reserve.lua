@@ -19,7 +19,9 @@ local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARG
 if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
   return {}
 end
-drop_ended_leases()
+if drop_ended_leases() > 0 then
+  hand_over()
+end
 
 -- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer. (Nothing
 -- is deleted in vain: after a first change a server that is out of memory would let the others pass.)
