@@ -198,7 +198,9 @@ impl Subcommand {
                 more: "COMMAND finds the value in LOCKRUN_SLOT. It is VALUE for the first run; then the last one and --step, \
                        or what --next prints. Values that other runs have reserved are passed over. When COMMAND ends \
                        with 0 the value becomes the last one, unless that of a run that began later has. When it fails \
-                       the last one stays, and the value is reserved until its lease runs out. Nothing is waited for.",
+                       the last one stays, and the value is reserved until its lease runs out. Nothing is waited for.\n\n\
+                       A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
+                       sequence would begin anew. Name a directory that lasts, or a Redis that keeps its data.",
             },
             Status => &Words {
                 name: "status",
