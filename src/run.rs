@@ -18,7 +18,7 @@ use crate::plan::Plan;
 use crate::readiness::Readiness;
 use crate::report;
 use crate::sequence;
-use crate::store::{self, Claim, Custody, Grant, Parting, Stays, Store};
+use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
 use crate::supervise::guardian::{Preparations, Prepared};
 use crate::supervise::signals::Signals;
 use crate::supervise::{Finished, Granted, Launch, Running, StartFailure, Why};
@@ -146,11 +146,10 @@ impl<'a> Run<'a> {
         let started = match grant.custody {
             Custody::Kernel => Running::direct(self.launch.clone(), granted, signals),
             Custody::Lease(sent_at) => {
-                let deadline = self.plan.terms.deadline(sent_at);
-                let ends_command = self.plan.expires && self.plan.kill_on_lost;
+                let deadline = self.plan.expires.then(|| self.plan.terms.deadline(sent_at));
                 guardian
                     .map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok)
-                    .and_then(|guardian| Running::guarded(guardian, granted, signals, ends_command.then_some(deadline)))
+                    .and_then(|ready| Running::guarded(ready, granted, signals, deadline, self.plan.kill_on_lost))
             }
         };
         let program = escaped(&self.plan.argv[0].to_string_lossy());
@@ -211,11 +210,7 @@ impl<'a> Run<'a> {
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.
     fn release(&self, store: &mut dyn Store, parting: Parting) {
         match store.release(&self.claim.key, &self.claim.token, parting) {
-            Ok(_) => self.teller.tell(match parting {
-                Parting::Run { stays: Stays::Kept(_), .. } => Event::Kept,
-                Parting::Run { stays: Stays::AtLeast(min_hold), .. } => Event::Released { min_hold },
-                _ => Event::Released { min_hold: Duration::ZERO },
-            }),
+            Ok(released) => self.tell_what_became_of_it(parting, &released),
             Err(error) => {
                 let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
                 let failed = match &self.plan.sequence {
@@ -228,6 +223,17 @@ impl<'a> Run<'a> {
                 self.teller.fail(&error.context(failed));
             }
         }
+    }
+
+    /// Tells whether the lock is free.
+    fn tell_what_became_of_it(&self, parting: Parting, released: &Released) {
+        let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
+        self.teller.tell(match (parting, released) {
+            (Parting::Run { stays: Stays::Kept(_), .. }, Released::Stays) => Event::Kept,
+            (Parting::Run { stays: Stays::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },
+            (Parting::Run { stays: Stays::AtLeast(min_hold), .. }, _) => Event::Released { min_hold },
+            _ => Event::Released { min_hold: Duration::ZERO },
+        });
     }
 
     /// Tells how COMMAND ended.

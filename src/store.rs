@@ -144,8 +144,10 @@ pub enum Stays {
 /// What came of letting go of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// It is free, or stays as was asked.
+    /// It is free.
     Free,
+    /// It stays as was asked.
+    Stays,
     /// It will be free when the command has ended that runs under it.
     WhenItEnds,
     /// It was not ours. It may be somebody else's.

@@ -178,7 +178,9 @@ impl Subcommand {
                 page: "lockrun-renew",
                 usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
                 about: "Prolong the lease of a lock that `acquire` has taken",
-                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. A lock that is not held under the token is never taken anew.",
+                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. While a command of lockrun's \
+                       runs under it, --ttl cannot make it shorter than it was taken for. A lock that is not held under the \
+                       token is never taken anew.",
             },
             Release => &Words {
                 name: "release",
@@ -197,7 +199,9 @@ impl Subcommand {
                        or what --next prints. Values that other runs have reserved are passed over. When COMMAND ends \
                        with 0 the value becomes the last one, unless one that comes after it has. When it fails, or has \
                        to be stopped, the last one stays, and the value is reserved until its lease runs out: then it \
-                       comes up again, if none that comes after it was used. Nothing is waited for.",
+                       comes up again, if none that comes after it was used. Nothing is waited for.\n\n\
+                       A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
+                       sequence would begin anew. Name a directory that lasts, or a Redis that keeps its data.",
             },
             Status => &Words {
                 name: "status",

@@ -113,23 +113,23 @@ impl Store for FileStore {
         let written = file.edit(|record| {
             // Before the change of the record, which wakes who waits.
             file.free_slot(slot)?;
-            let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else { return Ok(()) };
+            let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else {
+                return Ok(Released::NotMine(None));
+            };
             let holder = record.holders.remove(at);
             record.note(&holder, ending);
             if uses_value {
                 record.note_use(&holder);
             }
-            if let Some(lease) = lease_after(&holder, stays)? {
-                record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
-            }
-            Ok(())
+            let Some(lease) = lease_after(&holder, stays)? else { return Ok(Released::Free) };
+            record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
+            Ok(Released::Stays)
         });
         if written.is_err() {
             // Whatever became of the record, the lock must go; a process that inherited the descriptor holds nothing then.
             file.free_slot(slot).context("cannot unlock the lock file")?;
         }
-        written.context("cannot write down the run in the lock file")?;
-        Ok(Released::Free)
+        written.context("cannot write down the run in the lock file")
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {

@@ -65,6 +65,8 @@ pub struct RedisStore {
     connection: Option<Connection>,
     /// The server most likely has our scripts already.
     knows_scripts: bool,
+    /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
+    doubt: Doubt,
 }
 
 impl RedisStore {
@@ -75,7 +77,7 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false })
+        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, doubt: Doubt::None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -148,7 +150,7 @@ impl RedisStore {
     fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
         match failure {
             Failure::Unreachable(_) => {}
-            Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, Doubt::None),
+            Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
             Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
         }
     }
@@ -235,8 +237,9 @@ impl Store for RedisStore {
                 }
             }
         };
+        let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending.to_string()).arg(0).arg(how).arg(span).arg(u8::from(uses_value)).take();
+        let script = script.arg(ending.to_string()).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).take();
         // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
         // twice does no harm, and a lock that never expires has no second chance.
         let was_idle = self.connection.is_some();

@@ -121,17 +121,18 @@ impl Prepared {
         self.0.link.next_news().is_ok()
     }
 
-    /// Lets it start COMMAND.
+    /// Lets it start COMMAND, if there is time for it before the `deadline`.
     pub(super) fn start(
         self,
         granted: Granted,
         signals: &Signals,
         deadline: Option<Deadline>,
+        ends_command: bool,
     ) -> Result<Guardian, Failure> {
         let Prepared(mut guardian) = self;
         prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
-        guardian.deadline = Arc::new(Mutex::new(deadline));
-        guardian.link.order(Order::Start { granted, deadline });
+        guardian.deadline = Arc::new(Mutex::new(deadline.filter(|_| ends_command)));
+        guardian.link.order(Order::Start { granted, deadline, ends_command });
         match guardian.link.await_news() {
             Ok(Some(News::Started(command))) => Ok(Guardian { command, ..guardian }),
             Ok(Some(News::NotStarted(failure))) => Err(failure),
@@ -212,7 +213,7 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
     // Up to here nothing has been done that would have to be undone: lockrun may die, or kill us.
-    let Ok(Some(Order::Start { granted, deadline })) = link.await_order() else { return };
+    let Ok(Some(Order::Start { granted, deadline, ends_command })) = link.await_order() else { return };
     let cgroup = place.and_then(Place::make);
     let entrance = cgroup.as_ref().and_then(Cgroup::entrance);
     let setup = Setup {
@@ -231,7 +232,7 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
     unsafe { libc::setpgid(0, 0) };
     link.tell(News::Started(tree.command()));
     close_all_but(&[libc::STDERR_FILENO, link.as_fd().as_raw_fd(), signals.as_fd().as_raw_fd()]);
-    let mut supervisor = Supervisor::new(tree, launch, deadline, Moment::now());
+    let mut supervisor = Supervisor::new(tree, launch, deadline.filter(|_| ends_command), Moment::now());
     let Ok(mut alarm) = Alarm::new() else { return };
     let mut orphaned = false;
     memory::forget_program_pages();

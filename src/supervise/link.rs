@@ -19,8 +19,8 @@ use crate::outcome::Ending;
 /// What lockrun tells the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The lock is ours: start COMMAND. With a lease that ends COMMAND, this is what it allows.
-    Start { granted: Granted, deadline: Option<Deadline> },
+    /// The lock is ours: start COMMAND. If it is a lease that ends, this is what it allows.
+    Start { granted: Granted, deadline: Option<Deadline>, ends_command: bool },
     /// The lease was renewed.
     Renewed(Deadline),
     /// The lease is lost: end COMMAND.
@@ -126,10 +126,12 @@ impl Order {
             Order::Renewed(deadline) => deadline_words(1, deadline, [0; 2]),
             Order::Lost => [2, 0, 0, 0, 0, 0],
             Order::Forward(signal) => [3, signal.into_word(), 0, 0, 0, 0],
-            Order::Start { granted: Granted { fence, slot }, deadline } => {
+            Order::Start { granted: Granted { fence, slot }, deadline, ends_command } => {
                 // No slot is 0, the first one 1.
                 let granted = [fence, slot.map_or(0, |slot| u64::from(slot) + 1)];
-                deadline.map_or([5, 0, 0, 0, granted[0], granted[1]], |deadline| deadline_words(4, deadline, granted))
+                let kind = if ends_command { 4 } else { 6 };
+                deadline
+                    .map_or([5, 0, 0, 0, granted[0], granted[1]], |deadline| deadline_words(kind, deadline, granted))
             }
         }
     }
@@ -141,8 +143,8 @@ impl Order {
             1 => Order::Renewed(deadline),
             2 => Order::Lost,
             3 => Order::Forward(int(a)),
-            4 => Order::Start { granted, deadline: Some(deadline) },
-            5 => Order::Start { granted, deadline: None },
+            4 | 6 => Order::Start { granted, deadline: Some(deadline), ends_command: kind == 4 },
+            5 => Order::Start { granted, deadline: None, ends_command: false },
             _ => return None,
         })
     }
@@ -232,8 +234,12 @@ mod tests {
         let (one, other) = Link::pair().expect("sockets");
         let at = |millis| Moment::from_boot(Duration::from_millis(millis));
         let deadline = Deadline { term_at: at(1), kill_at: at(2), horizon: at(3) };
-        let starts = [(Some(deadline), None), (None, Some(0)), (None, Some(u32::MAX))]
-            .map(|(deadline, slot)| Order::Start { granted: Granted { fence: u64::MAX, slot }, deadline });
+        let starts = [(Some(deadline), None, true), (Some(deadline), Some(0), false), (None, Some(u32::MAX), false)];
+        let starts = starts.map(|(deadline, slot, ends_command)| Order::Start {
+            granted: Granted { fence: u64::MAX, slot },
+            deadline,
+            ends_command,
+        });
         for order in [Order::Renewed(deadline), Order::Lost, Order::Forward(15)].into_iter().chain(starts) {
             one.order(order);
             assert_eq!(other.next_order(), Ok(Some(order)));

@@ -93,15 +93,16 @@ impl Running {
         direct::Direct::start(&launch.under(granted), signals).map(Running::Direct)
     }
 
-    /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With no `deadline` the guardian ends COMMAND
-    /// only when lockrun dies.
+    /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With a `deadline` it is not started too late, and, if
+    /// that `ends_command`, ended in time; otherwise the guardian ends it only when lockrun dies.
     pub fn guarded(
         guardian: Prepared,
         granted: Granted,
         signals: &Signals,
         deadline: Option<Deadline>,
+        ends_command: bool,
     ) -> Result<Self, StartFailure> {
-        guardian.start(granted, signals, deadline).map(Running::Guarded)
+        guardian.start(granted, signals, deadline, ends_command).map(Running::Guarded)
     }
 
     /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended; and the guardian, if there is

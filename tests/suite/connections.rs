@@ -65,6 +65,38 @@ fn a_request_that_arrives_after_its_withdrawal_takes_nothing() {
     }
 }
 
+// The same for a value of a sequence: "unknown (an error, possibly done: clean up by token)".
+#[test]
+fn a_reservation_that_arrives_after_its_withdrawal_takes_nothing() {
+    let (store, proxy) = scene("reserved");
+    let first = proxy.connections() + 1;
+    proxy.set(Mode::HoldUpTo(first));
+    let call = Lockrun::bare().args(["reserve", "--store", &proxy.url(), "--from", "1"]).key("reserved");
+    let call = call.args(["--ttl", "none", "--store-timeout", "1s"]).command(["echo", "ran"]);
+    call.run().exited(69).printed("").said("lockrun: ");
+    assert!(proxy.connections() > first, "it is withdrawn over a connection that works");
+    let before = server(&store).scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "the late request arrives", || server(&store).scripts_run() > before);
+    assert!(is_free(&store, "reserved"), "reserved for a run that has ended");
+}
+
+// "Nothing is left": what a waiter has sent over a connection that it gave up, and what arrives only when its run is over, takes
+// no lock for it.
+#[test]
+fn late_requests_of_a_run_that_is_over_take_nothing() {
+    let (store, proxy) = scene("over");
+    let holder = Holder::new(&store, "over");
+    let next = waiter(&proxy, "over", ":");
+    proxy.set(Mode::HoldUpTo(proxy.connections()));
+    holder.end();
+    next.wait().exited(0);
+    let before = server(&store).scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "a late request arrives", || server(&store).scripts_run() > before);
+    assert!(is_free(&store, "over"), "held by a run that has ended");
+}
+
 // "Every write checks the token": what a waiter has sent over a connection that it gave up, and what arrives only when it
 // holds the lock, does not take the lock from it.
 #[test]

@@ -26,6 +26,7 @@ mod kept;
 mod keys;
 mod lease;
 mod min_hold;
+mod misuse;
 mod nested;
 mod outliving;
 mod prune;

@@ -94,3 +94,19 @@ fn refused_when_ready() {
     std::fs::write(&opened, "").expect("the gate opens");
     queue.end().in_order([1, 0]);
 }
+
+// "From COMMAND's first instruction no other run holds the same key": a lease that was over before COMMAND could begin is no
+// lease that was lost while it ran, whatever that would do to it.
+#[test]
+fn nothing_begins_when_the_lease_is_over() {
+    let store = Store::redis();
+    let options = ["--ttl", "2s", "--on-lost", "warn"];
+    let Scene { mut queue, redis, guardian } = Scene::new(&store, "too-late", &options);
+    send(guardian, Signal::SIGSTOP);
+    eventually(LONG, "the guardian stands still", || state(guardian) == Some('T'));
+    redis.resume();
+    eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
+    send(guardian, Signal::SIGCONT);
+    queue.take(0).wait().exited(69).said("came too late");
+    queue.end().in_order([1]);
+}

@@ -120,7 +120,7 @@ if mine then
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end
-  -- Who asks by hand with the token of a command that runs has nothing to say about its lease.
+  -- Whoever has the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
     redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
   end

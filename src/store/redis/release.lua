@@ -10,8 +10,8 @@
 --       6 used      1: the run has used the value that it had reserved
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
---       {1, granted, told}
---                   done; tokens of waiters, or '' (see settle)
+--       {1, granted, told, stays}
+--                   done; tokens of waiters, or '' (see settle); 1: it stays; 0: it does not; -1: it was not ours (any more)
 --       {2}         by hand: a command runs under it, and when that has ended it is let go of
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
@@ -81,4 +81,4 @@ if DOUBT then
 end
 local handed = hand_over()
 expire_keys()
-return {1, handed[1] or '', handed[2] or ''}
+return {1, handed[1] or '', handed[2] or '', ends and 1 or held and 0 or -1}

@@ -1,4 +1,5 @@
--- Prolongs a lease that is still there. Never creates one.
+-- Prolongs a lease that is still there. Never creates one. While a command runs under it, it is prolonged by no less than it
+-- was taken for, whoever asks: lockrun counts on that, and would hear too late that it was less.
 --
 -- ARGV  1 token     of the acquisition
 --       2 ttl       of the lease from now, in ms; 0: it never expires; -1: as long as it was taken for
@@ -20,9 +21,11 @@ end
 let_pass_when_full()
 if TTL == -1 then
   TTL = info.ttl
-elseif TTL ~= info.ttl then
+elseif info.hand and TTL ~= info.ttl then
   info.ttl = TTL
   set_info(TOKEN, info)
+elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.ttl) then
+  TTL = info.ttl
 end
 -- A command counts on the lease that it was promised last: by hand, that gets no shorter.
 if TTL > 0 and (info.hand or (ends ~= 'inf' and now + TTL > tonumber(ends))) then

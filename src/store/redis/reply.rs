@@ -98,7 +98,14 @@ impl Asked {
 pub(super) fn read_release(reply: &Value) -> (Result<Released, Strange>, Option<Handed>) {
     match fields(reply) {
         [Value::Int(0), holder] => (Ok(Released::NotMine(read_holder(holder))), None),
-        [Value::Int(1), granted, told] => (Ok(Released::Free), handed(granted, told)),
+        [Value::Int(1), granted, told, Value::Int(stays)] => {
+            let released = match stays {
+                1 => Released::Stays,
+                0 => Released::Free,
+                _ => Released::NotMine(None),
+            };
+            (Ok(released), handed(granted, told))
+        }
         [Value::Int(2)] => (Ok(Released::WhenItEnds), None),
         _ => (Err(Strange), None),
     }

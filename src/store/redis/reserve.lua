@@ -10,23 +10,29 @@
 --       7 steps     value: how many steps it is from that one
 -- Reply {1, fence, value}
 --                   it is ours
---       {0}         value: it is reserved; or nobody waits for the reply any more
+--       {0}         value: it is reserved
 --       {2, last}   step: there is no integer after that one, or it is none itself
 --       {3, last}   value: the last one is another by now; '' if there is none
+--       {}          it was withdrawn before it came
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
 local STEPS = tonumber(ARGV[7])
 
-drop_ended_leases()
 if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
-  return {0}
+  return {}
+end
+if drop_ended_leases() > 0 then
+  hand_over()
 end
 
--- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer.
+-- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer. (Nothing
+-- is deleted in vain: after a first change a server that is out of memory would let the others pass.)
 local function next_after(value)
   redis.call('HSET', SEQUENCE, 'next', value)
   local sum = redis.pcall('HINCRBY', SEQUENCE, 'next', STEP)
-  return type(sum) == 'number' and redis.call('HGET', SEQUENCE, 'next') or nil
+  local following = type(sum) == 'number' and redis.call('HGET', SEQUENCE, 'next') or nil
+  redis.call('HDEL', SEQUENCE, 'next')
+  return following
 end
 
 local info = info_of(TOKEN)
@@ -43,7 +49,6 @@ if not (info.value and redis.call('ZSCORE', HOLDERS, TOKEN)) then
     while value and reserved[value] do
       before, value, place = value, next_after(value), place + 1
     end
-    redis.call('HDEL', SEQUENCE, 'next')
     if not value then
       return {2, before}
     end

@@ -53,9 +53,11 @@ pub(super) fn take_hashes() {
 }
 
 /// The same command with the text of its script, if it has only the hash and the server has refused it for that: it does not
-/// know the script, or does not let us run any in this way.
+/// know the script, does not let us run any in this way, or has no such command.
 pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
-    if !matches!(error.split(' ').next(), Some("NOSCRIPT" | "NOPERM")) {
+    let is_for_that =
+        matches!(error.split(' ').next(), Some("NOSCRIPT" | "NOPERM")) || error.contains("unknown command");
+    if !is_for_that {
         return None;
     }
     let mut words = command.args_iter();

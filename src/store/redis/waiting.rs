@@ -66,8 +66,6 @@ impl RedisStore {
         let mut heard_at: Option<Moment> = None;
         let mut retry_in = RETRY.0;
         let mut seen: Option<Seen> = None;
-        // Once a request went unanswered it may still be on its way, whatever was answered since.
-        let mut doubt = Doubt::None;
         let mut granted = false;
         loop {
             let asked_at = Moment::now();
@@ -94,7 +92,7 @@ impl RedisStore {
                         return Ok(Acquired::Held(held));
                     }
                     if watcher.waiting(&held).is_break() {
-                        self.withdraw(claim, doubt);
+                        self.withdraw(claim, self.doubt);
                         return Ok(Acquired::Held(held));
                     }
                     heard_at = Some(Moment::now());
@@ -112,11 +110,11 @@ impl RedisStore {
                             continue;
                         }
                         Slept::Interrupted(signal) => {
-                            self.withdraw(claim, doubt);
+                            self.withdraw(claim, self.doubt);
                             return Ok(Acquired::Interrupted(signal));
                         }
                         Slept::Refused(failure) => {
-                            self.withdraw(claim, doubt);
+                            self.withdraw(claim, self.doubt);
                             return Err(failure.explain(&self.server));
                         }
                         // An answer in between is no proof that the connection will hold.
@@ -129,14 +127,14 @@ impl RedisStore {
                         return Err(self.give_up(claim, &failure));
                     }
                     if matches!(failure, Failure::Closed | Failure::NoAnswer(_)) {
-                        doubt = Doubt::Pending;
+                        self.doubt = Doubt::Pending;
                     }
                     longer(&mut retry_in)
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
             if let Woken::Signal(signal) = interrupt::wait_for(None, Some(wake_at), signals, watcher)? {
-                self.withdraw(claim, doubt);
+                self.withdraw(claim, self.doubt);
                 return Ok(Acquired::Interrupted(signal));
             }
         }

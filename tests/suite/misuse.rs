@@ -1,0 +1,88 @@
+//! What is done to a lock, by hand or by a server's settings, while lockrun counts on it.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::hand::{acquire, break_lock, expires_in, is_held, renew, until_waiting};
+use crate::support::lockrun::PROGRAM;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
+
+// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": what is done by hand with the token,
+// which COMMAND has in its environment, does not cut the lease short on which lockrun counts.
+on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
+    for (key, ttl) in [("lasts", "30s"), ("for-ever", "none")] {
+        let call = Lockrun::new(store).key(key).args(["--ttl", ttl]);
+        let mut run = call.sh("echo $LOCKRUN_TOKEN; exec sleep 600").spawn();
+        eventually(LONG, "the command tells its token", || run.stdout().ends_with('\n'));
+        let ours = run.stdout().trim_end().to_owned();
+        renew(store, key, &ours, &["--ttl", "1s"]).exited(0).silent();
+        assert!(expires_in(store, key).is_none_or(|left| left > 25_000), "{key}");
+        renew(store, key, &ours, &[]).exited(0).silent();
+        acquire(store, key, &["--token", &ours, "--ttl", "1s"]).run().exited(0).silent();
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(is_held(store, key) && !run.has_ended(), "{key}");
+        run.signal(Signal::SIGTERM);
+        run.wait().died_of(Signal::SIGTERM);
+    }
+});
+
+// "All changes are Lua scripts": also on a server that does not let them be called by their hash.
+#[test]
+fn a_server_without_evalsha() {
+    let store = Store::Redis(Redis::with_options(&["--rename-command", "EVALSHA", ""]));
+    let holder = Holder::new(&store, "renamed");
+    let mut queue = Queue::new(&store, "renamed");
+    queue.join(2);
+    holder.end();
+    queue.end().in_order([0, 1]);
+}
+
+// "`break` takes the lock from its holder": a command that ends well before it hears of that keeps nothing, and whoever counts
+// on the lock is told. Nor is it kept when the command itself has let go of it, which is what was wanted.
+#[test]
+fn what_was_taken_away_is_not_said_to_be_kept() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let go = directory.path().join("go");
+    let script = format!("echo ready; while ! [ -e '{}' ]; do sleep 0.01; done", go.display());
+    let mut run = Lockrun::new(&store).key("taken").args(["--keep", "-v"]).sh(&script).spawn();
+    run.wait_for_line("ready");
+    break_lock(&store, "taken", &[]).exited(0);
+    fs::write(&go, "").expect("our own directory");
+    let output = run.wait().exited(0).said("could not be kept: it is not ours any more");
+    assert!(!output.stderr().contains("\" kept"), "{output}");
+    assert!(!is_held(&store, "taken"));
+}
+
+on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
+    let script = format!("{PROGRAM} release -q --store {}", store.url());
+    let output = Lockrun::new(store).key("let-go").args(["--keep", "-v"]).sh(&script).run().exited(0).said("released");
+    assert!(!output.stderr().contains("kept"), "{output}");
+    assert!(!is_held(store, "let-go"));
+});
+
+// "A crash frees it within ttl + 1 s": also when somebody who wants no lock but a value of a sequence under the same key is the
+// first to see that the lease has run out.
+#[test]
+fn a_lock_that_a_reservation_finds_free_goes_to_who_waits() {
+    let store = Store::redis();
+    let reserve = Lockrun::other("reserve", &store).key("both");
+    reserve.clone().args(["--from", "no integer", "--next", "true"]).command(["true"]).run().exited(0);
+    let mut holder = Holder::with(&Lockrun::new(&store).key("both").args(["--ttl", "3s"]), &[]);
+    let waiter = Lockrun::new(&store).key("both").args(["--ttl", "3s", "--wait"]).command(["true"]);
+    let mut waiter = waiter.spawn();
+    until_waiting(&store, "both", 1);
+    let killed_at = Instant::now();
+    holder.run().signal(Signal::SIGKILL);
+    // Each drops what has ended, and reserves nothing.
+    let fails = reserve.args(["--from", "1"]).command(["true"]);
+    while !waiter.has_ended() {
+        fails.run().exited(125);
+        assert!(killed_at.elapsed() < Duration::from_secs(5), "it waits for the lease once more");
+    }
+    waiter.wait().exited(0).silent();
+}
