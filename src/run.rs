@@ -99,6 +99,7 @@ impl<'a> Run<'a> {
             holder: Holder::this_run(&plan.argv),
             slots: plan.slots,
             by_hand: false,
+            own_token: false,
         };
         let outer = Outer::of_this_process();
         let mut env =

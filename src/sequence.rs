@@ -204,6 +204,7 @@ mod tests {
             holder: Holder::default(),
             slots: 1,
             by_hand: false,
+            own_token: false,
         };
         let mut store = Full { reserved, asked: 0 };
         let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());

@@ -36,6 +36,8 @@ pub struct Claim {
     pub slots: u32,
     /// Whether the lock is taken by hand, to outlive this process. Otherwise it is a run's, that keeps it.
     pub by_hand: bool,
+    /// Whether the token is the user's own, who may ask again under it when no answer came.
+    pub own_token: bool,
 }
 
 /// A lock that is ours.

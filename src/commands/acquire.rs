@@ -44,10 +44,12 @@ enum Form {
 impl Options {
     fn read(settings: &Settings<'_>) -> Result<Self, Wrong> {
         let ttl = settings.ttl()?.unwrap_or(Ttl::Lasts(DEFAULT_TTL));
+        let own_token = settings.typed_value(name::TOKEN, Token::parse)?;
         Ok(Options {
             claim: Claim {
                 key: settings.key()?,
-                token: settings.typed_value(name::TOKEN, Token::parse)?.unwrap_or_else(Token::random),
+                own_token: own_token.is_some(),
+                token: own_token.unwrap_or_else(Token::random),
                 ttl,
                 holder: Holder::caller(),
                 slots: settings.slots()?,
