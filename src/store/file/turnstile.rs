@@ -16,6 +16,9 @@ use crate::supervise::interrupt::{Ticking, Woken, wait_for, wait_in_call};
 /// pauses that double from the first to the last. Where the kernel tells us nothing, the last goes on.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
+/// A change whose news was lost is seen after so long at the latest.
+const LOOK_ANYWAY: Duration = Duration::from_secs(5);
+
 /// What came of looking for a free slot.
 pub(super) enum Found {
     /// We have one.
@@ -92,9 +95,9 @@ pub(super) fn wait(
         if changes.0.is_none() {
             look_again = Some(LOOK_AGAIN.1);
         }
-        let look_at = look_again.map(|pause| Moment::now() + pause);
-        let wake_at = [*until, ends_at, look_at].into_iter().flatten().min();
-        match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), wake_at, signals, &mut turn)
+        let look_at = Moment::now() + look_again.unwrap_or(LOOK_ANYWAY);
+        let wake_at = [*until, ends_at].into_iter().flatten().fold(look_at, Moment::min);
+        match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), Some(wake_at), signals, &mut turn)
             .with_context(|| fails(file))?
         {
             Woken::Signal(signal) => return Ok(Passed::Interrupted(signal)),
