@@ -21,7 +21,8 @@ pub struct Patience {
     pub held_status: u8,
 }
 
-/// Takes the lock that `claim` names, and gets ready for what it is for. If there is no grant, it has been said why, and the outcome is what is to be made of it.
+/// Takes the lock that `claim` names, and gets ready for what it is for. If there is no grant, it has been said why, and the
+/// outcome is what is to be made of it.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,

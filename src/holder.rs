@@ -72,7 +72,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The words as one line, at most [`COMMAND_MAX`] bytes of it and without secrets of ours. A word with a space is quoted, to be read, not to be run.
+/// The words as one line, at most [`COMMAND_MAX`] bytes of it and without secrets of ours. A word with a space is quoted, to be
+/// read, not to be run.
 fn command_line(argv: &[OsString]) -> String {
     let mut line = String::new();
     for word in argv {

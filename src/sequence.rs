@@ -167,31 +167,31 @@ mod tests {
         }
 
         fn acquire(&mut self, _: &Claim, _: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
 
         fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
 
         fn release(&mut self, _: &Key, _: &Token, _: Parting) -> Result<Released, StoreError> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
 
         fn list(&mut self, _: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
 
         fn take_away(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<TakenAway, StoreError> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
 
         fn forget(&mut self, _: Duration, _: bool) -> Result<Vec<Key>, StoreError> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
 
         fn examine(&mut self) -> Vec<Finding> {
-            unimplemented!()
+            unreachable!("a search only reserves")
         }
     }
 

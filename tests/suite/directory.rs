@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::unistd::Uid;
@@ -43,15 +43,21 @@ fn a_missing_directory_is_made() {
     at(&directory).command(["true"]).run().exited(0).silent();
 }
 
-// "No symbolic links, or refused."
-#[test]
-fn a_symbolic_link_is_refused() {
+/// A directory, what it is called, and a symbolic link to it.
+fn a_link() -> (TempDir, PathBuf, PathBuf) {
     let parent = TempDir::new().expect("a temporary directory");
     let real = parent.path().join("real");
     fs::create_dir(&real).expect("a directory");
     set_mode(&real, 0o700);
     let link = parent.path().join("link");
     symlink(&real, &link).expect("a link");
+    (parent, real, link)
+}
+
+// "No symbolic links, or refused."
+#[test]
+fn a_symbolic_link_is_refused() {
+    let (parent, real, link) = a_link();
     is_refused(&link);
     assert_eq!(fs::read_dir(&real).expect("ours").count(), 0);
     let dangling = parent.path().join("dangling");
@@ -143,12 +149,7 @@ fn a_directory_with_a_space() {
 // "No symbolic links, or refused": also with something behind its name that would lead through it.
 #[test]
 fn a_symbolic_link_with_a_slash_is_refused() {
-    let parent = TempDir::new().expect("a temporary directory");
-    let real = parent.path().join("real");
-    fs::create_dir(&real).expect("a directory");
-    set_mode(&real, 0o700);
-    let link = parent.path().join("link");
-    symlink(&real, &link).expect("a link");
+    let (_parent, real, link) = a_link();
     for end in ["/", "//", "/.", "/./"] {
         let url = format!("file:{}{end}", link.display());
         let output = Lockrun::at(&url).key("dir").command(["echo", "ran"]).run();
