@@ -117,7 +117,8 @@ impl Work {
                 }
                 Due::Renew if self.is_told_to_stop() => return,
                 Due::Renew => match self.renew() {
-                    Kept::Going => {}
+                    // The next one is far away.
+                    Kept::Going => memory::forget_program_pages(),
                     Kept::Lost(why) => return self.lost(&why),
                     Kept::Over => return,
                 },
@@ -173,7 +174,6 @@ impl Work {
         if self.alarm.set(Some(until)).is_err() {
             return true;
         }
-        memory::forget_program_pages();
         loop {
             match poll(&mut [readable(&*self.stop), readable(&self.alarm)], PollTimeout::NONE) {
                 Err(Errno::EINTR) => {}

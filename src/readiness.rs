@@ -1,5 +1,4 @@
-//! What goes on beside a wait: it is shown, and once the lock is as good as ours, the guardian is made ready, so that COMMAND
-//! starts as soon as the lock is ours.
+//! What goes on beside a wait: it is shown, and the guardian is made ready, so that COMMAND starts as soon as the lock is ours.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -7,22 +6,21 @@ use std::time::Duration;
 use crate::progress::Progress;
 use crate::store::{Held, Watcher};
 use crate::supervise::Launch;
-use crate::supervise::guardian::{Preparations, Prepared};
+use crate::supervise::guardian::Prepared;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::signals::Signals;
 
-/// A guardian that is made ready when it is as good as needed.
+/// A guardian that is made ready while there is time.
 pub struct Readiness<'a> {
     launch: &'a Launch,
     signals: &'a Signals,
-    preparations: Option<Preparations>,
     guardian: Option<Prepared>,
 }
 
 impl<'a> Readiness<'a> {
     /// Nothing is ready for `launch` yet.
     pub fn new(launch: &'a Launch, signals: &'a Signals) -> Self {
-        Readiness { launch, signals, preparations: None, guardian: None }
+        Readiness { launch, signals, guardian: None }
     }
 
     /// The guardian, if one was made ready and nobody has killed it since.
@@ -30,19 +28,10 @@ impl<'a> Readiness<'a> {
         self.guardian.filter(Prepared::is_there)
     }
 
-    // What cannot be had now is asked for again, and told, when it is needed.
-
-    fn prepare(&mut self) {
-        if self.preparations.is_none() {
-            self.preparations = Preparations::new().ok();
-        }
-    }
-
     fn make_guardian(&mut self) {
-        if self.guardian.is_none() {
-            self.prepare();
-            let preparations = self.preparations.take();
-            self.guardian = preparations.and_then(|made| Prepared::new(made, self.launch, self.signals).ok());
+        if !self.guardian.as_ref().is_some_and(Prepared::is_there) {
+            // What cannot be had now is asked for again, and told, when it is needed.
+            self.guardian = Prepared::new(self.launch, self.signals).ok();
         }
     }
 }
@@ -65,16 +54,9 @@ impl Watcher for Onlooker<'_, '_> {
         self.progress.waiting(held)
     }
 
-    fn claiming(&mut self) {
+    fn queueing(&mut self) {
         if let Some(readiness) = &mut self.readiness {
             readiness.make_guardian();
-        }
-    }
-
-    fn not_yet(&mut self) {
-        if let Some(readiness) = &mut self.readiness {
-            readiness.guardian = None;
-            readiness.prepare();
         }
     }
 }

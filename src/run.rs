@@ -19,7 +19,7 @@ use crate::readiness::Readiness;
 use crate::report;
 use crate::sequence;
 use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
-use crate::supervise::guardian::{Preparations, Prepared};
+use crate::supervise::guardian::Prepared;
 use crate::supervise::signals::Signals;
 use crate::supervise::{Finished, Granted, Launch, Running, StartFailure, Why};
 use crate::teller::Teller;
@@ -145,11 +145,11 @@ impl<'a> Run<'a> {
     fn start(&self, grant: &Grant, guardian: Option<Prepared>, signals: &Signals) -> Result<Running, Outcome> {
         let granted = Granted { fence: grant.fence, slot: (self.plan.slots > 1).then_some(grant.slot) };
         let started = match grant.custody {
-            Custody::Kernel => Running::direct(self.launch.clone(), granted, signals),
+            Custody::Kernel => Running::direct(&self.launch, granted, signals),
             Custody::Lease(sent_at) => {
                 let deadline = self.plan.expires.then(|| self.plan.terms.deadline(sent_at));
                 guardian
-                    .map_or_else(|| Prepared::new(Preparations::new()?, &self.launch, signals), Ok)
+                    .map_or_else(|| Prepared::new(&self.launch, signals), Ok)
                     .and_then(|ready| Running::guarded(ready, granted, signals, deadline, self.plan.kill_on_lost))
             }
         };

@@ -298,11 +298,8 @@ pub trait Watcher: Ticking {
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
-    /// The lock has been granted to us, and our claim of it is on its way: what takes time may be done while it is.
-    fn claiming(&mut self) {}
-
-    /// It is not ours yet: what was done for the claim is of no use. What the next claim will need can be had now.
-    fn not_yet(&mut self) {}
+    /// We stand in the queue for a lease: what takes time can be done now. Called when the wait begins, and now and then.
+    fn queueing(&mut self) {}
 }
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.

@@ -83,17 +83,12 @@ impl RedisStore {
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
     /// it was idle is opened anew, once. On failure, also tells whether the server may have run it.
     fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
-        self.run_while(script, timeout, &mut || ())
-    }
-
-    /// The same, while `meanwhile` is done: once, or twice if the script was sent twice.
-    fn run_while(&mut self, script: &Cmd, timeout: Duration, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
-        match self.send(script, deadline, meanwhile) {
+        match self.send(script, deadline) {
             Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
                 Some(full) => {
                     self.knows_scripts = false;
-                    self.send(&full, deadline, meanwhile)
+                    self.send(&full, deadline)
                 }
                 None => Err(Failure::Refused { command, error }),
             },
@@ -102,9 +97,9 @@ impl RedisStore {
     }
 
     /// Sends a script as it is.
-    fn send(&mut self, script: &Cmd, deadline: Moment, meanwhile: &mut dyn FnMut()) -> Result<Value, Failure> {
+    fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         if let Some(connection) = &mut self.connection {
-            match connection.request(script, deadline, meanwhile) {
+            match connection.request(script, deadline) {
                 Err(Failure::Closed) => self.connection = None,
                 Err(failure) => {
                     self.connection = None;
@@ -114,29 +109,23 @@ impl RedisStore {
             }
         }
         let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
-        let reply = connection.request(script, deadline, meanwhile)?;
+        let reply = connection.request(script, deadline)?;
         self.connection = Some(connection);
         Ok(reply)
     }
 
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
-    /// `seen` holding the lock. Does what is to be done `meanwhile` while the request is on its way.
+    /// `seen` holding the lock.
     ///
     /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
-    fn ask(
-        &mut self,
-        claim: &Claim,
-        wait: bool,
-        seen: Option<&Seen>,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<Asked, Failure> {
+    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
         let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
         let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
         let sent_at = Moment::now();
-        let reply = self.run_while(&script, self.timeout, meanwhile)?;
+        let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
     }
 
@@ -200,7 +189,7 @@ impl RedisStore {
 impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
-            return match self.ask(claim, false, None, &mut || ()) {
+            return match self.ask(claim, false, None) {
                 Ok(Asked::Mine(grant, handed)) => {
                     self.settle(&claim.key, handed);
                     Ok(Acquired::Mine(grant))

@@ -4,13 +4,14 @@ use std::os::fd::AsFd;
 
 use libc::c_int;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 
+use super::memory::poll_at_rest;
 use super::signals::{self, Signals};
-use super::spawn::{Failure, Setup};
+use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
-use super::{Launch, memory, terminal};
+use super::{Granted, Launch, terminal};
 use crate::clock::{Alarm, Moment};
 
 /// COMMAND, with lockrun as its parent.
@@ -22,10 +23,10 @@ pub struct Direct {
 
 impl Direct {
     /// Starts COMMAND.
-    pub(super) fn start(launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
+    pub(super) fn start(launch: &Launch, granted: Granted, signals: &Signals) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
         let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
-        let tree = Tree::start(launch, setup, signals, None)?;
+        let tree = Tree::start(Ready::new(launch, signals), granted, setup, None)?;
         Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
     }
 
@@ -38,7 +39,6 @@ impl Direct {
 /// The loop of a process that is COMMAND's parent and lockrun itself at once.
 pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &Signals) -> nix::Result<Finished> {
     let mut stops = JobControl::new(has_terminal);
-    memory::forget_program_pages();
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
     loop {
@@ -60,13 +60,12 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         let waited = match &mut alarm {
             Some(alarm) => {
                 alarm.set(wakes_at)?;
-                let mut fds = [readable(signals), readable(alarm)];
-                poll(&mut fds, PollTimeout::NONE)
+                poll_at_rest(&mut [readable(signals), readable(alarm)])
             }
-            None => poll(&mut [readable(signals)], PollTimeout::NONE),
+            None => poll_at_rest(&mut [readable(signals)]),
         };
         match waited {
-            Ok(_) | Err(Errno::EINTR) => {}
+            Ok(()) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
     }

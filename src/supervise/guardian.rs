@@ -24,12 +24,13 @@ use nix::sys::prctl;
 use super::cgroup::{Cgroup, Place};
 use super::direct::{JobControl, readable, watch};
 use super::link::{Link, News, Order};
+use super::memory::poll_at_rest;
 use super::process::Process;
 use super::signals::{self, Signals};
-use super::spawn::{Failure, Setup};
+use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::{Child, Tree, children_before};
-use super::{Granted, Launch, memory, terminal};
+use super::{Granted, Launch, terminal};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
 use crate::report;
@@ -66,26 +67,6 @@ impl Control {
     }
 }
 
-/// What a guardian needs, and what takes time to find out about where lockrun runs: all but the process itself.
-pub struct Preparations {
-    ends: (Link, Link),
-    alarm: Alarm,
-    has_terminal: bool,
-    place: Option<Place>,
-}
-
-impl Preparations {
-    /// Makes them. They cost a few descriptors, and change nothing.
-    pub fn new() -> Result<Self, Failure> {
-        Ok(Preparations {
-            ends: Link::pair().map_err(Failure::Preparing)?,
-            alarm: Alarm::new().map_err(Failure::Preparing)?,
-            has_terminal: terminal::is_controlling(),
-            place: Place::find(),
-        })
-    }
-}
-
 /// A guardian that waits for the order to start COMMAND. Dropped, it is gone, and nothing has happened.
 pub struct Prepared(Guardian);
 
@@ -93,8 +74,11 @@ impl Prepared {
     /// Forks the guardian.
     ///
     /// Must be called while the process has one thread.
-    pub fn new(preparations: Preparations, launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
-        let Preparations { ends: (ours, theirs), alarm, has_terminal, place } = preparations;
+    pub fn new(launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
+        let (ours, theirs) = Link::pair().map_err(Failure::Preparing)?;
+        let alarm = Alarm::new().map_err(Failure::Preparing)?;
+        let has_terminal = terminal::is_controlling();
+        let place = Place::find();
         let strangers = children_before();
         // SAFETY: the process has one thread, so the child may do whatever its parent could.
         let forked = Errno::result(unsafe { libc::fork() }).map_err(Failure::Preparing)?;
@@ -133,19 +117,39 @@ impl Prepared {
         prctl::set_child_subreaper(true).map_err(Failure::Preparing)?;
         guardian.deadline = Arc::new(Mutex::new(deadline.filter(|_| ends_command)));
         guardian.link.order(Order::Start { granted, deadline, ends_command });
-        match guardian.link.await_news() {
-            Ok(Some(News::Started(command))) => Ok(Guardian { command, ..guardian }),
-            Ok(Some(News::NotStarted(failure))) => Err(failure),
-            _ => {
-                // It died on the way; what it had started comes to us, and must go.
-                let _ = guardian.take_over(Why::Unguarded, signals);
-                Err(Failure::Preparing(Errno::ECHILD))
-            }
-        }
+        let horizon = deadline.map(|deadline| deadline.horizon);
+        let failure = match guardian.news_until(horizon) {
+            Ok(Some(News::Started(command))) => return Ok(Guardian { command, ..guardian }),
+            Ok(Some(News::NotStarted(failure))) => return Err(failure),
+            // It stands still, and the lease is over.
+            Ok(None) => Failure::TooLate,
+            // It died on the way.
+            _ => Failure::Preparing(Errno::ECHILD),
+        };
+        // What it has started, if anything, comes to us, and must go.
+        let _ = guardian.take_over(Why::Unguarded, signals);
+        Err(failure)
     }
 }
 
 impl Guardian {
+    /// Waits for the guardian's first news; `None` if none have come by `end`.
+    fn news_until(&mut self, end: Option<Moment>) -> nix::Result<Option<News>> {
+        loop {
+            if let Some(news) = self.link.next_news()? {
+                return Ok(Some(news));
+            }
+            if end.is_some_and(|end| Moment::now() >= end) {
+                return Ok(None);
+            }
+            self.alarm.set(end)?;
+            match poll(&mut [readable(&self.link), readable(&self.alarm)], PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
     /// Ends COMMAND at once: lockrun cannot do its part.
     pub(super) fn abandon(self, signals: &Signals) {
         let _ = self.take_over(Why::Unguarded, signals);
@@ -160,7 +164,6 @@ impl Guardian {
     /// gives back the guardian, too, which is ending: there is no need to wait for that.
     pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<(Finished, Option<Child>)> {
         let mut stops = JobControl::new(self.has_terminal);
-        memory::forget_program_pages();
         loop {
             for signal in stops.take_in(signals) {
                 self.link.order(Order::Forward(signal));
@@ -189,8 +192,8 @@ impl Guardian {
                 return Ok((self.take_over(Why::Lost, signals)?, None));
             }
             self.alarm.set(backstop)?;
-            match poll(&mut [readable(signals), readable(&self.link), readable(&self.alarm)], PollTimeout::NONE) {
-                Ok(_) | Err(Errno::EINTR) => {}
+            match poll_at_rest(&mut [readable(signals), readable(&self.link), readable(&self.alarm)]) {
+                Ok(()) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
@@ -212,8 +215,12 @@ impl Guardian {
 fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals, has_terminal: bool) {
     // A name of its own: `killall -9 lockrun` must not take both.
     let _ = prctl::set_name(c"guardian");
+    let Ok(mut alarm) = Alarm::new() else { return };
+    let ready = Ready::new(launch, signals);
     // Up to here nothing has been done that would have to be undone: lockrun may die, or kill us.
     let Ok(Some(Order::Start { granted, deadline, ends_command })) = link.await_order() else { return };
+    // What reached our process group while lockrun waited was not meant for COMMAND.
+    while signals.next().is_some() {}
     let cgroup = place.and_then(Place::make);
     let entrance = cgroup.as_ref().and_then(Cgroup::entrance);
     let setup = Setup {
@@ -222,20 +229,21 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
         not_after: deadline.map(|deadline| deadline.term_at),
         cgroup: entrance,
     };
-    let launch = &launch.clone().under(granted);
-    let tree = match Tree::start(launch, setup, signals, cgroup) {
+    let tree = match Tree::start(ready, granted, setup, cgroup) {
         Ok(tree) => tree,
         Err(failure) => return link.tell(News::NotStarted(failure)),
     };
     // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
     // SAFETY: plain system call on ourselves.
     unsafe { libc::setpgid(0, 0) };
+    // COMMAND may be about to begin on this processor. It goes first.
+    // SAFETY: cannot fail.
+    unsafe { libc::sched_yield() };
     link.tell(News::Started(tree.command()));
-    close_all_but(&[libc::STDERR_FILENO, link.as_fd().as_raw_fd(), signals.as_fd().as_raw_fd()]);
+    let needed = [link.as_fd(), signals.as_fd(), alarm.as_fd()].map(|fd| fd.as_raw_fd());
+    close_all_but([libc::STDERR_FILENO].into_iter().chain(needed).collect());
     let mut supervisor = Supervisor::new(tree, launch, deadline.filter(|_| ends_command), Moment::now());
-    let Ok(mut alarm) = Alarm::new() else { return };
     let mut orphaned = false;
-    memory::forget_program_pages();
     let finished = loop {
         // COMMAND knows this process as its parent: what it sends here is meant for lockrun.
         while let Some(caught) = signals.next() {
@@ -265,9 +273,9 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
         let _ = alarm.set(supervisor.wakes_at());
         // A link that has closed would be readable for ever.
         let _ = if orphaned {
-            poll(&mut [readable(signals), readable(&alarm)], PollTimeout::NONE)
+            poll_at_rest(&mut [readable(signals), readable(&alarm)])
         } else {
-            poll(&mut [readable(signals), readable(&alarm), readable(link)], PollTimeout::NONE)
+            poll_at_rest(&mut [readable(signals), readable(&alarm), readable(link)])
         };
     };
     if orphaned {
@@ -282,8 +290,7 @@ fn guard(link: &Link, launch: &Launch, place: Option<&Place>, signals: &Signals,
 
 /// Closes every descriptor but `keep`: what lockrun inherited is for COMMAND, and a reader of its output must see the end
 /// of it when COMMAND has ended.
-fn close_all_but(keep: &[RawFd]) {
-    let mut keep = keep.to_vec();
+fn close_all_but(mut keep: Vec<RawFd>) {
     keep.sort_unstable();
     let mut first: libc::c_uint = 0;
     let ends = keep.iter().map(|fd| fd.cast_unsigned()).chain([libc::c_uint::MAX]);

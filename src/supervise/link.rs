@@ -83,11 +83,6 @@ impl Link {
         self.receive(MsgFlags::MSG_DONTWAIT).map(|words| words.and_then(News::read))
     }
 
-    /// Waits for the next news; an error if the guardian is gone.
-    pub(super) fn await_news(&self) -> nix::Result<Option<News>> {
-        self.receive(MsgFlags::empty()).map(|words| words.and_then(News::read))
-    }
-
     fn send(&self, words: Words) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         // A message is lost only if the other end is dead, which it will hear of, or has left hundreds unread: then it is
@@ -260,7 +255,7 @@ mod tests {
             .chain([News::Started(i32::MAX), News::Stopped])
         {
             other.tell(news);
-            assert_eq!(one.await_news(), Ok(Some(news)));
+            assert_eq!(one.next_news(), Ok(Some(news)));
         }
         assert_eq!(one.next_news(), Ok(None));
         drop(other);

@@ -1,8 +1,22 @@
-//! Giving memory back before a long wait.
+//! Giving memory back in a long wait.
 
 #![allow(unsafe_code)]
 
 use libc::{c_int, c_void};
+use nix::poll::{PollFd, PollTimeout, poll};
+
+/// A wait that has taken so long, in milliseconds, is a long one. A short run has better things to do than to forget what it
+/// is about to need.
+const LONG: u16 = 100;
+
+/// Waits for one of `fds` without end, as poll(2) does and with its errors. Once that takes long, gives memory back.
+pub fn poll_at_rest(fds: &mut [PollFd<'_>]) -> nix::Result<()> {
+    if poll(fds, LONG)? == 0 {
+        forget_program_pages();
+        poll(fds, PollTimeout::NONE)?;
+    }
+    Ok(())
+}
 
 /// Unmaps the pages of the program file that have been mapped so far: what start-up needed is not needed while we wait,
 /// and what is will be mapped again, from the page cache, when it is touched.

@@ -69,16 +69,6 @@ pub struct Granted {
     pub slot: Option<u32>,
 }
 
-impl Launch {
-    /// The same, and COMMAND is told of the grant that it runs under.
-    #[must_use]
-    pub fn under(mut self, granted: Granted) -> Self {
-        self.env.push(("LOCKRUN_FENCE", granted.fence.to_string()));
-        self.env.extend(granted.slot.map(|slot| ("LOCKRUN_SLOT", slot.to_string())));
-        self
-    }
-}
-
 /// COMMAND, running. Ends only by [`Running::until_the_end`].
 pub enum Running {
     /// lockrun is its parent.
@@ -89,8 +79,8 @@ pub enum Running {
 
 impl Running {
     /// Starts COMMAND as lockrun's own child: for a lock that the kernel holds, and passes on to COMMAND.
-    pub fn direct(launch: Launch, granted: Granted, signals: &Signals) -> Result<Self, StartFailure> {
-        direct::Direct::start(&launch.under(granted), signals).map(Running::Direct)
+    pub fn direct(launch: &Launch, granted: Granted, signals: &Signals) -> Result<Self, StartFailure> {
+        direct::Direct::start(launch, granted, signals).map(Running::Direct)
     }
 
     /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With a `deadline` it is not started too late, and, if

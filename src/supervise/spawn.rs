@@ -15,8 +15,8 @@ use libc::{c_char, c_int, c_void, pid_t};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
-use super::Launch;
 use super::signals::Signals;
+use super::{Granted, Launch};
 use crate::clock::Moment;
 
 /// Why COMMAND was not started.
@@ -56,7 +56,99 @@ pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(high) })
 }
 
-/// All that the child needs, in the form that the system calls take.
+/// COMMAND in the form that the system calls take: what can be had before it is to be started.
+pub(super) struct Ready {
+    argv: Vec<*const c_char>,
+    /// Without a null at its end, so that more can be added.
+    envp: Vec<*const c_char>,
+    mask: libc::sigset_t,
+    ignore_child_signal: bool,
+    stack: Vec<u128>,
+    /// What the pointers point to, beside the process's own environment.
+    words: Vec<CString>,
+}
+
+impl Ready {
+    /// Gets everything ready to start what `launch` says.
+    pub(super) fn new(launch: &Launch, signals: &Signals) -> Self {
+        let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
+        let variables: Vec<CString> = launch.env.iter().map(|(name, value)| variable(name, value)).collect();
+        let mut ready = Ready {
+            argv: argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect(),
+            envp: environment(),
+            mask: signals.inherited_mask(),
+            ignore_child_signal: signals.child_was_ignored(),
+            // For a script without an interpreter line the C library builds a second argument vector on this stack.
+            stack: Vec::with_capacity(4096 + argv.len()),
+            words: argv,
+        };
+        for variable in variables {
+            ready.set(variable);
+        }
+        ready
+    }
+
+    /// Sets a variable of COMMAND's environment.
+    fn set(&mut self, variable: CString) {
+        let name = |variable: &CStr| variable.to_bytes().split(|byte| *byte == b'=').next().map(<[u8]>::to_vec);
+        let replaced = name(&variable);
+        self.envp.retain(|known| {
+            // SAFETY: all of them point to strings: of the process's own environment, which nobody changes, or in `words`.
+            let known = unsafe { CStr::from_ptr(*known) };
+            // Few variables can be meant, and a look at the first letters spares the others a comparison.
+            !known.to_bytes().starts_with(b"LOCKRUN_") || name(known) != replaced
+        });
+        self.envp.push(variable.as_ptr());
+        self.words.push(variable);
+    }
+
+    /// Starts COMMAND under this grant, and gives its process id. On return it is executing.
+    pub(super) fn spawn(mut self, granted: Granted, setup: Setup) -> Result<pid_t, Failure> {
+        self.set(variable("LOCKRUN_FENCE", &granted.fence.to_string()));
+        if let Some(slot) = granted.slot {
+            self.set(variable("LOCKRUN_SLOT", &slot.to_string()));
+        }
+        self.envp.push(ptr::null());
+        let mut child = Child {
+            file: self.argv[0],
+            argv: self.argv.as_ptr(),
+            envp: self.envp.as_ptr(),
+            mask: &self.mask,
+            ignore_child_signal: self.ignore_child_signal,
+            setup,
+            // SAFETY: cannot fail.
+            parent: unsafe { libc::getpid() },
+            failure: 0,
+        };
+        // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack. The parent
+        // sleeps until the child has executed or ended, so `child` and the stack outlive its use of them, and nobody else
+        // looks at them meanwhile. No handlers are installed that the child could run in our memory.
+        let pid = unsafe {
+            let top = self.stack.as_mut_ptr().add(self.stack.capacity());
+            libc::clone(
+                run,
+                top.cast(),
+                libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+                (&raw mut child).cast::<c_void>(),
+            )
+        };
+        let pid = Errno::result(pid).map_err(Failure::Preparing)?;
+        // SAFETY: the child may have written here while we slept, behind the compiler's back.
+        let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
+        if failure == 0 {
+            return Ok(pid);
+        }
+        // SAFETY: reaps the child that has just ended.
+        unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
+        Err(match Errno::from_raw(failure) {
+            Errno::ENOENT => Failure::NotFound,
+            Errno::ETIME => Failure::TooLate,
+            errno => Failure::CannotExecute(errno),
+        })
+    }
+}
+
+/// All that the child needs.
 struct Child<'a> {
     file: *const c_char,
     argv: *const *const c_char,
@@ -66,54 +158,6 @@ struct Child<'a> {
     setup: Setup,
     parent: pid_t,
     failure: c_int,
-}
-
-/// Starts COMMAND, and gives its process id. On return it is executing.
-pub(super) fn spawn(launch: &Launch, setup: Setup, signals: &Signals) -> Result<pid_t, Failure> {
-    let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
-    let changes: Vec<CString> =
-        launch.env.iter().map(|(name, value)| c_string(&OsString::from(format!("{name}={value}")))).collect();
-    let argv_pointers: Vec<_> = argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect();
-    let envp_pointers = environment(&changes);
-    let mask = signals.inherited_mask();
-    let mut child = Child {
-        file: argv_pointers[0],
-        argv: argv_pointers.as_ptr(),
-        envp: envp_pointers.as_ptr(),
-        mask: &mask,
-        ignore_child_signal: signals.child_was_ignored(),
-        setup,
-        // SAFETY: cannot fail.
-        parent: unsafe { libc::getpid() },
-        failure: 0,
-    };
-    // For a script without an interpreter line the C library builds a second argument vector on this stack.
-    let mut stack = Vec::<u128>::with_capacity(4096 + argv.len());
-    // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack. The parent
-    // sleeps until the child has executed or ended, so `child` and `stack` outlive its use of them, and nobody else
-    // looks at them meanwhile. No handlers are installed that the child could run in our memory.
-    let pid = unsafe {
-        let top = stack.as_mut_ptr().add(stack.capacity());
-        libc::clone(
-            run,
-            top.cast(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            (&raw mut child).cast::<c_void>(),
-        )
-    };
-    let pid = Errno::result(pid).map_err(Failure::Preparing)?;
-    // SAFETY: the child may have written here while we slept, behind the compiler's back.
-    let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
-    if failure == 0 {
-        return Ok(pid);
-    }
-    // SAFETY: reaps the child that has just ended.
-    unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
-    Err(match Errno::from_raw(failure) {
-        Errno::ENOENT => Failure::NotFound,
-        Errno::ETIME => Failure::TooLate,
-        errno => Failure::CannotExecute(errno),
-    })
 }
 
 /// The child, up to its end or to COMMAND's beginning.
@@ -150,30 +194,25 @@ extern "C" fn run(child: *mut c_void) -> c_int {
     }
 }
 
-/// Our environment with `changes` set in it, null-terminated. Points into the process's own environment, which nobody
-/// changes, and into `changes`.
-fn environment(changes: &[CString]) -> Vec<*const c_char> {
+/// Our environment. Points into the process's own, which nobody changes.
+fn environment() -> Vec<*const c_char> {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    let name = |assignment: &CStr| assignment.to_bytes().split(|byte| *byte == b'=').next().map(<[u8]>::to_vec);
-    let replaced: Vec<_> = changes.iter().map(|change| name(change)).collect();
     let mut all = Vec::with_capacity(64);
     // SAFETY: the C library's environment is a null-terminated vector of strings, or null, and there is one thread.
     unsafe {
         let mut next = environ;
         while !next.is_null() && !(*next).is_null() {
-            let assignment = CStr::from_ptr(*next);
-            // Few variables can be meant, and a look at the first letters spares the others a comparison.
-            if !assignment.to_bytes().starts_with(b"LOCKRUN_") || !replaced.contains(&name(assignment)) {
-                all.push(*next);
-            }
+            all.push(*next);
             next = next.add(1);
         }
     }
-    all.extend(changes.iter().map(|change| change.as_ptr()));
-    all.push(ptr::null());
     all
+}
+
+fn variable(name: &str, value: &str) -> CString {
+    c_string(&OsString::from(format!("{name}={value}")))
 }
 
 /// The word as C takes it. Words come from argv, the environment or checked text, so none has a NUL byte; one that had

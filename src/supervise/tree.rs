@@ -13,9 +13,9 @@ use nix::sys::prctl;
 
 use super::cgroup::Cgroup;
 use super::process::{self, Process};
-use super::signals::{self, Signals};
-use super::spawn::{self, Setup};
-use super::{Launch, ending};
+use super::signals;
+use super::spawn::{self, Ready, Setup};
+use super::{Granted, ending};
 use crate::outcome::Ending;
 
 /// The processes that lockrun is responsible for.
@@ -54,14 +54,14 @@ enum Motion {
 impl Tree {
     /// Makes this process a child subreaper, and starts COMMAND.
     pub(super) fn start(
-        launch: &Launch,
+        ready: Ready,
+        granted: Granted,
         setup: Setup,
-        signals: &Signals,
         mut cgroup: Option<Cgroup>,
     ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let strangers = children_before();
-        let started = spawn::spawn(launch, setup, signals);
+        let started = ready.spawn(granted, setup);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
             if started.is_err() {

@@ -22,6 +22,7 @@ mod faults;
 mod generated;
 mod harness;
 mod held;
+mod idle;
 mod kept;
 mod keys;
 mod lease;

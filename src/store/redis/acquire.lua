@@ -1,5 +1,5 @@
--- Takes the lock if it is free and nobody is ahead of us, claims it if it was granted to us, and else joins the queue, stays
--- in it, or leaves it. Asked again under the same token, answers as the first time.
+-- Takes the lock if it is free and nobody is ahead of us, or if it was granted to us, and else joins the queue, stays in it, or
+-- leaves it. Asked again under the same token, answers as the first time.
 --
 -- ARGV  1 token     of this acquisition
 --       2 ttl       of the lease in ms; 0: it never expires
@@ -31,7 +31,7 @@ local function probe(granted)
   end
   info.probed = true
   set_info(granted, info)
-  for _, token in ipairs(waiters(PROBED)) do
+  for _, token in ipairs(first_waiters(PROBED)) do
     if token ~= TOKEN then
       mail(token, 0)
     end
@@ -42,13 +42,13 @@ end
 -- are spread evenly; or earlier, if the lock might have to be passed on before and not enough others look.
 local function look_again(ticket, expires_in, info)
   local look_in = (ticket * 0.618 * REFRESH - now) % REFRESH
-  if look_in < REFRESH / 2 then
+  if look_in < REFRESH_MAX - REFRESH then
     look_in = look_in + REFRESH
   end
   if not expires_in or expires_in < 0 then
     return look_in
   end
-  local granted = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
+  local granted = first_to_end()
   local event = expires_in + 1
   if not redis.call('ZSCORE', QUEUE, granted) then
     local lease = cjson.decode(info)
@@ -75,7 +75,7 @@ local function doubt(token)
   end
   info.doubted = now
   set_info(token, info)
-  post(token, 0)
+  post(token, '0')
   return GRACE + 1
 end
 
@@ -91,13 +91,13 @@ if letter then
   redis.call('DEL', BOX .. TOKEN)
 end
 
-local granted = redis.call('ZSCORE', HOLDERS, TOKEN)
+local granted = ends_of[TOKEN]
 local mine, ahead, is_known_free = granted, nil, false
 local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
-  local forgotten = CAUTION > 0 and ended == 0 and redis.call('ZCARD', HOLDERS) == 0
+  local forgotten = CAUTION > 0 and ended == 0 and held == 0
   if forgotten then
     local last = redis.call('GET', LAST)
     last = last and cjson.decode(last) or {ended = 0}
@@ -106,8 +106,8 @@ if not mine then
   end
   if forgotten then
     patience = CAUTION
-  elseif is_free(SLOTS) then
-    ahead = waiters(1)[1]
+  elseif held < SLOTS then
+    ahead = first_waiters(1)[1]
     mine = not ahead or ahead == TOKEN
   end
 end
@@ -122,15 +122,18 @@ if mine then
   end
   -- Whoever has the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
-    redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
+    set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
   end
-  -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock.
-  handed = hand_over()
-  expire_keys()
+  -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. Whoever granted
+  -- it to us has seen to them.
+  if ended > 0 or not granted then
+    handed = hand_over()
+  end
+  expire_holders()
   return {1, info.fence, info.slot, handed[1] or '', handed[2] or ''}
 end
 
-local held = holder()
+local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
 if WAIT then
   if not place then
@@ -141,19 +144,22 @@ if WAIT then
   end
   -- Its own next look is not one of the others'.
   expect(TOKEN, 0)
-  look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), held[2], held[3]))
+  look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3]))
   expect(TOKEN, look_in)
+  -- After the last sign of life.
+  redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
+  redis.call('PEXPIRE', ALIVE, REFRESH_MAX + LATE)
 elseif place then
   forget_waiter(TOKEN)
   redis.call('HDEL', INFO, TOKEN)
 end
 -- Not one that may have been forgotten.
-if ended > 0 or held[1] or is_known_free or (place and not WAIT) then
+if ended > 0 or first[1] or is_known_free or (place and not WAIT) then
   handed = hand_over()
 end
-if WAIT and ahead and not redis.call('ZSCORE', HOLDERS, ahead) then
+if WAIT and ahead and not ends_of[ahead] then
   look_in = math.min(look_in, doubt(ahead))
   expect(TOKEN, look_in)
 end
-expire_keys()
-return {0, held, place or 0, look_in, handed[1] or '', handed[2] or '', now}
+expire_holders()
+return {0, first, place or 0, look_in, handed[1] or '', handed[2] or '', now}

@@ -64,14 +64,8 @@ impl Connection {
         Ok(Connection { stream, parser: Parser::new(), greeting })
     }
 
-    /// Sends `command` in one flight, with our introduction if it is the first, and waits for the answer. Does what is to
-    /// be done `meanwhile` once it has been sent.
-    pub(super) fn request(
-        &mut self,
-        command: &Cmd,
-        deadline: Moment,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<Value, Failure> {
+    /// Sends `command` in one flight, with our introduction if it is the first, and waits for the answer.
+    pub(super) fn request(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let greeting = std::mem::take(&mut self.greeting);
         let mut flight = Vec::new();
         for part in greeting.iter().chain([command]) {
@@ -79,7 +73,6 @@ impl Connection {
         }
         self.stream.set_deadline(deadline);
         self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
-        meanwhile();
         let mut refused = None;
         for step in greeting {
             if let Value::ServerError(error) = self.reply()? {

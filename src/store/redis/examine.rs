@@ -33,7 +33,7 @@ struct Session {
 impl Session {
     /// Sends `command` and waits for its answer.
     fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
-        self.connection.request(command, Moment::now() + self.timeout, &mut || {})
+        self.connection.request(command, Moment::now() + self.timeout)
     }
 
     /// The same where a refusal is nothing to complain of: `None`.

@@ -8,9 +8,9 @@
 
 local UNUSED, REALLY = tonumber(ARGV[1]), ARGV[2] == '1'
 
-for _, ends in ipairs({redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or '0',
-                       redis.call('ZREVRANGE', ALIVE, 0, 0, 'WITHSCORES')[2] or '0'}) do
-  if ends == 'inf' or tonumber(ends) > now then
+local last_life = redis.call('ZREVRANGE', ALIVE, 0, 0, 'WITHSCORES')[2] or 0
+for _, ends in ipairs({tonumber(last_life), tonumber(found[#found] or 0)}) do
+  if ends > now then
     return 0
   end
 end

@@ -6,11 +6,10 @@
 --       value: that the sequence was at last, or ''
 
 local holders, queue = {}, {}
-local held = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
-for at = 1, #held, 2 do
-  local token, ends = held[at], held[at + 1]
-  if is_in_force(ends) and info_of(token).fence then
-    holders[#holders + 1] = describe(token, ends)
+for at = 1, #found, 2 do
+  local token = found[at]
+  if is_in_force(token) and info_of(token).fence then
+    holders[#holders + 1] = describe(token)
   end
 end
 for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do

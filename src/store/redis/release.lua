@@ -19,15 +19,14 @@ local USED = ARGV[6] == '1'
 
 local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
-local held = is_in_force(redis.call('ZSCORE', HOLDERS, TOKEN)) and info.fence
-if HOW == 'hand' and not held then
+local holds = is_in_force(TOKEN) and info.fence
+if HOW == 'hand' and not holds then
   return {0, holder()}
 end
 let_pass_when_full()
 if HOW == 'hand' and not info.hand then
   info.let_go = true
   set_info(TOKEN, info)
-  expire_keys()
   return {2}
 end
 drop_ended_leases()
@@ -56,22 +55,22 @@ end
 
 -- What was taken away does not stay, even if its command ended well before it heard of that.
 local ends
-held = held and not info.taken
-if held and HOW == 'keep' and not info.let_go then
-  ends = SPAN == 0 and '+inf' or now + SPAN
-elseif held and HOW == 'hold' and info.since + SPAN > now then
+holds = holds and not info.taken
+if holds and HOW == 'keep' and not info.let_go then
+  ends = SPAN == 0 and math.huge or now + SPAN
+elseif holds and HOW == 'hold' and info.since + SPAN > now then
   ends = info.since + SPAN
 end
 if ends then
   info.hand, info.ttl = true, SPAN
   set_info(TOKEN, info)
-  redis.call('ZADD', HOLDERS, ends == '+inf' and ends or whole(ends), TOKEN)
+  set_lease(TOKEN, ends)
   -- It may end earlier than the first waiters know.
-  for turn, token in ipairs(ends ~= '+inf' and waiters(2) or {}) do
+  for turn, token in ipairs(ends < now + REFRESH_MAX and first_waiters(2) or {}) do
     mail(token, ends - now + 1 + 20 * turn)
   end
 else
-  redis.call('ZREM', HOLDERS, TOKEN)
+  end_lease(TOKEN)
   redis.call('HDEL', INFO, TOKEN)
   forget_waiter(TOKEN)
 end
@@ -80,5 +79,5 @@ if DOUBT then
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
 local handed = hand_over()
-expire_keys()
-return {1, handed[1] or '', handed[2] or '', ends and 1 or held and 0 or -1}
+expire_holders()
+return {1, handed[1] or '', handed[2] or '', ends and 1 or holds and 0 or -1}

@@ -10,8 +10,7 @@
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
-local ends = redis.call('ZSCORE', HOLDERS, TOKEN)
-if not is_in_force(ends) then
+if not is_in_force(TOKEN) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)
@@ -28,10 +27,10 @@ elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.
   TTL = info.ttl
 end
 -- A command counts on the lease that it was promised last: by hand, that gets no shorter.
-if TTL > 0 and (info.hand or (ends ~= 'inf' and now + TTL > tonumber(ends))) then
-  redis.call('ZADD', HOLDERS, whole(now + TTL), TOKEN)
-elseif TTL == 0 then
-  redis.call('ZADD', HOLDERS, '+inf', TOKEN)
+if TTL == 0 then
+  set_lease(TOKEN, math.huge)
+elseif info.hand or now + TTL > ends_of[TOKEN] then
+  set_lease(TOKEN, now + TTL)
 end
-expire_keys()
+expire_holders()
 return {1}

@@ -75,10 +75,7 @@ impl Asked {
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
         match fields(reply) {
             [Value::Int(1), Value::Int(fence), Value::Int(slot), granted, told] => {
-                let fence = u64::try_from(*fence).map_err(|_| Strange)?;
-                let slot = u32::try_from(*slot).map_err(|_| Strange)?;
-                let grant = Grant { fence, slot, custody: Custody::Lease(sent_at) };
-                Ok(Asked::Mine(grant, handed(granted, told)))
+                Ok(Asked::Mine(grant(*fence, *slot, sent_at)?, handed(granted, told)))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told, Value::Int(now)] => {
                 Ok(Asked::NotMine {
@@ -239,12 +236,40 @@ pub(super) fn text(reply: &Value) -> Option<String> {
     }
 }
 
-/// Reads the answer to BLPOP: the mail "WRITTEN WAIT" as the wait, `None` if none came in time.
-pub(super) fn read_mail(reply: &Value) -> Option<Duration> {
+/// What a mail says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mail {
+    /// The lock is granted to us: claim it.
+    Granted,
+    /// Look at the lock after this time.
+    LookIn(Duration),
+}
+
+/// Reads the answer to BLPOP: the mail, `None` if none came in time.
+pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
     let [_, mail] = fields(reply) else { return None };
     let mail = text(mail)?;
-    let (_, wait) = mail.split_once(' ')?;
-    wait.parse().ok().map(Duration::from_millis)
+    let (_, what) = mail.split_once(' ')?;
+    if what == "granted" {
+        return Some(Mail::Granted);
+    }
+    what.parse().ok().map(|millis| Mail::LookIn(Duration::from_millis(millis)))
+}
+
+/// Reads the claim script's reply to a request that left at `sent_at`; `None`: the lock is not granted to us.
+pub(super) fn read_claim(reply: &Value, sent_at: Moment) -> Result<Option<Grant>, Strange> {
+    match fields(reply) {
+        [Value::Int(1), Value::Int(fence), Value::Int(slot)] => grant(*fence, *slot, sent_at).map(Some),
+        [Value::Int(0)] => Ok(None),
+        _ => Err(Strange),
+    }
+}
+
+/// What a request that left at `sent_at` has brought us.
+fn grant(fence: i64, slot: i64, sent_at: Moment) -> Result<Grant, Strange> {
+    let fence = u64::try_from(fence).map_err(|_| Strange)?;
+    let slot = u32::try_from(slot).map_err(|_| Strange)?;
+    Ok(Grant { fence, slot, custody: Custody::Lease(sent_at) })
 }
 
 fn fields(reply: &Value) -> &[Value] {
@@ -306,8 +331,10 @@ mod tests {
 
     #[test]
     fn mail_tells_when_to_look() {
-        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 0")])), Some(Duration::ZERO));
-        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 500")])), Some(Duration::from_millis(500)));
+        let look_in = |millis| Some(Mail::LookIn(Duration::from_millis(millis)));
+        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 0")])), look_in(0));
+        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 500")])), look_in(500));
+        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 granted")])), Some(Mail::Granted));
         assert_eq!(read_mail(&Value::Nil), None);
     }
 }

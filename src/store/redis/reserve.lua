@@ -36,10 +36,10 @@ local function next_after(value)
 end
 
 local info = info_of(TOKEN)
-if not (info.value and redis.call('ZSCORE', HOLDERS, TOKEN)) then
+if not (info.value and ends_of[TOKEN]) then
   local last = redis.call('HGET', SEQUENCE, 'last')
   local reserved = {}
-  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+  for token in pairs(ends_of) do
     reserved[info_of(token).value or ''] = true
   end
   local value, place = VALUE, tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
@@ -62,6 +62,6 @@ if not (info.value and redis.call('ZSCORE', HOLDERS, TOKEN)) then
   info = {who = cjson.decode(WHO), value = value, place = place}
   take_hold(TOKEN, TTL, info)
 end
-redis.call('ZADD', HOLDERS, TTL == 0 and '+inf' or whole(now + TTL), TOKEN)
-expire_keys()
+set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
+expire_holders()
 return {1, info.fence, info.value}

@@ -19,14 +19,14 @@ end
 
 local pending, wait = false, FIRST_LOOK
 for token in string.gmatch(GRANTED, '%S+') do
-  local ends = tonumber(redis.call('ZSCORE', HOLDERS, token) or 0)
-  if ends > now and redis.call('ZSCORE', QUEUE, token) then
+  if is_in_force(token) and redis.call('ZSCORE', QUEUE, token) then
     pending = true
     if deaf_since(token) then
+      local ends = ends_of[token]
       wait = math.min(wait, math.min(ends - now, GRACE) + 1)
       if ends > now + GRACE then
         -- Those that watch it would look too late, and may be far away.
-        redis.call('ZADD', HOLDERS, whole(now + GRACE), token)
+        set_lease(token, now + GRACE)
         told, listening = 0.5, false
       end
     end
@@ -35,7 +35,7 @@ end
 if not pending or told == 0 or listening then
   return ''
 end
-local next_ones = waiters(told * 2, true)
+local next_ones = first_waiters(told * 2, true)
 for _, token in ipairs(next_ones) do
   mail(token, wait)
 end

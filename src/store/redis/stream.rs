@@ -4,11 +4,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{Shutdown, shutdown};
 use rustls::{ClientConnection, StreamOwned};
 
 use crate::clock::Moment;
@@ -104,6 +105,13 @@ impl Timed {
             }
             await_ready(&self.socket, event, self.deadline)?;
         }
+    }
+}
+
+impl Drop for Timed {
+    /// Closes the connection, though a process that we have forked may have a descriptor of it too.
+    fn drop(&mut self) {
+        let _ = shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Both);
     }
 }
 

@@ -16,23 +16,22 @@ let_pass_when_full()
 
 local taken, others = {}, {}
 local free_in, untold = 0, 0
-local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
-for at = 1, #holders, 2 do
-  local token, ends = holders[at], holders[at + 1]
-  local info = info_of(token)
+for at = 1, #found, 2 do
+  local token = found[at]
+  local ends, info = ends_of[token], info_of(token)
   -- One that was only granted the lock is not a holder yet.
-  if info.fence and is_in_force(ends) then
-    local description = describe(token, ends)
+  if info.fence and is_in_force(token) then
+    local description = describe(token)
     if MEANT ~= '' and whole(info.fence) ~= MEANT then
       others[#others + 1] = description
     else
       taken[#taken + 1] = description
-      if info.hand or AT_ONCE or ends == 'inf' then
+      if info.hand or AT_ONCE or ends == math.huge then
         if not info.hand then
           untold = untold + 1
         end
         note(info, {})
-        redis.call('ZREM', HOLDERS, token)
+        end_lease(token)
         redis.call('HDEL', INFO, token)
       else
         info.taken = BY
@@ -43,10 +42,9 @@ for at = 1, #holders, 2 do
   end
 end
 if #taken == 0 then
-  expire_keys()
   return #others == 0 and {0} or {1, others}
 end
 drop_ended_leases()
 local handed = hand_over()
-expire_keys()
+expire_holders()
 return {2, taken, free_in, untold, handed[1] or '', handed[2] or ''}

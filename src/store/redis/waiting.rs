@@ -3,11 +3,14 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use redis::Cmd;
+
 use super::connection::{Connection, Failure};
-use super::reply::{Asked, read_mail};
-use super::{Doubt, RedisStore, keys, millis, script};
+use super::reply::{Asked, Mail, read_claim, read_mail};
+use super::script::CLAIM;
+use super::{Doubt, RedisStore, keys, millis, script, ttl_ms};
 use crate::clock::Moment;
-use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
+use crate::store::{Acquired, Claim, Grant, StoreError, Wait, Watcher};
 use crate::supervise::interrupt::{self, Woken};
 use crate::supervise::signals::Signals;
 
@@ -66,20 +69,16 @@ impl RedisStore {
         let mut heard_at: Option<Moment> = None;
         let mut retry_in = RETRY.0;
         let mut seen: Option<Seen> = None;
-        let mut granted = false;
+        // What claims the lock, once it was granted to us.
+        let mut granted: Option<Cmd> = None;
         loop {
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let asked = self.ask(claim, !out_of_patience, seen.as_ref(), &mut || {
-                if granted {
-                    watcher.claiming();
-                }
-            });
-            if !matches!(asked, Ok(Asked::Mine(..))) {
-                watcher.not_yet();
-                script::take_hashes();
-            }
-            granted = false;
+            let asked = match granted.take().map_or(Ok(None), |script| self.claim_grant(&script)) {
+                Ok(Some(grant)) => return Ok(Acquired::Mine(grant)),
+                Ok(None) => self.ask(claim, !out_of_patience, seen.as_ref()),
+                Err(failure) => Err(failure),
+            };
             let pause = match asked {
                 Ok(Asked::Mine(grant, handed)) => {
                     self.settle(&claim.key, handed);
@@ -96,6 +95,12 @@ impl RedisStore {
                         return Ok(Acquired::Held(held));
                     }
                     heard_at = Some(Moment::now());
+                    // It has them from us, and from the one who will let go of the lock.
+                    self.knows_scripts = true;
+                    // Whatever can be done before our turn comes is done now.
+                    watcher.queueing();
+                    script::take_hashes();
+                    let claim_script = self.claim_script(claim);
                     let look_at = Moment::now() + look_in;
                     match self.sleep_at_mailbox(
                         claim,
@@ -104,8 +109,7 @@ impl RedisStore {
                         watcher,
                     ) {
                         slept @ (Slept::Look | Slept::Granted) => {
-                            granted = matches!(slept, Slept::Granted);
-                            self.knows_scripts |= granted;
+                            granted = matches!(slept, Slept::Granted).then_some(claim_script);
                             retry_in = RETRY.0;
                             continue;
                         }
@@ -140,6 +144,19 @@ impl RedisStore {
         }
     }
 
+    /// What claims the lock when it is granted to us.
+    fn claim_script(&self, claim: &Claim) -> Cmd {
+        let mut script = self.script(&CLAIM, &claim.key, &claim.token);
+        script.arg(ttl_ms(claim.ttl)).arg(u8::from(claim.by_hand)).take()
+    }
+
+    /// Claims the lock by that `script`. `None`: it is not granted to us, or not any more.
+    fn claim_grant(&mut self, script: &Cmd) -> Result<Option<Grant>, Failure> {
+        let sent_at = Moment::now();
+        let reply = self.run(script, self.timeout)?;
+        read_claim(&reply, sent_at).map_err(Failure::Strange)
+    }
+
     /// Sleeps until mail comes, or until `until`.
     fn sleep_at_mailbox(
         &mut self,
@@ -156,8 +173,8 @@ impl RedisStore {
                 return Slept::Look;
             }
             match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
-                Ok(Popped::Mail(Some(wait))) if wait.is_zero() => return Slept::Granted,
-                Ok(Popped::Mail(Some(wait))) => until = until.min(Moment::now() + wait),
+                Ok(Popped::Mail(Some(Mail::Granted))) => return Slept::Granted,
+                Ok(Popped::Mail(Some(Mail::LookIn(wait)))) => until = until.min(Moment::now() + wait),
                 Ok(Popped::Mail(None)) => return Slept::Look,
                 Ok(Popped::Interrupted(signal)) => {
                     // The answer is still to come on this connection.
@@ -186,7 +203,7 @@ fn longer(retry_in: &mut Duration) -> Duration {
 /// What came of waiting for mail.
 enum Popped {
     /// Its contents; `None` if none came in time.
-    Mail(Option<Duration>),
+    Mail(Option<Mail>),
     /// A signal came that ends lockrun.
     Interrupted(i32),
 }

@@ -72,6 +72,14 @@ pub(crate) fn children(parent: i32) -> Vec<i32> {
     all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_child).collect()
 }
 
+/// The processor time that a process has used, in ticks of the system's clock, a hundred a second; none if it is gone.
+pub(crate) fn processor_time(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
+    // The fields 14 and 15 of proc(5), of which the first two are gone.
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
 /// Sends a signal; that the process has already gone is no failure.
 pub(crate) fn send(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal);

@@ -52,5 +52,5 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
 
 /// Asks once, as a waiter.
 fn ask(store: &mut RedisStore, claim: &Claim) -> Result<Asked, StoreError> {
-    store.ask(claim, true, None, &mut || {}).map_err(|failure| failure.explain(&store.server))
+    store.ask(claim, true, None).map_err(|failure| failure.explain(&store.server))
 }

@@ -1,0 +1,27 @@
+-- Claims the lock that was granted to a waiter: the quick way, for which others wait. Asked again under the same token, answers as
+-- the first time.
+--
+-- ARGV  1 token     of this acquisition
+--       2 ttl       of the lease in ms; 0: it never expires
+--       3 hand      1: it is taken by hand; 0: for a command of lockrun's
+-- Reply {1, fence, slot}
+--                   it is ours
+--       {0}         it is not granted to us (any more): ask by the acquire script
+
+local TOKEN, TTL, HAND = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+
+if not is_in_force(TOKEN) then
+  return {0}
+end
+local info = info_of(TOKEN)
+if not info.fence then
+  info = {who = info.who, slot = info.slot, hand = HAND or nil}
+  take_hold(TOKEN, TTL, info)
+  forget_waiter(TOKEN)
+end
+-- Whoever has the token of a command's run does not change the lease on which that counts.
+if info.hand or not HAND then
+  set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
+end
+expire_holders()
+return {1, info.fence, info.slot}

@@ -1,0 +1,194 @@
+-- The queue, for the scripts that hand the lock to waiters or stand in it: behind the prelude.
+--
+-- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; `granted`: that was
+-- granted to it. Waking is a hint: only a claim that the server confirms makes a holder.
+--
+-- Of each waiter it is known when it will look at the lock next. Whoever looks passes on a lock whose lease or grant has run
+-- out. So it is enough if in time somebody looks, no matter who.
+--
+-- A mail that nobody has taken tells that its waiter is not listening: dead, or about to reconnect. It keeps its place,
+-- but after GRACE the others pass it by. That a mail was taken proves little: the server hands it to a connection behind
+-- which everything stands still.
+
+-- For how long a waiter that was granted the lock may take to claim it, and one that is not listening to come back.
+local CLAIM_WINDOW, GRACE = 1400, 500
+-- After which part of that time somebody should look whether it is claimed, and how many should.
+local FIRST_LOOK, WATCHERS = 600, 2
+-- How often a waiter looks when nothing happens, the longest that it may be until then, and how long after a look that it has
+-- missed it still counts as alive.
+local REFRESH, REFRESH_MAX, LATE = 8000, 12000, 20000
+-- A mailbox that was forgotten goes by itself.
+local BOX_TTL = 60000
+
+-- Notes when a waiter is to look next.
+local function expect(token, look_in)
+  redis.call('ZADD', ALIVE, whole(now + look_in + LATE), token)
+end
+
+-- How many waiters will look within so many ms, as far as we know.
+local function due(within)
+  return redis.call('ZCOUNT', ALIVE, '(' .. whole(now + LATE), whole(now + within + LATE))
+end
+
+local function post(token, what)
+  redis.call('RPUSH', BOX .. token, whole(now) .. ' ' .. what)
+  redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+end
+
+-- Mail that is to be answered by a look.
+local function mail(token, wait)
+  post(token, whole(wait))
+  expect(token, wait)
+end
+
+-- Since when a waiter has not taken its mail; nil if there is none.
+local function deaf_since(token)
+  local oldest = redis.call('LINDEX', BOX .. token, 0)
+  return oldest and tonumber(string.match(oldest, '^%d+'))
+end
+
+local function is_absent(token)
+  local since = deaf_since(token)
+  return since and now - since >= GRACE
+end
+
+-- The others pass this waiter by until it looks again.
+local function mark_absent(token)
+  redis.call('LPUSH', BOX .. token, whole(now - GRACE) .. ' 0')
+  redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+end
+
+-- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
+-- not claim it keeps its place, marked as absent. So do all that have missed a look, as the waiters of a whole machine have
+-- that is cut off: otherwise each of them would be waited for in its turn. Whoever calls this hands over what has become free:
+-- nobody else will see that it has.
+local function drop_ended_leases()
+  local ended, unclaimed = 0, false
+  for at = 1, #found, 2 do
+    local token = found[at]
+    if ends_of[token] and ends_of[token] <= now then
+      end_lease(token)
+      ended = ended + 1
+      if redis.call('ZSCORE', QUEUE, token) then
+        unclaimed = true
+      else
+        redis.call('HDEL', INFO, token)
+      end
+    end
+  end
+  if unclaimed then
+    for _, token in ipairs(redis.call('ZRANGEBYSCORE', ALIVE, now, whole(now - GRACE + LATE))) do
+      if not is_absent(token) then
+        mark_absent(token)
+      end
+    end
+  end
+  return ended
+end
+
+-- The waiters that are alive, not granted the lock yet, and listening as far as we know; or only those that have taken all their
+-- mail. A function that gives one after the other, in their turn. Those among them that have died are removed.
+local function waiters(without_mail)
+  local batch, next_one, from = {}, 1, 0
+  return function()
+    while true do
+      if next_one > #batch then
+        batch, next_one = redis.call('ZRANGE', QUEUE, from, 2 * from + 3), 1
+        if #batch == 0 then
+          return nil
+        end
+      end
+      local token = batch[next_one]
+      next_one = next_one + 1
+      if tonumber(redis.call('ZSCORE', ALIVE, token) or 0) <= now then
+        forget_waiter(token)
+        redis.call('HDEL', INFO, token)
+      else
+        from = from + 1
+        local passed_by = without_mail and deaf_since(token) or is_absent(token)
+        if not passed_by and not ends_of[token] then
+          return token
+        end
+      end
+    end
+  end
+end
+
+-- The first of these waiters, at most so many.
+local function first_waiters(count, without_mail)
+  local first = {}
+  local next_waiter = waiters(without_mail)
+  while #first < count do
+    local token = next_waiter()
+    if not token then
+      break
+    end
+    first[#first + 1] = token
+  end
+  return first
+end
+
+-- The lowest slot that no holder has.
+local function lowest_slot()
+  local taken, slot = {}, 0
+  for token in pairs(ends_of) do
+    taken[info_of(token).slot or 0] = true
+  end
+  while taken[slot] do
+    slot = slot + 1
+  end
+  return slot
+end
+
+-- Sees to it that somebody looks whether the lock that was granted is claimed. When many wait, enough of them look soon
+-- anyway; the rest is told. These are taken from all over the queue, and the last first: those whose turn is near would look for
+-- nothing, and neighbours often fall silent together. Gives the tokens of those told, separated by blanks.
+local function watch()
+  local told, missing = {}, WATCHERS - due(FIRST_LOOK)
+  if missing <= 0 then
+    return ''
+  end
+  local count = redis.call('ZCARD', QUEUE)
+  for part = WATCHERS, 1, -1 do
+    local at = math.ceil(count * part / WATCHERS) - 1
+    local token = redis.call('ZRANGE', QUEUE, at, at)[1]
+    local looks_at = tonumber(redis.call('ZSCORE', ALIVE, token) or 0) - LATE
+    if #told < missing and not ends_of[token] and looks_at > now + FIRST_LOOK and not is_absent(token) then
+      told[#told + 1] = token
+    end
+  end
+  if #told == 0 and missing == WATCHERS then
+    told = first_waiters(1)
+  end
+  for _, token in ipairs(told) do
+    mail(token, FIRST_LOOK)
+  end
+  return table.concat(told, ' ')
+end
+
+-- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
+-- those of the waiters that were told to watch them, separated by blanks; or nothing.
+local function hand_over()
+  local granted = {}
+  for token in waiters() do
+    local info = info_of(token)
+    if held >= (info.slots or 1) then
+      break
+    end
+    info.slot, info.since = lowest_slot(), now
+    set_info(token, info)
+    set_lease(token, now + CLAIM_WINDOW)
+    expect(token, 0)
+    granted[#granted + 1] = token
+  end
+  if #granted == 0 then
+    return {}
+  end
+  local told = watch()
+  -- What is mailed last leaves the server first.
+  for at = #granted, 1, -1 do
+    post(granted[at], 'granted')
+  end
+  return {table.concat(granted, ' '), told}
+end
+
