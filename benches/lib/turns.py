@@ -1,6 +1,6 @@
 """Many runs under one lock: a holder, waiters that join one after the other, and what became of them.
 
-Every command is `stamp`, so the times are the commands' own: a gap is the time from one command's last stamp to the next
+The commands are `stamp`, or do the same, so the times are their own: a gap is the time from one command's last stamp to the next
 one's first.
 """
 
@@ -43,12 +43,13 @@ class Run:
 class Turns:
     """The runs under one lock of one contender. The key is fresh, and so is the file that the commands write to."""
 
-    def __init__(self, bench, contender, hold_us=0):
+    def __init__(self, bench, contender, hold_us=0, command=None):
         self.bench = bench
         self.contender = contender
         self.key = f"turns-{next(_numbers)}"
         self.log = os.path.join(bench.directory, self.key)
         self.hold_us = hold_us
+        self.command = command or bench.stamp
         self.pids = []
         self.holder = None
 
@@ -59,7 +60,7 @@ class Turns:
         # For both, so that opening it waits for nobody.
         self.hold_open = os.open(fifo, os.O_RDWR)
         ready, output_end = os.pipe()
-        argv = self.contender.argv(self.key, [self.bench.stamp, self.log, "holder", fifo], **options)
+        argv = self.contender.argv(self.key, [self.command, self.log, "holder", fifo], **options)
         self.holder = self.bench.processes.start(argv, stdout=output_end)
         os.close(output_end)
         answered = select.select([ready], [], [], 10)[0] and os.read(ready, 1)
@@ -72,7 +73,7 @@ class Turns:
         os.close(self.hold_open)
 
     def waiter_argv(self, number):
-        return self.contender.argv(self.key, [self.bench.stamp, self.log, str(number), str(self.hold_us)])
+        return self.contender.argv(self.key, [self.command, self.log, str(number), str(self.hold_us)])
 
     def join(self, waiters):
         """Starts that many waiters. Each is seen to wait before the next one starts."""
