@@ -116,7 +116,10 @@ pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), 
         [Value::Int(1), others] => Ok((TakenAway::Others(all(others)), None)),
         [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, told] => {
             let free_in = millis(*free_in).unwrap_or_default();
-            Ok((TakenAway::Taken { from: all(taken), free_in, untold: *untold > 0 }, handed(granted, told)))
+            Ok((
+                TakenAway::Taken { from: all(taken), living: Vec::new(), free_in, untold: *untold > 0 },
+                handed(granted, told),
+            ))
         }
         _ => Err(Strange),
     }
