@@ -267,6 +267,8 @@ pub struct Holding {
     pub value: Option<String>,
     /// Whether the lock was taken away, and is only held until the command is dead.
     pub taken_away: bool,
+    /// Under which token. For comparing: whoever knows it can take the lock away.
+    pub token: Option<Token>,
 }
 
 /// Somebody who waits for a lock.

@@ -418,6 +418,7 @@ fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters
                 slot: holder.slot,
                 value: holder.value.as_ref().map(|value| value.value.clone()),
                 taken_away: false,
+                token: Some(holder.token.clone()),
             });
         }
     }

@@ -145,7 +145,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
     let [Value::Int(now), fence, holders, waiters, last, value] = fields(reply) else { return Err(Strange) };
     let now_ms = u64::try_from(*now).map_err(|_| Strange)?;
     let holder = |holder: &Value| {
-        let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), _] = fields(holder) else {
+        let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
             return None;
         };
         let info = serde_json::from_slice::<Info>(info).unwrap_or_default();
@@ -157,6 +157,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
             slot: info.slot,
             value: info.value,
             taken_away: info.taken.is_some(),
+            token: read_token(token),
         })
     };
     let waiter = |waiter: &Value| {
@@ -210,8 +211,12 @@ fn read_holder(holder: &Value) -> Option<Held> {
         since: millis(*since),
         expires_in: millis(*expires_in),
         place: None,
-        token: text(token).and_then(|token| Token::parse(&token).ok()),
+        token: read_token(token),
     })
+}
+
+fn read_token(token: &Value) -> Option<Token> {
+    text(token).and_then(|token| Token::parse(&token).ok())
 }
 
 /// A span that a script tells; a negative one is none.
