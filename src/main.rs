@@ -26,6 +26,7 @@ mod progress;
 mod readiness;
 mod report;
 mod run;
+mod scribe;
 mod sequence;
 mod settings;
 mod store;

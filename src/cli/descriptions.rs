@@ -207,8 +207,8 @@ const ALL: [Description; 33] = [
             "Append what happens to FILE, one JSON object a line: waiting, acquired, started, held, skipped, lost, killed, \
              finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
              command, and what there is to say of it.\n\n\
-             Many runs can share FILE, which is made with mode 0600. If it cannot be written, that is said once, and the \
-             run goes on.",
+             Many runs can share FILE, which is made with mode 0600. If it cannot be written, or not at once, that is said \
+             once, and the run goes on.",
         )
         .hint(ValueHint::FilePath),
     switch(name::VERBOSE, OUTPUT, "Say on stderr what happens: waiting, acquired, started, finished, released ..."),
