@@ -1,5 +1,7 @@
 //! Taking a lock as patiently as the user wants, and saying what came of it.
 
+use std::time::Duration;
+
 use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::event::Event;
@@ -8,7 +10,7 @@ use crate::outer::Outer;
 use crate::plan::OnHeld;
 use crate::progress::Progress;
 use crate::readiness::{Onlooker, Readiness};
-use crate::store::{Acquired, Claim, Grant, Held, Store, Wait};
+use crate::store::{Acquired, Claim, Grant, Held, Holding, Store, StoreError, Wait};
 use crate::supervise::signals::Signals;
 use crate::teller::Teller;
 
@@ -34,34 +36,33 @@ pub fn acquire(
 ) -> Result<Grant, Outcome> {
     let Patience { on_held, held_status } = patience;
     let began = Moment::now();
-    // With several slots another one may come free.
-    let waits_for_itself = |held: &Held| claim.slots == 1 && outer.hold(held);
-    let acquired = match on_held {
-        OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None),
+    let answer = match on_held {
+        OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None).map(Answer::of),
         OnHeld::Wait(span) => {
             let until = span.map(|span| began + span);
-            let progress = Progress::new(teller, &waits_for_itself);
-            let watcher = &mut Onlooker::new(progress, readiness);
-            store.acquire(claim, Some(Wait { until, signals, watcher }))
+            acquire_or_wait(store, claim, until, outer, teller, signals, readiness)
         }
     };
-    match acquired {
-        Ok(Acquired::Mine(grant)) => {
+    match answer {
+        Ok(Answer::Mine(grant)) => {
             let slot = (claim.slots > 1).then_some(grant.slot);
             teller.tell(Event::Acquired { fence: grant.fence, slot, value: None, waited: Moment::now().since(began) });
             Ok(grant)
         }
-        Ok(Acquired::Interrupted(signal)) => {
+        Ok(Answer::Interrupted(signal)) => {
             teller.tell(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
-        Ok(Acquired::Held(held)) if on_held == OnHeld::Skip => {
+        Ok(Answer::Held(held)) if on_held == OnHeld::Skip => {
             teller.tell(Event::Skipped(&held));
             Err(Outcome::Skipped)
         }
-        Ok(Acquired::Held(held)) => {
-            let around = matches!(on_held, OnHeld::Wait(_)) && waits_for_itself(&held);
-            teller.tell(if around { Event::HeldAround(&held) } else { Event::Held(&held) });
+        Ok(Answer::HeldAround(held)) => {
+            teller.tell(Event::HeldAround { held: &held, slots: claim.slots });
+            Err(Outcome::Held(held_status))
+        }
+        Ok(Answer::Held(held)) => {
+            teller.tell(Event::Held(&held));
             Err(Outcome::Held(held_status))
         }
         Err(error) => {
@@ -70,4 +71,74 @@ pub fn acquire(
             Err(Outcome::StoreFailed)
         }
     }
+}
+
+/// What has come of asking for a lock.
+enum Answer {
+    /// It is ours.
+    Mine(Grant),
+    /// It is somebody else's.
+    Held(Held),
+    /// It is held by the runs that this one is part of: it cannot come free before we end.
+    HeldAround(Held),
+    /// A signal of this number ended the wait.
+    Interrupted(i32),
+}
+
+impl Answer {
+    fn of(acquired: Acquired) -> Self {
+        match acquired {
+            Acquired::Mine(grant) => Answer::Mine(grant),
+            Acquired::Held(held) => Answer::Held(held),
+            Acquired::Interrupted(signal) => Answer::Interrupted(signal),
+        }
+    }
+}
+
+/// Takes the lock; if it is held, waits for it until `until`, unless that would be to wait for ourselves.
+fn acquire_or_wait(
+    store: &mut dyn Store,
+    claim: &Claim,
+    until: Option<Moment>,
+    outer: &Outer,
+    teller: &Teller,
+    signals: &Signals,
+    readiness: Option<&mut Readiness<'_>>,
+) -> Result<Answer, StoreError> {
+    // With several slots another one may come free.
+    let waits_for_itself = |held: &Held| claim.slots == 1 && outer.has(held.token.as_ref());
+    if !outer.is_empty() {
+        match store.acquire(claim, None)? {
+            Acquired::Held(held) if waits_for_itself(&held) => return Ok(Answer::HeldAround(held)),
+            Acquired::Held(_) => {
+                if let Some(held) = held_around(store, claim, outer) {
+                    return Ok(Answer::HeldAround(held));
+                }
+            }
+            acquired => return Ok(Answer::of(acquired)),
+        }
+    }
+    let progress = Progress::new(teller, &waits_for_itself);
+    let watcher = &mut Onlooker::new(progress, readiness);
+    Ok(match store.acquire(claim, Some(Wait { until, signals, watcher }))? {
+        Acquired::Held(held) if waits_for_itself(&held) => Answer::HeldAround(held),
+        acquired => Answer::of(acquired),
+    })
+}
+
+/// The last of the holders that we run under, if there are so many of them that they leave none of the slots that the claim could
+/// get. What the store does not tell is no reason not to wait.
+fn held_around(store: &mut dyn Store, claim: &Claim, outer: &Outer) -> Option<Held> {
+    let status = store.list(Some(&claim.key)).ok()?.pop()?;
+    // One that was taken away can come free before its command has ended.
+    let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.taken_away;
+    let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
+    let last = around.last().filter(|_| around.len() >= claim.slots as usize)?;
+    Some(Held {
+        holder: Some(last.who.clone()),
+        since: Some(Duration::from_millis(status.now_ms.saturating_sub(last.since_ms))),
+        expires_in: last.expires_in,
+        place: None,
+        token: last.token.clone(),
+    })
 }

@@ -32,8 +32,13 @@ pub enum Event<'a> {
     Skipped(&'a Held),
     /// The lock is somebody else's, and the patience is at its end.
     Held(&'a Held),
-    /// The lock is held by the very run that this one is part of.
-    HeldAround(&'a Held),
+    /// The lock is held by the very runs that this one is part of.
+    HeldAround {
+        /// By the last of them.
+        held: &'a Held,
+        /// How many may hold it at once.
+        slots: u32,
+    },
     /// COMMAND runs.
     Started {
         /// What was executed, made safe to show.
@@ -116,7 +121,7 @@ impl Event<'_> {
         match self {
             Event::Lost { .. }
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded)
-            | Event::HeldAround(_)
+            | Event::HeldAround { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
             Event::Held(_) => Verbosity::Normal,
             _ => Verbosity::Verbose,
@@ -134,9 +139,10 @@ impl Event<'_> {
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
             Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
             Event::Held(held) => report::held(lock, held),
-            Event::HeldAround(held) => format!(
-                "refuses to wait for the lock \"{key}\": it is held by the very run that this one is part of, {held}"
-            ),
+            Event::HeldAround { held, slots } => {
+                let last = if *slots > 1 { "the last by " } else { "" };
+                format!("refuses to wait for the lock \"{key}\": {}, {last}{held}", is_held_around(*slots))
+            }
             Event::Started { program } => format!("{program} started"),
             Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
             Event::Lost { why, stops: false } => {
@@ -159,7 +165,7 @@ impl Event<'_> {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
             Event::Skipped(_) => "skipped",
-            Event::Held(_) | Event::HeldAround(_) => "held",
+            Event::Held(_) | Event::HeldAround { .. } => "held",
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -179,11 +185,9 @@ impl Event<'_> {
             Event::Waiting(held) | Event::Skipped(held) | Event::Held(held) => {
                 Fields { holder: Some(Other::of(held)), ..other(held) }
             }
-            Event::HeldAround(held) => Fields {
-                holder: Some(Other::of(held)),
-                why: Some("it is held by the very run that this one is part of".into()),
-                ..none
-            },
+            Event::HeldAround { held, slots } => {
+                Fields { holder: Some(Other::of(held)), why: Some(is_held_around(*slots).into()), ..none }
+            }
             Event::Acquired { value, waited, .. } => Fields { value: *value, waited_ms: Some(millis(*waited)), ..none },
             Event::Started { .. } | Event::Finished(None) | Event::Kept => none,
             Event::Lost { why, stops } => Fields { stops_command: Some(*stops), why: Some((*why).into()), ..none },
@@ -215,6 +219,14 @@ impl Reason {
 impl<'a> Other<'a> {
     fn of(held: &'a Held) -> Self {
         Other { who: held.holder.as_ref(), held_ms: held.since.map(millis) }
+    }
+}
+
+/// Why it is of no use to wait for a lock with so many slots.
+fn is_held_around(slots: u32) -> String {
+    match slots {
+        1 => "it is held by the very run that this one is part of".into(),
+        slots => format!("its {slots} slots are held by the very runs that this one is part of"),
     }
 }
 

@@ -2,9 +2,7 @@
 //!
 //! It is never a reason for a run to fail or to wait: what cannot be written is lost, which is said once.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +15,14 @@ use crate::escape::{escaped, json_for_terminals};
 use crate::event::{Event, Fields, millis};
 use crate::holder::Holder;
 use crate::report;
+use crate::scribe::Scribe;
 
 /// A file that is told what happens in a run.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    file: Option<File>,
+    /// None after the end, or if there can be none.
+    scribe: Option<Scribe>,
     run: Holder,
     acquired: OnceLock<(Moment, u64, Option<u32>)>,
     started: OnceLock<Moment>,
@@ -50,18 +50,15 @@ struct Line<'a> {
 }
 
 impl Journal {
-    /// Opens the file at `path`, and makes it if it is not there, for the events of `run`.
+    /// The journal of `run` in the file at `path`, which is made if it is not there. Must be called when the signals are blocked.
     pub fn open(path: &Path, run: Holder) -> Self {
-        // A FIFO that nobody reads, or a terminal, must not make us wait; COMMAND must not inherit it.
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
-        let (file, error) = match file {
-            Ok(file) => (Some(file), None),
+        let (scribe, error) = match Scribe::new(path.to_owned()) {
+            Ok(scribe) => (Some(scribe), None),
             Err(error) => (None, Some(error)),
         };
         let journal = Journal {
             path: path.to_owned(),
-            file,
+            scribe,
             run,
             acquired: OnceLock::new(),
             started: OnceLock::new(),
@@ -73,23 +70,13 @@ impl Journal {
         journal
     }
 
-    /// Writes an event of the lock `key` down.
+    /// Writes an event of the lock `key` down. Does not wait for it.
     pub fn tell(&self, key: &str, event: &Event<'_>) {
         self.remember(event);
-        let Some(file) = &self.file else { return };
-        let line = self.line(key, event);
-        // One write, so that no other run's line comes in between.
-        let mut file: &File = file;
-        let written = loop {
-            match file.write(line.as_bytes()) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                written => break written,
-            }
-        };
-        match written {
-            Ok(length) if length == line.len() => {}
-            Ok(_) => self.complain(&io::Error::other("a line was cut short")),
-            Err(error) => self.complain(&error),
+        let Some(scribe) = &self.scribe else { return };
+        scribe.write(self.line(key, event));
+        if let Some(error) = scribe.failure() {
+            self.complain(error);
         }
     }
 
@@ -135,11 +122,25 @@ impl Journal {
         let why = match error.raw_os_error() {
             Some(libc::ENXIO) => "nobody reads it".into(),
             Some(libc::EAGAIN) => "whoever reads it is too slow".into(),
+            None if error.kind() == ErrorKind::TimedOut => "it keeps its writer waiting".into(),
             _ => error.to_string(),
         };
         report::say(&format!(
             "warning: cannot write events to {}: {why}; the run goes on",
             escaped(&self.path.to_string_lossy())
         ));
+    }
+}
+
+/// The last lines are written before lockrun ends, if that does not take long.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        let Some(mut scribe) = self.scribe.take() else { return };
+        let is_done = scribe.finish();
+        if let Some(error) = scribe.failure() {
+            self.complain(error);
+        } else if !is_done {
+            self.complain(&ErrorKind::TimedOut.into());
+        }
     }
 }

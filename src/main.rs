@@ -14,6 +14,7 @@ mod escape;
 mod event;
 mod finding;
 mod holder;
+mod input;
 mod journal;
 mod keeper;
 mod key;
@@ -25,6 +26,7 @@ mod progress;
 mod readiness;
 mod report;
 mod run;
+mod scribe;
 mod sequence;
 mod settings;
 mod store;
@@ -139,7 +141,7 @@ fn environment(name: &str) -> Option<OsString> {
 }
 
 fn read_file(path: &Path) -> std::io::Result<String> {
-    std::fs::read_to_string(path)
+    input::text(input::read_file_or_pipe(path)?)
 }
 
 /// What to say to a first word that is nothing we know.

@@ -1,6 +1,5 @@
 //! The locks that this process already runs under, because it is part of their commands.
 
-use crate::store::Held;
 use crate::token::Token;
 
 /// The variable that has the token of the innermost lock.
@@ -27,14 +26,19 @@ impl Outer {
         Outer(words.filter_map(|word| Token::parse(word).ok()).collect())
     }
 
-    /// Whether the lock is held by one of those: it cannot come free before we end.
-    pub fn hold(&self, held: &Held) -> bool {
-        held.token.as_ref().is_some_and(|token| self.0.contains(token))
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether what is held under `token` is one of those: it cannot come free before we end.
+    pub fn has(&self, token: Option<&Token>) -> bool {
+        token.is_some_and(|token| self.0.contains(token))
     }
 
     /// The value of [`OUTER`] for a command that runs under one lock more; `None` if there are no outer ones.
     pub fn for_command(&self) -> Option<String> {
-        (!self.0.is_empty()).then(|| self.0.iter().map(Token::as_str).collect::<Vec<_>>().join(" "))
+        (!self.is_empty()).then(|| self.0.iter().map(Token::as_str).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -50,10 +54,11 @@ mod tests {
             _ => None,
         };
         let outer = Outer::read(&environment);
-        let held = |token: &str| Held { token: Token::parse(token).ok(), ..Held::default() };
-        assert!(outer.hold(&held("a")) && outer.hold(&held("c")));
-        assert!(!outer.hold(&held("d")) && !outer.hold(&Held::default()));
+        let has = |token: &str| outer.has(Token::parse(token).ok().as_ref());
+        assert!(has("a") && has("c") && !outer.is_empty());
+        assert!(!has("d") && !outer.has(None));
         assert_eq!(outer.for_command().as_deref(), Some("a b c"));
-        assert_eq!(Outer::read(&|_| None).for_command(), None);
+        let none = Outer::read(&|_| None);
+        assert!(none.is_empty() && none.for_command().is_none());
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::cli::name;
 use crate::key::Key;
 use crate::lease::Terms;
+use crate::outcome::HELD;
 use crate::report::Verbosity;
 use crate::sequence::Sequence;
 use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong, at_least_a_moment};
@@ -52,8 +53,31 @@ pub struct Plan {
     pub verbosity: Verbosity,
 }
 
-/// Makes the plan of a run.
+/// Makes the plan of a run under a lock.
 pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
+    let plan = of_any_run(settings)?;
+    Ok(Plan {
+        slots: settings.slots()?,
+        on_held: settings.on_held()?,
+        held_status: settings.held_status()?,
+        min_hold: settings.duration(name::MIN_HOLD)?.unwrap_or_default(),
+        keep: settings.switch(name::KEEP)?,
+        ..plan
+    })
+}
+
+/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. What is set for locks alone
+/// does not concern it, and is not looked at.
+pub fn make_with_next_of(
+    settings: &Settings<'_>,
+    read: impl FnOnce(&Settings<'_>) -> Result<Sequence, Wrong>,
+) -> Result<Plan, Wrong> {
+    let plan = of_any_run(settings)?;
+    Ok(Plan { sequence: Some(read(settings)?), ..plan })
+}
+
+/// What every run has to know, as if there were no more to a lock than its key.
+fn of_any_run(settings: &Settings<'_>) -> Result<Plan, Wrong> {
     let key = settings.key()?;
     let argv = argv(settings)?;
     let store = settings.store()?;
@@ -61,14 +85,14 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
     Ok(Plan {
         key,
         store,
-        slots: settings.slots()?,
+        slots: 1,
         sequence: None,
-        on_held: settings.on_held()?,
-        held_status: settings.held_status()?,
+        on_held: OnHeld::Fail,
+        held_status: HELD,
         expires,
         terms,
-        min_hold: settings.duration(name::MIN_HOLD)?.unwrap_or_default(),
-        keep: settings.switch(name::KEEP)?,
+        min_hold: Duration::ZERO,
+        keep: false,
         kill_on_lost: settings
             .value(name::ON_LOST, |text| match text {
                 "kill" => Ok(true),
@@ -89,13 +113,6 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
         events: settings.value(name::EVENTS, path)?,
         verbosity: settings.verbosity()?,
     })
-}
-
-impl Plan {
-    /// The plan of a run with the next value of `sequence`. What is set for locks alone does not concern it.
-    pub fn with_next_of(self, sequence: Sequence) -> Plan {
-        Plan { sequence: Some(sequence), slots: 1, min_hold: Duration::ZERO, keep: false, ..self }
-    }
 }
 
 /// The words to execute.

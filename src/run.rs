@@ -21,7 +21,7 @@ use crate::sequence;
 use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
 use crate::supervise::guardian::Prepared;
 use crate::supervise::signals::Signals;
-use crate::supervise::{Finished, Granted, Launch, Running, StartFailure, Why};
+use crate::supervise::{Finished, Granted, Launch, Running, SLOT, StartFailure, Why};
 use crate::teller::Teller;
 use crate::token::Token;
 
@@ -120,7 +120,7 @@ impl<'a> Run<'a> {
     fn take(&mut self, store: &mut dyn Store, signals: &Signals) -> Result<(Grant, Option<Prepared>), Outcome> {
         if let Some(sequence) = &self.plan.sequence {
             let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
-            self.launch.env.push(("LOCKRUN_SLOT", value));
+            self.launch.env.push((SLOT, value));
             return Ok((grant, None));
         }
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };

@@ -163,17 +163,26 @@ pub enum TakenAway {
     Free,
     /// It is held, but not by whom was meant.
     Others(Vec<Held>),
-    /// A living process of this machine holds it, and the kernel lets nobody take it away: whose it is, and the processes.
-    Living(Held, Vec<u32>),
-    /// It was taken.
+    /// It was taken from whoever it could be taken from.
     Taken {
         /// From these.
         from: Vec<Held>,
+        /// It stays with these.
+        living: Vec<Living>,
         /// It is free after this time at the latest.
         free_in: Duration,
         /// A command may still run under it, and will not hear of it.
         untold: bool,
     },
+}
+
+/// A living process of this machine that holds a lock: the kernel lets nobody take it away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Living {
+    /// Whose the lock is.
+    pub held: Held,
+    /// The processes with whose end it is free, as far as we may look into them.
+    pub pids: Vec<u32>,
 }
 
 /// Which value of a sequence is wanted.
@@ -258,6 +267,8 @@ pub struct Holding {
     pub value: Option<String>,
     /// Whether the lock was taken away, and is only held until the command is dead.
     pub taken_away: bool,
+    /// Under which token. For comparing: whoever knows it can take the lock away.
+    pub token: Option<Token>,
 }
 
 /// Somebody who waits for a lock.

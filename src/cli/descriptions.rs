@@ -103,7 +103,10 @@ const ALL: [Description; 33] = [
         LOCK,
         "Read the store's URL from a file, so that no password stands in ps or a crontab",
     )
-    .more("Read the store's URL from the file PATH, so that no password stands in ps or a crontab.")
+    .more(
+        "Read the store's URL from the file PATH, so that no password stands in ps or a crontab. A pipe, such as /dev/stdin or a \
+         shell's <(...), is read to its end, which must come within 10s.",
+    )
     .hint(ValueHint::FilePath),
     option(name::SLOTS, "N", LOCK, "Up to N hold the lock at once, 1 to 1000  [default: 1]").more(
         "Up to N hold the lock at once, 1 to 1000 [default: 1]. Each has a number of its own, from 0 to N-1, the lowest that \
@@ -204,8 +207,8 @@ const ALL: [Description; 33] = [
             "Append what happens to FILE, one JSON object a line: waiting, acquired, started, held, skipped, lost, killed, \
              finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
              command, and what there is to say of it.\n\n\
-             Many runs can share FILE, which is made with mode 0600. If it cannot be written, that is said once, and the \
-             run goes on.",
+             Many runs can share FILE, which is made with mode 0600. If it cannot be written, or not at once, that is said \
+             once, and the run goes on.",
         )
         .hint(ValueHint::FilePath),
     switch(name::VERBOSE, OUTPUT, "Say on stderr what happens: waiting, acquired, started, finished, released ..."),

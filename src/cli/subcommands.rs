@@ -149,7 +149,10 @@ impl Subcommand {
             ("0", "the lock was taken away, or was free"),
             BAD_USAGE,
             STORE_FAILED,
-            ("75", "the lock stays whose it is: a living process of this machine's, or not the one with --fence"),
+            (
+                "75",
+                "the lock, or a slot, stays whose it is: a living process of this machine's, or not the one with --fence",
+            ),
             FAILED,
         ];
         const OTHER: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
@@ -218,7 +221,8 @@ impl Subcommand {
                 about: "Take a lock away from whoever holds it",
                 more: "The holder's renewals are refused from now on: it learns of it at the next one, and stops its \
                        command. The lock is free when that has been done, at the latest when its lease ends. A lock that was \
-                       taken by hand is free at once. In files a lock belongs to a living process, and goes with it.",
+                       taken by hand is free at once. In files the lock of a run belongs to a living process, and goes with it: it is \
+                       named, and the others are taken.",
             },
             Doctor => &Words {
                 name: "doctor",

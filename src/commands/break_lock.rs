@@ -12,9 +12,9 @@ use crate::holder::Holder;
 use crate::outcome::{HELD, Outcome};
 use crate::report;
 use crate::settings::Settings;
-use crate::store::TakenAway;
+use crate::store::{Living, TakenAway};
 
-/// Takes the lock away, and says whose it was. Ends with 75 if it stays whose it is. Fails with
+/// Takes the lock away, and says whose it was. Ends with 75 if it stays whose it is, or does with one of several. Fails with
 /// [`crate::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
@@ -37,17 +37,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             }
             Ok(Outcome::Held(HELD))
         }
-        Ok(TakenAway::Living(held, pids)) => {
-            let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
-            say(&format!("stays with {held}"));
-            let end_it = match pids.join(" ") {
-                none if none.is_empty() => "one that we may not look into".into(),
-                pids => format!("end it by kill {pids}"),
-            };
-            report::say(&format!("it belongs to a living process of this machine, and goes with it: {end_it}"));
-            Ok(Outcome::Held(HELD))
-        }
-        Ok(TakenAway::Taken { from, free_in, untold }) => {
+        Ok(TakenAway::Taken { from, living, free_in, untold }) => {
             for held in from {
                 say(&format!("was taken from {held}"));
             }
@@ -59,11 +49,26 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             if untold {
                 report::say("a command that runs under it may not hear of it; make sure that it has ended");
             }
-            Ok(Outcome::Printed)
+            for Living { held, pids } in &living {
+                say(&format!("stays with {held}"));
+                report::say(&format!(
+                    "it belongs to a living process of this machine, and goes with it: {}",
+                    how_to_end(pids)
+                ));
+            }
+            Ok(if living.is_empty() { Outcome::Printed } else { Outcome::Held(HELD) })
         }
         Err(error) => {
             report::error(&error);
             Ok(Outcome::StoreFailed)
         }
     }
+}
+
+/// What to do about the processes that keep a lock.
+fn how_to_end(pids: &[u32]) -> String {
+    if pids.is_empty() {
+        return "one that we may not look into".into();
+    }
+    format!("end it by kill {}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))
 }

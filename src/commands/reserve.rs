@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use crate::cli::name;
 use crate::outcome::Outcome;
 use crate::plan;
-
 use crate::sequence::{Order, Sequence};
 use crate::settings::{Settings, Wrong};
 use crate::successor;
@@ -15,7 +14,7 @@ use crate::supervise::signals::Signals;
 
 /// Reserves a value, and runs the command with it. Fails with [`Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let plan = plan::make(settings)?.with_next_of(sequence(settings)?);
+    let plan = plan::make_with_next_of(settings, sequence)?;
     crate::run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use super::Wrong;
 use super::layer::Layer;
 use crate::cli::name;
 use crate::escape::{escaped, without_credentials};
+use crate::input;
 
 /// The system's file.
 const SYSTEM: &str = "/etc/lockrun.toml";
@@ -126,15 +127,12 @@ fn is_elsewhere(home: &Path, path: &Path) -> bool {
 
 /// Reads a file, if it is there.
 fn open(path: &Path) -> Result<Option<File>> {
-    let file = match fs::File::open(path) {
-        Ok(file) => file,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
-        Err(error) => return Err(unreadable(path, &error)),
-    };
-    let mut text = String::new();
-    let mode = file.metadata().and_then(|metadata| (&file).read_to_string(&mut text).map(|_| metadata.mode()));
-    let mode = mode.map_err(|error| unreadable(path, &error))?;
-    Ok(Some(File::parse(path.as_os_str(), &text, mode)?))
+    let read = input::read_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
+    match read {
+        Ok((text, mode)) => Ok(Some(File::parse(path.as_os_str(), &text, mode)?)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(unreadable(path, &error)),
+    }
 }
 
 /// What to say of a file that cannot be read. That the system has nothing left is no fault of the file's.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::{Settings, Wrong};
 use crate::cli::{self, name};
 use crate::duration;
+use crate::escape::escaped;
 use crate::key::Key;
 use crate::lease::Ttl;
 use crate::outcome::HELD;
@@ -111,9 +112,10 @@ impl Settings<'_> {
         if path.as_os_str().as_encoded_bytes().windows(3).any(|part| part == b"://") {
             return Err("is a URL, and must be the path of a file that has one in it".into());
         }
-        let url = (self.read_file)(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let shown = escaped(&path.to_string_lossy());
+        let url = (self.read_file)(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
         if url.trim().is_empty() {
-            return Err(format!("{} is empty; it must hold the store's URL", path.display()));
+            return Err(format!("{shown} is empty; it must hold the store's URL"));
         }
         Ok(url)
     }

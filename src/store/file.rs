@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Acquired, Claim, Custody, Grant, Holding, KeyStatus, Parting, Past, Released, Renewed, Reserved, Stays, Store,
-    StoreError, TakenAway, Wait, Wanted, integer,
+    Acquired, Claim, Custody, Grant, Holding, KeyStatus, Living, Parting, Past, Released, Renewed, Reserved, Stays,
+    Store, StoreError, TakenAway, Wait, Wanted, integer,
 };
 use crate::clock::Moment;
 use crate::finding::Finding;
@@ -181,16 +181,16 @@ impl Store for FileStore {
             if !record.holders.iter().any(is_meant) {
                 return Ok(TakenAway::Others(record.holders.iter().map(HolderRecord::held).collect()));
             }
-            if let Some(living) = record.holders.iter().find(|holder| is_meant(holder) && holder.lease.is_none()) {
-                return Ok(TakenAway::Living(living.held(), keepers(living, &file)));
-            }
-            let (taken, left): (Vec<_>, Vec<_>) = record.holders.drain(..).partition(is_meant);
+            let living = record.holders.iter().filter(|holder| is_meant(holder) && holder.lease.is_none());
+            let living = living.map(|holder| Living { held: holder.held(), pids: keepers(holder, &file) }).collect();
+            let is_taken = |holder: &HolderRecord| is_meant(holder) && holder.lease.is_some();
+            let (taken, left): (Vec<_>, Vec<_>) = record.holders.drain(..).partition(is_taken);
             record.holders = left;
             for holder in &taken {
                 record.note(holder, None);
             }
             let from = taken.iter().map(HolderRecord::held).collect();
-            Ok(TakenAway::Taken { from, free_in: Duration::ZERO, untold: false })
+            Ok(TakenAway::Taken { from, living, free_in: Duration::ZERO, untold: false })
         })
     }
 
@@ -418,6 +418,7 @@ fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters
                 slot: holder.slot,
                 value: holder.value.as_ref().map(|value| value.value.clone()),
                 taken_away: false,
+                token: Some(holder.token.clone()),
             });
         }
     }

@@ -73,14 +73,15 @@ pub struct Prepared(Guardian);
 impl Prepared {
     /// Forks the guardian.
     ///
-    /// Must be called while the process has one thread.
+    /// Must be called while the process has one thread, the journal's scribe aside.
     pub fn new(launch: &Launch, signals: &Signals) -> Result<Self, Failure> {
         let (ours, theirs) = Link::pair().map_err(Failure::Preparing)?;
         let alarm = Alarm::new().map_err(Failure::Preparing)?;
         let has_terminal = terminal::is_controlling();
         let place = Place::find();
         let strangers = children_before();
-        // SAFETY: the process has one thread, so the child may do whatever its parent could.
+        // SAFETY: the process has one thread, so the child may do whatever its parent could. If there is the scribe's, too, it
+        // holds no lock that the child could want, but those of the allocator, and these the C library gives to the child free.
         let forked = Errno::result(unsafe { libc::fork() }).map_err(Failure::Preparing)?;
         if forked == 0 {
             drop(ours);

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 pub use direct::readable;
 pub use exit::{end_as, end_now};
-pub use spawn::{Failure as StartFailure, pass_on};
+pub use spawn::{Failure as StartFailure, SLOT, pass_on};
 pub use supervisor::{Finished, Why};
 pub use tree::Child;
 

@@ -45,6 +45,9 @@ pub(super) struct Setup {
     pub(super) cgroup: Option<RawFd>,
 }
 
+/// The variable that has the slot of the run that COMMAND runs under, or the value that is reserved for it.
+pub const SLOT: &str = "LOCKRUN_SLOT";
+
 /// The lowest descriptor that is passed on to COMMAND: a script's own `exec 3>file` must not close it.
 const LOWEST_PASSED_ON: RawFd = 50;
 
@@ -72,7 +75,6 @@ impl Ready {
     /// Gets everything ready to start what `launch` says.
     pub(super) fn new(launch: &Launch, signals: &Signals) -> Self {
         let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
-        let variables: Vec<CString> = launch.env.iter().map(|(name, value)| variable(name, value)).collect();
         let mut ready = Ready {
             argv: argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect(),
             envp: environment(),
@@ -82,31 +84,37 @@ impl Ready {
             stack: Vec::with_capacity(4096 + argv.len()),
             words: argv,
         };
-        for variable in variables {
-            ready.set(variable);
+        // That of a run around this one says nothing of a lock without slots.
+        ready.unset(SLOT);
+        for (name, value) in &launch.env {
+            ready.set(name, value);
         }
         ready
     }
 
-    /// Sets a variable of COMMAND's environment.
-    fn set(&mut self, variable: CString) {
-        let name = |variable: &CStr| variable.to_bytes().split(|byte| *byte == b'=').next().map(<[u8]>::to_vec);
-        let replaced = name(&variable);
-        self.envp.retain(|known| {
-            // SAFETY: all of them point to strings: of the process's own environment, which nobody changes, or in `words`.
-            let known = unsafe { CStr::from_ptr(*known) };
-            // Few variables can be meant, and a look at the first letters spares the others a comparison.
-            !known.to_bytes().starts_with(b"LOCKRUN_") || name(known) != replaced
-        });
+    /// Sets the variable of this `name` in COMMAND's environment.
+    fn set(&mut self, name: &str, value: &str) {
+        self.unset(name);
+        let variable = c_string(&OsString::from(format!("{name}={value}")));
         self.envp.push(variable.as_ptr());
         self.words.push(variable);
     }
 
+    /// Takes the variable of this `name` out of COMMAND's environment.
+    fn unset(&mut self, name: &str) {
+        self.envp.retain(|known| {
+            // SAFETY: all of them point to strings: of the process's own environment, which nobody changes, or in `words`.
+            let known = unsafe { CStr::from_ptr(*known) };
+            let value = known.to_bytes().strip_prefix(name.as_bytes());
+            !value.is_some_and(|value| value.starts_with(b"="))
+        });
+    }
+
     /// Starts COMMAND under this grant, and gives its process id. On return it is executing.
     pub(super) fn spawn(mut self, granted: Granted, setup: Setup) -> Result<pid_t, Failure> {
-        self.set(variable("LOCKRUN_FENCE", &granted.fence.to_string()));
+        self.set("LOCKRUN_FENCE", &granted.fence.to_string());
         if let Some(slot) = granted.slot {
-            self.set(variable("LOCKRUN_SLOT", &slot.to_string()));
+            self.set(SLOT, &slot.to_string());
         }
         self.envp.push(ptr::null());
         let mut child = Child {
@@ -200,7 +208,7 @@ fn environment() -> Vec<*const c_char> {
         static environ: *const *const c_char;
     }
     let mut all = Vec::with_capacity(64);
-    // SAFETY: the C library's environment is a null-terminated vector of strings, or null, and there is one thread.
+    // SAFETY: the C library's environment is a null-terminated vector of strings, or null, and no thread changes it.
     unsafe {
         let mut next = environ;
         while !next.is_null() && !(*next).is_null() {
@@ -209,10 +217,6 @@ fn environment() -> Vec<*const c_char> {
         }
     }
     all
-}
-
-fn variable(name: &str, value: &str) -> CString {
-    c_string(&OsString::from(format!("{name}={value}")))
 }
 
 /// The word as C takes it. Words come from argv, the environment or checked text, so none has a NUL byte; one that had

@@ -164,3 +164,40 @@ fn a_living_holder_of_a_file_is_refused() {
     send(command, Signal::SIGTERM);
     waiter.wait().exited(0).printed("next\n");
 }
+
+// "Where a live process of this machine holds a file lock it refuses and names the pid": that slot alone. The others are taken.
+#[test]
+fn of_several_slots_of_a_file_only_the_living_stay() {
+    let store = Store::file();
+    let shared = Lockrun::new(&store).key("several").args(["--slots", "4"]);
+    let by_hand = || token(&store, "several", &["--slots", "4", "--ttl", "10m"]);
+    let first = by_hand();
+    let living = Holder::with(&shared, &[]);
+    let second = by_hand();
+    let waiter = Lockrun::new(&store).key("several").args(["--slots", "2", "--wait"]).command(["echo", "next"]).spawn();
+    until_waiting(&store, "several", 1);
+    let output = break_lock(&store, "several", &[]).exited(75).printed("").said("belongs to a living process");
+    let said = |output: &crate::support::Output, words: &str| output.stderr().matches(words).count();
+    assert_eq!((said(&output, "was taken from "), said(&output, "stays with ")), (2, 1), "{output}");
+    assert!(output.stderr().ends_with(&format!("end it by kill {}\n", living.pid())), "{output}");
+    waiter.wait().exited(0).printed("next\n").silent();
+    for taken in [first, second] {
+        renew(&store, "several", &taken, &[]).exited(79).said("not ours");
+    }
+    let told = status(&store, "several");
+    assert_eq!(told["holders"].as_array().map(Vec::len), Some(1), "{told}");
+    assert_eq!(told["holders"][0]["pid"], living.pid(), "{told}");
+    // Of several that live, each is named.
+    let other = Holder::with(&shared, &[]);
+    let output = break_lock(&store, "several", &["--now"]).exited(75).said("stays with ");
+    assert_eq!((said(&output, "was taken from "), said(&output, "stays with ")), (0, 2), "{output}");
+    for pid in [living.pid(), other.pid()] {
+        output.stderr().lines().find(|line| line.ends_with(&format!("kill {pid}"))).expect("it is named");
+    }
+    // With a fence, only the one that was meant is spoken of.
+    let its = status(&store, "several")["holders"][1]["fence"].to_string();
+    let output = break_lock(&store, "several", &["--fence", &its]).exited(75).said("stays with ");
+    assert_eq!(said(&output, "stays with "), 1, "{output}");
+    living.end();
+    other.end();
+}

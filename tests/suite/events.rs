@@ -13,6 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::birth::Birth;
+use crate::support::hand::is_held;
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_store;
@@ -289,6 +290,24 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
     while nix::unistd::write(&writer, &[b'\n'; 512]).is_ok() {}
     only_warned(with_events(store, &fifo).run(), "too slow");
     drop(full);
+});
+
+// The same of a file whose server does not answer: nobody waits for it to be opened, or for a line to be written.
+on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
+    for call in ["openat", "write"] {
+        let events = Events::new();
+        let path = events.path();
+        let path = path.to_str().expect("a plain path");
+        let hang = format!("inject={call}:delay_enter={}", Duration::from_mins(10).as_micros());
+        let traced = ["strace", "-f", "-qq", "-o", "/dev/null", "-P", path, "-e", &hang, PROGRAM];
+        let url = store.url();
+        let run = ["--key", "k", "--store", &url, "--events", path, "--", "sh", "-c", "echo ran"];
+        let mut run = Lockrun::bare().command([&traced[..], &run].concat()).spawn_alone();
+        run.wait_for_line("ran");
+        // The tracer itself would wait.
+        run.wait_for_stderr("keeps its writer waiting; the run goes on");
+        assert!(!is_held(store, "k"), "{call}");
+    }
 });
 
 // A limit to the size of files, which a shell may set: beyond it a write raises a signal, which must not reach COMMAND.

@@ -23,6 +23,7 @@ mod generated;
 mod harness;
 mod held;
 mod idle;
+mod inputs;
 mod kept;
 mod keys;
 mod lease;

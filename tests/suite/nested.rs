@@ -15,6 +15,7 @@ fn outer(store: &Store, key: &str, script: &str) -> Lockrun {
 }
 
 const REFUSED: &str = "it is held by the very run that this one is part of";
+const REFUSED_SLOTS: &str = "slots are held by the very runs that this one is part of";
 
 // "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting for
 // ever": for a wait with an end too, at once.
@@ -61,6 +62,41 @@ on_every_store!(another_slot_may_be_waited_for, |store| {
     other.end();
     run.wait().exited(0).printed("ready\nran\n").silent();
 });
+
+// ... but not where runs around it have all of them, or as many as this one bears beside it, whoever else has one.
+on_every_store!(all_slots_ones_own_are_refused, |store| {
+    let wait = |slots: u32, run: &str| inner(&format!("--key a --slots {slots} --wait 10m -- {run}"));
+    let nested = |slots: u32, inmost: &str| {
+        let middle = wait(slots, &format!("sh -c '{inmost}'"));
+        outer(store, "a", &middle).args(["--slots", &slots.to_string()]).run()
+    };
+    nested(2, &wait(2, "echo ran")).exited(75).printed("").said(REFUSED_SLOTS).said("2 slots");
+    nested(2, &inner("acquire --key a --slots 2 --wait")).exited(75).printed("").said(REFUSED_SLOTS);
+    nested(3, &wait(2, "echo ran")).exited(75).printed("").said(REFUSED_SLOTS);
+    nested(3, &wait(3, "echo ran")).exited(0).printed("ran\n").silent();
+    // Somebody else was there first: that makes no difference to who wants to be alone.
+    let other = Holder::with(&Lockrun::new(store).key("a").args(["--slots", "2", "--ttl", "10m"]), &[]);
+    let alone = outer(store, "a", &inner("--key a --wait 10m -- echo ran")).args(["--slots", "2"]).run();
+    alone.exited(75).printed("").said(REFUSED);
+    other.end();
+    assert!(!is_held(store, "a"));
+});
+
+// "Where this run is nested": every other wait asks for nothing more than before.
+#[test]
+fn only_a_nested_wait_asks_who_holds_the_lock() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a server");
+    let _holder = Holder::new(&store, "a");
+    let asked = |call: Lockrun| {
+        let before = redis.scripts_run();
+        call.key("a").args(["--wait", "0.3"]).command(["echo", "ran"]).run().exited(75);
+        redis.scripts_run() - before
+    };
+    let plain = asked(Lockrun::new(&store));
+    let nested = asked(Lockrun::new(&store).env("LOCKRUN_TOKEN", "somebody-elses"));
+    assert_eq!(nested, plain + 2, "a first try, and one question");
+}
 
 // "LOCKRUN_TOKEN": a shell that has taken the lock by hand would wait for itself as well.
 on_every_store!(a_lock_by_hand_is_ones_own_too, |store| {

@@ -121,6 +121,7 @@ mod tests {
             slot: 0,
             value: None,
             taken_away: false,
+            token: None,
         };
         let key = Key::new(key.as_ref()).expect("is a key");
         KeyStatus { now_ms: 193_000, holders: vec![holding], ..KeyStatus::never_used(key) }

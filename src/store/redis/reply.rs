@@ -116,7 +116,10 @@ pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), 
         [Value::Int(1), others] => Ok((TakenAway::Others(all(others)), None)),
         [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, told] => {
             let free_in = millis(*free_in).unwrap_or_default();
-            Ok((TakenAway::Taken { from: all(taken), free_in, untold: *untold > 0 }, handed(granted, told)))
+            Ok((
+                TakenAway::Taken { from: all(taken), living: Vec::new(), free_in, untold: *untold > 0 },
+                handed(granted, told),
+            ))
         }
         _ => Err(Strange),
     }
@@ -142,7 +145,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
     let [Value::Int(now), fence, holders, waiters, last, value] = fields(reply) else { return Err(Strange) };
     let now_ms = u64::try_from(*now).map_err(|_| Strange)?;
     let holder = |holder: &Value| {
-        let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), _] = fields(holder) else {
+        let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
             return None;
         };
         let info = serde_json::from_slice::<Info>(info).unwrap_or_default();
@@ -154,6 +157,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
             slot: info.slot,
             value: info.value,
             taken_away: info.taken.is_some(),
+            token: read_token(token),
         })
     };
     let waiter = |waiter: &Value| {
@@ -207,8 +211,12 @@ fn read_holder(holder: &Value) -> Option<Held> {
         since: millis(*since),
         expires_in: millis(*expires_in),
         place: None,
-        token: text(token).and_then(|token| Token::parse(&token).ok()),
+        token: read_token(token),
     })
+}
+
+fn read_token(token: &Value) -> Option<Token> {
+    text(token).and_then(|token| Token::parse(&token).ok())
 }
 
 /// A span that a script tells; a negative one is none.

@@ -9,6 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::stream::Timed;
+use crate::input;
 use crate::store::address::TlsFiles;
 
 /// All that a handshake with one server needs.
@@ -60,7 +61,7 @@ fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
         None => Ok(builder.with_no_client_auth()),
         Some((certificate, key)) => {
             let chain = certificates(certificate)?;
-            let pem = std::fs::read(key).map_err(|error| bad_file(key, &error))?;
+            let pem = input::read_file_or_pipe(key).map_err(|error| bad_file(key, &error))?;
             let secret = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad_file(key, &error))?;
             builder.with_client_auth_cert(chain, secret).map_err(|error| bad_file(key, &error))
         }
@@ -69,7 +70,7 @@ fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
 
 /// The certificates in a PEM file; an error if there is none.
 fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let pem = std::fs::read(path).map_err(|error| bad_file(path, &error))?;
+    let pem = input::read_file_or_pipe(path).map_err(|error| bad_file(path, &error))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match found {
         Ok(found) if found.is_empty() => Err(bad_file(path, &"there is no certificate in it")),
