@@ -35,6 +35,7 @@ mod queue;
 mod queue_faults;
 mod racing;
 mod ready;
+mod record;
 mod redis_urls;
 mod reserve;
 mod round_trips;

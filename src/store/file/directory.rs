@@ -118,7 +118,7 @@ impl Directory {
         &self.path
     }
 
-    /// The names of all plain files in it.
+    /// The names of all plain files in it that may be a lock's. No lock's file has a name that begins with a dot.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", self.path.display());
         // By the open descriptor, which is the directory that was checked.
@@ -128,7 +128,7 @@ impl Directory {
             let entry = entry.with_context(fails)?;
             // What else lies there is none of ours. Nor is what has gone meanwhile.
             if entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                names.extend(entry.file_name().into_string());
+                names.extend(entry.file_name().into_string().ok().filter(|name| !name.starts_with('.')));
             }
         }
         Ok(names)

@@ -5,6 +5,7 @@ pub(crate) mod deadline;
 pub(crate) mod fake;
 pub(crate) mod hand;
 pub(crate) mod holder;
+pub(crate) mod lock_file;
 pub(crate) mod lockrun;
 pub(crate) mod monitor;
 pub(crate) mod output;
