@@ -114,9 +114,7 @@ impl Store for FileStore {
             Parting::Run { ending, uses_value, stays } => (ending, uses_value, stays),
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
-        let written = file.edit(|record| {
-            // Before the change of the record, which wakes who waits.
-            file.free_slot(slot)?;
+        let written = file.edit_and_free(slot, |record| {
             let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else {
                 return Ok(Released::NotMine(None));
             };
@@ -129,10 +127,6 @@ impl Store for FileStore {
             record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
             Ok(Released::Stays)
         });
-        if written.is_err() {
-            // Whatever became of the record, the lock must go; a process that inherited the descriptor holds nothing then.
-            file.free_slot(slot).context("cannot unlock the lock file")?;
-        }
         written.context("cannot write down the run in the lock file")
     }
 

@@ -1,15 +1,18 @@
-//! The record in a lock's file: what is broken or foreign is never taken for a free lock.
+//! The record in a lock's file: what is broken or foreign is never taken for a free lock, and whoever is killed while it ends
+//! leaves a whole one.
 
 use std::fs;
 use std::path::Path;
 
 use nix::sys::resource::Resource;
+use nix::sys::signal::Signal;
 
 use crate::support::birth::Birth;
 use crate::support::hand::{all, break_lock, is_held, release, renew, status, token};
 use crate::support::holder::is_free;
 use crate::support::lock_file::{is_taken, path};
 use crate::support::sequence::{next, peek, reserve};
+use crate::support::steps::end_in_steps;
 use crate::support::{Holder, Lockrun, Output, Store};
 
 /// It says which file it is, and what to do.
@@ -185,4 +188,60 @@ fn a_record_that_cannot_be_written() {
     assert_eq!(fs::read(path(&store, "full")).expect("the lock has a file"), before);
     assert!(is_held(&store, "full"));
     release(&store, "full", &ours).exited(0).silent();
+}
+
+/// A run whose command waits for the end of its input, and runs by now.
+fn waiting(call: Lockrun) -> crate::support::lockrun::Open {
+    let mut run = call.sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    run
+}
+
+// "`--keep`: the lock stays", and "keep the lock at least this long": whoever finds the slot free finds the lease in the record.
+#[test]
+fn what_stays_is_written_before_the_slot_is_free() {
+    let store = Store::file();
+    for options in [["--keep", "--ttl=10m"], ["--min-hold", "10m"]] {
+        let run = waiting(Lockrun::new(&store).key("stays").args(options));
+        let file = path(&store, "stays");
+        let (run, killed) = end_in_steps(run, |_, _| !is_taken(&file));
+        assert!(killed, "it lets go of its slot");
+        run.wait().died_of(Signal::SIGKILL);
+        assert!(is_held(&store, "stays"), "{options:?}");
+        assert_eq!(status(&store, "stays")["last"]["status"], 0);
+        break_lock(&store, "stays", &[]).exited(0);
+    }
+}
+
+// "A writer that is killed must not leave a torn record": killed at each system call of its end, again and again, a run is either
+// over and its lock kept, or it has just died with its lock; the fence grows through all this.
+#[test]
+fn a_run_that_is_killed_at_its_end() {
+    let store = Store::file();
+    let file = path(&store, "killed");
+    let (mut fence, mut kept, mut lost) = (0, 0, 0);
+    for number in 0.. {
+        let run = waiting(Lockrun::new(&store).key("killed").args(["--keep", "--ttl", "10m"]));
+        let told = status(&store, "killed")["fence"].as_u64().expect("a number");
+        assert!(told > fence, "{told} after {fence}");
+        fence = told;
+        let mut was_free = false;
+        let (run, killed) = end_in_steps(run, |stop, _| {
+            was_free = !is_taken(&file);
+            stop == number
+        });
+        let output = run.wait();
+        if is_held(&store, "killed") {
+            kept += 1;
+            break_lock(&store, "killed", &[]).exited(0);
+        } else {
+            lost += 1;
+            assert!(!was_free && killed, "at stop {number}");
+        }
+        if !killed {
+            output.exited(0).silent();
+            break;
+        }
+    }
+    assert!(kept > 1 && lost > 1, "{kept} {lost}");
 }

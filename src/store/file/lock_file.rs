@@ -157,6 +157,22 @@ impl LockFile {
         Ok(result)
     }
 
+    /// The same, and lets go of the slot, whatever becomes of the record. That is written first: if we are killed in between,
+    /// the lock stays if that was wanted, and the run is known to be over. Those who are woken by the change read the
+    /// record when we have left it.
+    pub(super) fn edit_and_free<T>(
+        &self,
+        slot: u32,
+        change: impl FnOnce(&mut Record) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let result = self.lock_record().and_then(|()| self.edit_locked(change));
+        // For every process that has inherited the descriptor, too.
+        let freed = self.free_slot(slot).and(self.free(EDIT));
+        let result = result?;
+        freed.with_context(|| format!("cannot unlock {}", self.path))?;
+        Ok(result)
+    }
+
     /// Reads the record.
     pub(super) fn look(&self) -> Result<Record, StoreError> {
         self.edit(|record| Ok(record.clone()))

@@ -18,6 +18,7 @@ pub(crate) mod redis;
 pub(crate) mod resp;
 pub(crate) mod sequence;
 pub(crate) mod slots;
+pub(crate) mod steps;
 pub(crate) mod store;
 pub(crate) mod tls;
 pub(crate) mod witness;
