@@ -114,6 +114,7 @@ impl Store for FileStore {
             Parting::Run { ending, uses_value, stays } => (ending, uses_value, stays),
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
+        let mut is_used = false;
         let written = file.edit_and_free(slot, |record| {
             let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else {
                 return Ok(Released::NotMine(None));
@@ -122,12 +123,20 @@ impl Store for FileStore {
             record.note(&holder, ending);
             if uses_value {
                 record.note_use(&holder);
+                is_used = holder.value.is_some();
             }
             let Some(lease) = lease_after(&holder, stays)? else { return Ok(Released::Free) };
             record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
             Ok(Released::Stays)
         });
-        written.context("cannot write down the run in the lock file")
+        let released = written.context("cannot write down the run in the lock file")?;
+        if is_used {
+            // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
+            // fence, and that goes on with the time.
+            file.sync()?;
+            self.directory()?.sync()?;
+        }
+        Ok(released)
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {

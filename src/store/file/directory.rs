@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
 use crate::key::Key;
@@ -132,6 +132,17 @@ impl Directory {
             }
         }
         Ok(names)
+    }
+
+    /// Brings the names in it to the disk, where they outlast a power failure.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let synced = openat(&self.fd, ".", flags, Mode::empty()).and_then(fsync);
+        match synced {
+            // Some file systems have nothing to do there.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", self.path.display())),
+        }
     }
 
     /// Removes the file of this name.

@@ -178,6 +178,11 @@ impl LockFile {
         self.edit(|record| Ok(record.clone()))
     }
 
+    /// Brings the record to the disk, where it outlasts a power failure.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        self.file.sync_data().with_context(|| format!("cannot bring {} to the disk", self.path))
+    }
+
     /// Who holds the lock, as far as the record knows.
     pub(super) fn holder(&self) -> Result<Held, StoreError> {
         Ok(self.look()?.first_held().unwrap_or_default())
