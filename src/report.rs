@@ -34,6 +34,12 @@ pub fn error(error: &anyhow::Error) {
     say(&format!("{error:#}"));
 }
 
+/// Says each of these errors. Tells whether there are any.
+pub fn errors(errors: &[anyhow::Error]) -> bool {
+    errors.iter().for_each(error);
+    !errors.is_empty()
+}
+
 /// The held message: who has the lock.
 pub fn held(key: &Key, held: &impl Display) -> String {
     format!("lock \"{}\" is held by {held}", escaped(key.as_str()))

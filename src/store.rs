@@ -346,6 +346,12 @@ pub trait Store: Send {
     /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
     fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
 
+    /// What the last [`Store::list`] of all keys, or [`Store::forget`], has left out because it cannot be read: why, and what to
+    /// do, for each.
+    fn left_out(&mut self) -> Vec<StoreError> {
+        Vec::new()
+    }
+
     /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
     /// at least one finding is given.
     fn examine(&mut self) -> Vec<Finding>;

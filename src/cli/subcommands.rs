@@ -212,7 +212,8 @@ impl Subcommand {
                 usage: "lockrun status [--key KEY] [OPTIONS]",
                 about: "Say who holds which lock, who waits, and who ran last",
                 more: "Without --key it lists every lock of the store that is held or has been. With --key it ends with 75 \
-                       if the lock is held, and with 0 if it is free.",
+                       if the lock is held, and with 0 if it is free. A lock in files whose record is broken is not among \
+                       them: that is said on standard error, and the status is 69.",
             },
             Break => &Words {
                 name: "break",
@@ -236,7 +237,8 @@ impl Subcommand {
                 page: "lockrun-prune",
                 usage: "lockrun prune --older-than DURATION [OPTIONS]",
                 about: "Remove what is left of locks that have not been used for long",
-                more: "Locks that are held or waited for are left alone.",
+                more: "Locks that are held or waited for are left alone. So are those in files whose record is broken: that is \
+                       said on standard error, and the status is 69.",
             },
         }
     }

@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::report;
 use crate::settings::{Settings, Wrong};
 
-/// Forgets the keys, or only finds them, and prints their names. Fails with [`Wrong`] if the settings are not right.
+/// Forgets the keys, or only finds them, and prints their names. Ends with 69 if something cannot be read. Fails with [`Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let span = settings.typed_value(name::OLDER_THAN, duration::parse)?;
     let span = span.ok_or_else(|| Wrong::from("no age: say with --older-than for how long a lock was not used"))?;
@@ -22,7 +22,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(keys) => {
             let names: String = keys.iter().map(|key| escaped(key.as_str()) + "\n").collect();
             io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;
-            Ok(Outcome::Printed)
+            Ok(if report::errors(&store.left_out()) { Outcome::StoreFailed } else { Outcome::Printed })
         }
         Err(error) => {
             report::error(&error.context("cannot forget old keys"));

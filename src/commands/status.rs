@@ -17,8 +17,8 @@ use crate::settings::Settings;
 use crate::store::KeyStatus;
 use crate::supervise::terminal;
 
-/// Prints what is known of all keys as a table, of one key in full, or either as JSON. With a key, ends with 75 if it is held. Fails with
-/// [`crate::settings::Wrong`] if the settings are not right.
+/// Prints what is known of all keys as a table, of one key in full, or either as JSON. With a key, ends with 75 if it is held, and
+/// with 69 if something cannot be read. Fails with [`crate::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
     let mut store = open(settings, None)?;
@@ -42,6 +42,9 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         table::text(&keys, terminal::stdout_width())
     };
     io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+    if report::errors(&store.left_out()) {
+        return Ok(Outcome::StoreFailed);
+    }
     let is_held = keys.iter().any(|status| !status.holders.is_empty());
     Ok(if key.is_some() && is_held { Outcome::Held(HELD) } else { Outcome::Printed })
 }

@@ -5,11 +5,13 @@
 //! taken for as long as any of lockrun, COMMAND and what it started has it open, whatever happens to lockrun; a clean end
 //! unlocks explicitly, and then nobody holds it, open or not.
 
+mod copies;
 mod directory;
 mod examine;
 mod lock_file;
 mod record;
 mod turnstile;
+mod unreadable;
 mod waiters;
 
 use std::path::PathBuf;
@@ -31,6 +33,7 @@ use directory::Directory;
 use lock_file::LockFile;
 use record::{HolderRecord, LeaseRecord, Record, ValueRecord};
 use turnstile::{Found, Passed};
+use unreadable::Unreadable;
 
 /// How often a lock file may vanish between our opening and locking it before we give up.
 const VANISHED_MAX: u32 = 100;
@@ -40,6 +43,7 @@ const VANISHED_MAX: u32 = 100;
 pub struct FileStore {
     directory: Option<PathBuf>,
     locked: Option<Locked>,
+    left_out: Vec<StoreError>,
 }
 
 /// A slot that we hold.
@@ -52,7 +56,7 @@ struct Locked {
 impl FileStore {
     /// The store in `directory`, or in the default one.
     pub fn new(directory: Option<PathBuf>) -> Self {
-        FileStore { directory, locked: None }
+        FileStore { directory, locked: None, left_out: Vec::new() }
     }
 
     fn directory(&self) -> Result<Directory, StoreError> {
@@ -110,9 +114,8 @@ impl Store for FileStore {
             Parting::Run { ending, uses_value, stays } => (ending, uses_value, stays),
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
-        let written = file.edit(|record| {
-            // Before the change of the record, which wakes who waits.
-            file.free_slot(slot)?;
+        let mut is_used = false;
+        let written = file.edit_and_free(slot, |record| {
             let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else {
                 return Ok(Released::NotMine(None));
             };
@@ -120,16 +123,20 @@ impl Store for FileStore {
             record.note(&holder, ending);
             if uses_value {
                 record.note_use(&holder);
+                is_used = holder.value.is_some();
             }
             let Some(lease) = lease_after(&holder, stays)? else { return Ok(Released::Free) };
             record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
             Ok(Released::Stays)
         });
-        if written.is_err() {
-            // Whatever became of the record, the lock must go; a process that inherited the descriptor holds nothing then.
-            file.free_slot(slot).context("cannot unlock the lock file")?;
+        let released = written.context("cannot write down the run in the lock file")?;
+        if is_used {
+            // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
+            // fence, and that goes on with the time.
+            file.sync()?;
+            self.directory()?.sync()?;
         }
-        written.context("cannot write down the run in the lock file")
+        Ok(released)
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
@@ -162,7 +169,10 @@ impl Store for FileStore {
         let mut found = Vec::new();
         for name in names {
             let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
-            let record = file.look()?;
+            let looked = file.look();
+            // All the others are still worth to be told. Whoever asks for this one is told of nothing else.
+            let looked = if key.is_none() { self.unless_unreadable(looked)? } else { Some(looked?) };
+            let Some(record) = looked else { continue };
             let Some(key) = key_in(&record, &name) else { continue };
             found.push(status(key, &record, &file, &waiters)?);
         }
@@ -207,7 +217,7 @@ impl Store for FileStore {
             if !file.enter_now()? || !file.has_a_name()? {
                 continue;
             }
-            let key = file.edit(|record| {
+            let edited = file.edit(|record| {
                 drop_ended(record, &file)?;
                 let used_at = record.last.as_ref().map_or(record.fence, |last| last.ended_unix_ms);
                 let unused = Duration::from_millis(record::unix_ms().saturating_sub(used_at)) >= unused_for;
@@ -218,11 +228,15 @@ impl Store for FileStore {
                     directory.remove(&name)?;
                 }
                 Ok(key)
-            })?;
-            forgotten.extend(key);
+            });
+            forgotten.extend(self.unless_unreadable(edited)?.flatten());
         }
         forgotten.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         Ok(forgotten)
+    }
+
+    fn left_out(&mut self) -> Vec<StoreError> {
+        std::mem::take(&mut self.left_out)
     }
 
     fn examine(&mut self) -> Vec<Finding> {
@@ -231,6 +245,23 @@ impl Store for FileStore {
 }
 
 impl FileStore {
+    /// What came of a file among others; nothing, if its record cannot be read, which is told later. What may never have been
+    /// a lock's file is nobody's business.
+    fn unless_unreadable<T>(&mut self, result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+        match result {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => {
+                let is_foreign = error.downcast_ref::<Unreadable>().map(Unreadable::is_foreign);
+                match is_foreign {
+                    Some(true) => {}
+                    Some(false) => self.left_out.push(error),
+                    None => return Err(error),
+                }
+                Ok(None)
+            }
+        }
+    }
+
     fn release_by_hand(&self, key: &Key, token: &Token) -> Result<Released, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };
         file.edit(|record| {

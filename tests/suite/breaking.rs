@@ -6,10 +6,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::hand::{break_lock, edit_record, is_held, release, renew, status, token, until_waiting};
+use crate::support::hand::{break_lock, is_held, release, renew, status, token, until_waiting};
 use crate::support::processes::{is_alive, send};
 use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Store, eventually, witness};
+use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file, witness};
 
 fn fence(store: &Store, key: &str) -> u64 {
     status(store, key)["fence"].as_u64().expect("a number")
@@ -158,7 +158,9 @@ fn a_living_holder_of_a_file_is_refused() {
     eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
     refused(&[], command);
     // Somebody else may have its number by now, and is not to be killed.
-    edit_record(&store, "living", |record| record["holders"][0]["who"]["pid"] = std::process::id().into());
+    lock_file::edit(&lock_file::path(&store, "living"), |record| {
+        record["holders"][0]["who"]["pid"] = std::process::id().into();
+    });
     refused(&[], command);
     assert!(is_held(&store, "living"));
     send(command, Signal::SIGTERM);

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::hand::{acquire, edit_record, expires_in, is_held, release, renew, status, token, until_waiting};
+use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file};
 
 const STRANGER: &str = "00000000-0000-4000-8000-000000000000";
 
@@ -212,7 +212,9 @@ fn a_reboot_voids_a_lease_in_files() {
     for ttl in ["none", "10m"] {
         let ours = token(&store, "boot", &["--ttl", ttl]);
         assert!(!is_free(&store, "boot"));
-        edit_record(&store, "boot", |record| record["holders"][0]["lease"]["boot"] = "another".into());
+        lock_file::edit(&lock_file::path(&store, "boot"), |record| {
+            record["holders"][0]["lease"]["boot"] = "another".into();
+        });
         assert!(!is_held(&store, "boot"), "{ttl}");
         renew(&store, "boot", &ours, &[]).exited(79).said("nobody holds it");
         assert!(is_free(&store, "boot"), "{ttl}");

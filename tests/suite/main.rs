@@ -36,6 +36,7 @@ mod queue;
 mod queue_faults;
 mod racing;
 mod ready;
+mod record;
 mod redis_urls;
 mod reserve;
 mod round_trips;

@@ -5,11 +5,11 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::hand::{acquire, all, edit_record, release, status, token, until_waiting};
+use crate::support::hand::{acquire, all, release, status, token, until_waiting};
 use crate::support::monitor::Monitor;
 use crate::support::pty::Terminal;
 use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually, lock_file};
 
 /// `lockrun status` as people read it: a table, or with a key all of it.
 fn read(store: &Store, options: &[&str]) -> Output {
@@ -143,7 +143,7 @@ fn plant(store: &Store, key: &str) {
     Lockrun::new(store).key(key).command(["true"]).run().exited(0);
     token(store, key, &["--ttl", "none", "--token", "planted"]);
     let Some(redis) = store.as_redis() else {
-        return edit_record(store, key, |record| {
+        return lock_file::edit(&lock_file::path(store, key), |record| {
             record["holders"][0]["who"] = who.clone();
             record["last"]["who"] = who;
         });

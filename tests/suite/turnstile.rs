@@ -261,26 +261,3 @@ time.sleep(600)";
     drop(sleeper);
     assert!(is_held(&store, "used"));
 }
-
-// "A file that cannot be understood is an empty record": torn or overwritten, it is no lock for ever, and no fault.
-#[test]
-fn a_torn_record_is_no_obstacle() {
-    let store = Store::file();
-    let path = store.locks().join("torn");
-    token(&store, "torn", &["--ttl", "none"]);
-    let whole = fs::read(&path).expect("the lock has a file");
-    let before = status(&store, "torn")["fence"].as_u64();
-    for length in [0, 1, whole.len() / 2, whole.len() - 2] {
-        fs::write(&path, &whole[..length]).expect("it is written");
-        assert!(!is_held(&store, "torn"), "{length}");
-        let output = Lockrun::new(&store).key("torn").sh("echo $LOCKRUN_FENCE").run().exited(0).silent();
-        assert!(output.stdout().trim().parse().ok() > before, "{output}");
-    }
-    // A command that runs keeps its lock all the same: that is the kernel's.
-    let holder = Holder::new(&store, "torn");
-    fs::write(&path, "{\"key\":\n").expect("it is written");
-    let output = Lockrun::new(&store).key("torn").command(["echo", "ran"]).run().exited(75);
-    output.printed("").said("a run that has left no name");
-    holder.end();
-    Lockrun::new(&store).key("torn").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
-}

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
 use crate::key::Key;
@@ -118,7 +118,7 @@ impl Directory {
         &self.path
     }
 
-    /// The names of all plain files in it.
+    /// The names of all plain files in it that may be a lock's. No lock's file has a name that begins with a dot.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", self.path.display());
         // By the open descriptor, which is the directory that was checked.
@@ -128,10 +128,21 @@ impl Directory {
             let entry = entry.with_context(fails)?;
             // What else lies there is none of ours. Nor is what has gone meanwhile.
             if entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                names.extend(entry.file_name().into_string());
+                names.extend(entry.file_name().into_string().ok().filter(|name| !name.starts_with('.')));
             }
         }
         Ok(names)
+    }
+
+    /// Brings the names in it to the disk, where they outlast a power failure.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let synced = openat(&self.fd, ".", flags, Mode::empty()).and_then(fsync);
+        match synced {
+            // Some file systems have nothing to do there.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", self.path.display())),
+        }
     }
 
     /// Removes the file of this name.

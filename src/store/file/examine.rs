@@ -1,6 +1,7 @@
 //! What would make locks in a directory unsafe or slow.
 
 mod place;
+mod records;
 mod trial;
 mod way;
 
@@ -13,7 +14,7 @@ use super::directory::Directory;
 use crate::finding::Finding;
 
 /// Looks at the lock directory that is `named`, or at the default one: makes it if it is missing, as a run would, and tries a
-/// lock in it.
+/// lock in it, and reads those that are there.
 pub(super) fn examine(named: Option<&Path>) -> Vec<Finding> {
     let directory = match Directory::open(named) {
         Ok(directory) => directory,
@@ -23,6 +24,7 @@ pub(super) fn examine(named: Option<&Path>) -> Vec<Finding> {
     findings.extend(way::examine(directory.path()));
     findings.extend(place::examine(directory.as_fd(), directory.path()));
     findings.extend(trial::examine(directory.as_fd(), directory.path()));
+    findings.extend(records::examine(&directory));
     findings
 }
 

@@ -12,7 +12,8 @@
 //! of lockrun hands them to COMMAND. An explicit unlock ends them for all.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
@@ -21,8 +22,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FlockArg, OFlag, fcntl, openat};
 use nix::sys::stat::{Mode, fchmod, fstat};
 
+use super::copies::{Copies, Damage};
 use super::directory::{self, Directory};
 use super::record::Record;
+use super::unreadable::Unreadable;
 use crate::clock::Moment;
 use crate::key::Key;
 use crate::store::{Held, StoreError};
@@ -39,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The file of one lock, open.
 #[derive(Debug)]
 pub(super) struct LockFile {
-    file: OwnedFd,
+    file: File,
     path: String,
     /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
     kind: c_int,
@@ -54,7 +57,7 @@ impl LockFile {
         let opened = openat(directory.as_fd(), name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
         let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
         let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
-        Ok(LockFile { file, path, kind: libc::F_WRLCK })
+        Ok(LockFile { file: file.into(), path, kind: libc::F_WRLCK })
     }
 
     /// Opens the lock file of this `name`, if there is one, to change it. COMMAND does not inherit it.
@@ -71,7 +74,7 @@ impl LockFile {
         let path = directory.path().join(name).display().to_string();
         let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
         match openat(directory.as_fd(), name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(LockFile { file, path, kind })),
+            Ok(file) => Ok(Some(LockFile { file: file.into(), path, kind })),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(anyhow!("cannot open the lock file {path}: {}", errno.desc())),
         }
@@ -154,9 +157,30 @@ impl LockFile {
         Ok(result)
     }
 
+    /// The same, and lets go of the slot, whatever becomes of the record. That is written first: if we are killed in between,
+    /// the lock stays if that was wanted, and the run is known to be over. Those who are woken by the change read the
+    /// record when we have left it.
+    pub(super) fn edit_and_free<T>(
+        &self,
+        slot: u32,
+        change: impl FnOnce(&mut Record) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let result = self.lock_record().and_then(|()| self.edit_locked(change));
+        // For every process that has inherited the descriptor, too.
+        let freed = self.free_slot(slot).and(self.free(EDIT));
+        let result = result?;
+        freed.with_context(|| format!("cannot unlock {}", self.path))?;
+        Ok(result)
+    }
+
     /// Reads the record.
     pub(super) fn look(&self) -> Result<Record, StoreError> {
         self.edit(|record| Ok(record.clone()))
+    }
+
+    /// Brings the record to the disk, where it outlasts a power failure.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        self.file.sync_data().with_context(|| format!("cannot bring {} to the disk", self.path))
     }
 
     /// Who holds the lock, as far as the record knows.
@@ -165,11 +189,18 @@ impl LockFile {
     }
 
     fn edit_locked<T>(&self, change: impl FnOnce(&mut Record) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let before = Record::read(&self.file).with_context(|| format!("cannot read {}", self.path))?;
+        let copies = Copies::read(&self.file).with_context(|| format!("cannot read {}", self.path))?;
+        let unreadable = |damage| Unreadable { path: self.path.clone(), damage };
+        let (place, text) = copies.newest().map_err(unreadable)?;
+        let before = match text {
+            [] => Record::default(),
+            text => serde_json::from_slice(text).map_err(|_| unreadable(Damage::Strange))?,
+        };
         let mut record = before.clone();
         let result = change(&mut record)?;
         if record != before {
-            record.write(&self.file, &before).with_context(|| format!("cannot write {}", self.path))?;
+            let text = serde_json::to_vec(&record)?;
+            place.write(&self.file, &text).with_context(|| format!("cannot write {}", self.path))?;
         }
         Ok(result)
     }

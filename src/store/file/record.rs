@@ -1,11 +1,9 @@
-//! What stands in a lock file: the fence, who holds the lock, and how the last run went. One line of JSON.
+//! What stands in a lock file: the fence, who holds the lock, and how the last run went. One line of JSON; [`super::copies`] says
+//! how it is stored.
 //!
 //! It is read and written under the file's edit lock, see [`super::lock_file`].
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -111,38 +109,6 @@ pub(super) struct LastRecord {
 }
 
 impl Record {
-    /// Reads a lock file. One that is empty, or that cannot be understood, is an empty record.
-    pub(super) fn read(file: &impl AsFd) -> io::Result<Self> {
-        let file = File::from(file.as_fd().try_clone_to_owned()?);
-        let mut text = vec![0; 1024];
-        let mut length = 0;
-        loop {
-            let read = file.read_at(&mut text[length..], length as u64)?;
-            length += read;
-            // A shorter record leaves the rest of a longer one behind its own end of line.
-            if let Some(end) = text[..length].iter().position(|byte| *byte == b'\n') {
-                return Ok(serde_json::from_slice(&text[..end]).unwrap_or_default());
-            }
-            if read == 0 {
-                return Ok(Record::default());
-            }
-            text.resize(length * 2 + 1024, 0);
-        }
-    }
-
-    /// Writes the record in one piece. A full disk leaves `before`, which was there, as it was.
-    pub(super) fn write(&self, file: &OwnedFd, before: &Record) -> io::Result<()> {
-        let line = |record: &Record| -> io::Result<Vec<u8>> {
-            let mut line = serde_json::to_vec(record)?;
-            line.push(b'\n');
-            Ok(line)
-        };
-        let file = File::from(file.try_clone()?);
-        file.write_all_at(&line(self)?, 0).inspect_err(|_| {
-            let _ = line(before).and_then(|line| file.write_all_at(&line, 0));
-        })
-    }
-
     /// The lock goes to `claim`, in `slot`, with a new fence: greater than the last one, and, so that it also is when the file
     /// was lost, not below the time. Gives the fence.
     pub(super) fn add(&mut self, claim: &Claim, slot: u32, lease: Option<LeaseRecord>) -> u64 {

@@ -1,8 +1,5 @@
 //! Locks that are held by hand, and what `lockrun status` tells.
 
-use std::fs;
-use std::path::PathBuf;
-
 use serde_json::Value;
 
 use super::deadline::{LONG, eventually};
@@ -78,24 +75,4 @@ pub(crate) fn until_waiting(store: &Store, key: &str, count: usize) {
     eventually(LONG, &format!("{count} wait for {key}"), || {
         status(store, key)["waiters"].as_array().expect("an array").len() == count
     });
-}
-
-/// The file of a lock with a plain name.
-fn file(store: &Store, key: &str) -> PathBuf {
-    store.locks().join(key)
-}
-
-/// The record in a lock's file.
-#[track_caller]
-pub(crate) fn record(store: &Store, key: &str) -> Value {
-    let text = fs::read_to_string(file(store, key)).expect("the lock has a file");
-    serde_json::from_str(text.lines().next().expect("a line")).expect("a record in JSON")
-}
-
-/// Changes the record in a lock's file, in place.
-#[track_caller]
-pub(crate) fn edit_record(store: &Store, key: &str, change: impl FnOnce(&mut Value)) {
-    let mut record = record(store, key);
-    change(&mut record);
-    fs::write(file(store, key), format!("{record}\n")).expect("the record is written");
 }

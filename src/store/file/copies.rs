@@ -1,0 +1,300 @@
+//! How a record is stored: as two copies that are written in turn. Whoever is killed while it writes one, or finds the disk
+//! full, leaves the other whole.
+//!
+//! ```text
+//! lockrun CHECKSUM SERIAL SIZE LENGTH      in hexadecimal
+//! {"key":...}                              the record, of LENGTH bytes
+//! ```
+//!
+//! The whole copy with the highest serial counts. The first lies at the beginning of the file, each later one there or at a power
+//! of two, but never over the one before it: so no two share a sector, which is what a disk writes in one piece when the power
+//! fails. The file has had SIZE bytes since the copy was written: one that is shorter was cut off, and with it what may have been
+//! a newer copy.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// What every copy begins with.
+const MARK: &[u8] = b"lockrun ";
+
+/// The rest of a copy's first line: four numbers, each with what follows it.
+const HEADER: usize = 4 * 17;
+
+/// The first place of a copy that is not the beginning of the file. Two copies of an ordinary record share a page of memory.
+const FIRST_PLACE: usize = 1024;
+
+/// What is read at first, more than an ordinary file has.
+const PAGE: usize = 4096;
+
+/// The contents of a lock file.
+pub(super) struct Copies(Vec<u8>);
+
+/// Where the copy lies that counts, in a file of so many bytes. All is 0 where there is none yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    at: usize,
+    end: usize,
+    serial: u64,
+    size: usize,
+}
+
+/// Why no copy counts, although something stands in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// It is not lockrun's.
+    Foreign,
+    /// It is shorter than it was.
+    Cut,
+    /// No copy is whole.
+    Torn,
+    /// A copy is whole, but is no record.
+    Strange,
+}
+
+/// A copy by its first line.
+struct Copy<'f> {
+    place: Place,
+    checksum: u64,
+    /// What the checksum is of: the rest of the first line, and the record.
+    summed: &'f [u8],
+}
+
+impl Copies {
+    /// Reads a file; of one that is not lockrun's no more than shows that.
+    pub(super) fn read(file: &File) -> io::Result<Self> {
+        let mut contents = vec![0; PAGE];
+        let mut length = 0;
+        loop {
+            match file.read_at(&mut contents[length..], length as u64)? {
+                0 => break,
+                read => length += read,
+            }
+            if is_foreign(&contents[..length]) {
+                break;
+            }
+            if length == contents.len() {
+                contents.resize(length * 2, 0);
+            }
+        }
+        contents.truncate(length);
+        Ok(Copies(contents))
+    }
+
+    /// The record that counts and where it lies; nothing, if none was ever finished.
+    pub(super) fn newest(&self) -> Result<(Place, &[u8]), Damage> {
+        let file = self.0.as_slice();
+        if is_foreign(file) {
+            return Err(Damage::Foreign);
+        }
+        let later = std::iter::successors(Some(FIRST_PLACE), |at| at.checked_mul(2)).take_while(|at| *at < file.len());
+        let mut copies: Vec<Copy> = std::iter::once(0).chain(later).filter_map(|at| Copy::at(at, file)).collect();
+        copies.sort_unstable_by_key(|copy| std::cmp::Reverse(copy.place.serial));
+        match copies.iter().find(|copy| copy.is_whole()) {
+            Some(copy) if copy.place.size > file.len() => Err(Damage::Cut),
+            Some(copy) => Ok((Place { size: file.len(), ..copy.place }, copy.record())),
+            // The file was made, or made longer, and then the power failed, or whoever did it was killed.
+            None if file.iter().all(|byte| *byte == 0) => Ok((Place { size: file.len(), ..Place::default() }, &[])),
+            None => Err(Damage::Torn),
+        }
+    }
+}
+
+/// Whether the contents are none of lockrun's, whose files begin with a copy, or with zeros before there is one.
+fn is_foreign(file: &[u8]) -> bool {
+    let is_marked = file.starts_with(MARK) || MARK.starts_with(file);
+    !is_marked && file[0] != 0
+}
+
+impl<'f> Copy<'f> {
+    /// The copy at this place, if there is one.
+    fn at(at: usize, file: &'f [u8]) -> Option<Self> {
+        let (header, _) = file[at..].strip_prefix(MARK)?.split_at_checked(HEADER)?;
+        let mut numbers = str::from_utf8(header).ok()?.split_ascii_whitespace();
+        let mut number = || u64::from_str_radix(numbers.next()?, 16).ok();
+        let (checksum, serial, size, length) = (number()?, number()?, number()?, number()?);
+        let start = at + MARK.len();
+        let end = (start + HEADER).checked_add(usize::try_from(length).ok()?)?;
+        let summed = file.get(start + HEADER / 4..end)?;
+        let place = Place { at, end, serial, size: usize::try_from(size).ok()? };
+        Some(Copy { place, checksum, summed })
+    }
+
+    fn is_whole(&self) -> bool {
+        checksum(self.summed) == self.checksum
+    }
+
+    fn record(&self) -> &'f [u8] {
+        &self.summed[HEADER / 4 * 3..]
+    }
+}
+
+impl Place {
+    /// Writes `record` as the next copy. If that fails, all is as before.
+    pub(super) fn write(self, file: &File, record: &[u8]) -> io::Result<()> {
+        let (next, copy) = self.next(record);
+        let has_grown = next.size > self.size;
+        if has_grown {
+            file.set_len(next.size as u64)?;
+        }
+        file.write_all_at(&copy, next.at as u64).inspect_err(|_| {
+            if self.end == 0 {
+                // There is no other that would count: half of one must not stay.
+                let _ = file.set_len(0);
+            }
+        })?;
+        if has_grown && next.at > 0 {
+            // Those before knew of a shorter file: should it be cut off there, they would seem to be the last. The record is
+            // written, whatever becomes of this.
+            let _ = next.write(file, record);
+        }
+        Ok(())
+    }
+
+    /// Where the next copy goes, and what it is.
+    fn next(self, record: &[u8]) -> (Place, Vec<u8>) {
+        let length = MARK.len() + HEADER + record.len() + 1;
+        let fits_in_front = length <= self.at || self.end == 0;
+        let at = if fits_in_front { 0 } else { self.end.next_power_of_two().max(FIRST_PLACE) };
+        let size = (at + length).next_power_of_two().max(2 * FIRST_PLACE).max(self.size);
+        let serial = self.serial + 1;
+        let mut summed = format!("{serial:016x} {size:016x} {:016x}\n", record.len()).into_bytes();
+        summed.extend_from_slice(record);
+        let mut copy = MARK.to_vec();
+        copy.extend_from_slice(format!("{:016x} ", checksum(&summed)).as_bytes());
+        copy.append(&mut summed);
+        copy.push(b'\n');
+        (Place { at, end: at + length, serial, size }, copy)
+    }
+}
+
+/// FNV-1a with 64 bits: it is to find what was cut short, not to withstand anybody.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records of all lengths, so that the file grows and copies go from one place to another.
+    fn records() -> Vec<Vec<u8>> {
+        let lengths = [40, 700, 300, 946, 947, 948, 2500, 60, 1400, 1500, 5000, 5100, 80, 9000, 30, 12_000, 12_000];
+        lengths.iter().zip(b'a'..).map(|(length, letter)| vec![letter; *length]).collect()
+    }
+
+    fn newest(file: &[u8]) -> Result<(Place, Vec<u8>), Damage> {
+        let copies = Copies(file.to_vec());
+        copies.newest().map(|(place, record)| (place, record.to_vec()))
+    }
+
+    /// What stands in the file that counts.
+    fn read(file: &[u8]) -> Result<Vec<u8>, Damage> {
+        newest(file).map(|(_, record)| record)
+    }
+
+    /// The file with the first `written` bytes of the next copy.
+    fn torn(file: &[u8], next: Place, copy: &[u8], written: usize) -> Vec<u8> {
+        let mut file = file.to_vec();
+        file.resize(next.size, 0);
+        file[next.at..next.at + written].copy_from_slice(&copy[..written]);
+        file
+    }
+
+    /// A file before a copy is written, where that goes, the copy, and the record in it.
+    type Step = (Vec<u8>, Place, Vec<u8>, Vec<u8>);
+
+    /// One record after the other is written to a file.
+    fn story() -> Vec<Step> {
+        let mut file = Vec::new();
+        let mut states = Vec::new();
+        for record in records() {
+            let mut repeats = true;
+            while repeats {
+                let (place, _) = newest(&file).expect("it is whole");
+                let (next, copy) = place.next(&record);
+                states.push((file.clone(), next, copy.clone(), record.clone()));
+                repeats = next.size > file.len() && next.at > 0;
+                file = torn(&file, next, &copy, copy.len());
+            }
+        }
+        states
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let file = tempfile::tempfile().expect("a temporary file");
+        assert_eq!(Copies::read(&file).expect("reads").newest(), Ok((Place::default(), &[][..])));
+        for record in records() {
+            let (place, _) = Copies::read(&file).expect("reads").newest().expect("it is whole");
+            place.write(&file, &record).expect("writes");
+            let copies = Copies::read(&file).expect("reads");
+            assert_eq!(copies.newest().expect("it is whole").1, record);
+        }
+        let size = file.metadata().expect("it is there").len();
+        assert_eq!(size, 32_768, "it grows no more than it must");
+    }
+
+    #[test]
+    fn a_write_that_is_cut_short_anywhere_changes_nothing() {
+        for (before, next, copy, record) in story() {
+            let old = read(&before).expect("it is whole");
+            for written in 0..copy.len() - 1 {
+                let seen = read(&torn(&before, next, &copy, written));
+                // The first of all has none before it, but fits into a page, which the kernel fills in one piece.
+                let is_first = before.is_empty() && written > 0;
+                assert!(if is_first { seen.is_err() } else { seen == Ok(old.clone()) }, "{next:?} {written}");
+            }
+            assert_eq!(
+                read(&torn(&before, next, &copy, copy.len() - 1)),
+                Ok(record),
+                "only its end of line is missing"
+            );
+        }
+    }
+
+    #[test]
+    fn sectors_that_were_never_written_change_nothing() {
+        const SECTOR: usize = 512;
+        for (before, next, copy, record) in story() {
+            let old = read(&before).expect("it is whole");
+            let after = torn(&before, next, &copy, copy.len());
+            let mut padded = before.clone();
+            padded.resize(after.len(), 0);
+            for at in (0..after.len()).step_by(SECTOR) {
+                let mut mixed = after.clone();
+                mixed[at..at + SECTOR].copy_from_slice(&padded[at..at + SECTOR]);
+                let seen = read(&mixed);
+                assert!(seen == Ok(old.clone()) || seen == Ok(record.clone()) || before.is_empty(), "{next:?} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_never_an_older_one() {
+        for (before, next, copy, _) in story() {
+            // In the moment between a growth and the second copy of the same record an older one still knows of a shorter file.
+            if next.size > before.len() && next.at > 0 {
+                continue;
+            }
+            let after = torn(&before, next, &copy, copy.len());
+            for length in 1..after.len() {
+                let seen = read(&after[..length]);
+                assert!(matches!(seen, Err(Damage::Cut | Damage::Torn)), "{next:?} {length}: {seen:?}");
+            }
+            assert_eq!(read(&after[..0]), Ok(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_ours_is_told() {
+        for text in [&b"hello\n"[..], b"{}", b"{\"key\":\"a\"}\n", b"\xff", b"lockfile ", &vec![b'x'; 100_000]] {
+            assert_eq!(read(text), Err(Damage::Foreign));
+        }
+        assert_eq!(read(b"\0\0x"), Err(Damage::Torn));
+        assert_eq!(read(&[0; 2048]), Ok(Vec::new()));
+        assert_eq!(read(b"lockrun hello\n"), Err(Damage::Torn));
+        let vast = b"lockrun 0000000000000000 0000000000000000 0000000000000000 ffffffffffffffff\n";
+        assert_eq!(read(vast), Err(Damage::Torn));
+    }
+}

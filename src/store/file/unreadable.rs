@@ -1,0 +1,58 @@
+//! A lock file whose record cannot be read. Whoever holds the lock by it would be forgotten if that counted as an empty one.
+
+use std::fmt;
+
+use super::copies::Damage;
+
+/// An error that says which file it is, what that means, and what to do.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    /// The path of the file.
+    pub(super) path: String,
+    /// What is wrong with it.
+    pub(super) damage: Damage,
+}
+
+impl Unreadable {
+    /// Whether it may never have been a lock's file.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.damage == Damage::Foreign
+    }
+
+    /// What was found.
+    pub(super) fn text(&self) -> String {
+        let Unreadable { path, damage } = self;
+        let what = match damage {
+            Damage::Foreign => return format!("{path} does not hold the record of a lock, but something else"),
+            Damage::Cut => "the file was cut off",
+            Damage::Torn => "no copy of it is whole",
+            Damage::Strange => "it cannot be understood",
+        };
+        format!("the record in {path} is broken ({what})")
+    }
+
+    /// What it means, and what to do about it. To empty the file is better than to remove it: it stays the one on which those
+    /// who run have their locks.
+    pub(super) fn advice(&self) -> String {
+        let path = &self.path;
+        if self.is_foreign() {
+            return format!(
+                "nobody gets a lock of that name; move the file away, or, if it was a lock's, make sure that nothing works \
+                 under that lock any more, then empty it: truncate -s 0 {path}"
+            );
+        }
+        format!(
+            "it cannot tell who holds the lock, so nobody gets it; make sure that nothing works under it any more, then empty \
+             the file: truncate -s 0 {path} (its sequence, if it has one, begins anew: go on after the last value with --from)"
+        )
+    }
+}
+
+/// All of it, in one line.
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.text(), self.advice())
+    }
+}
+
+impl std::error::Error for Unreadable {}

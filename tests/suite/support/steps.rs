@@ -1,0 +1,44 @@
+//! A run that is led from one system call to the next, to be looked at or killed at any of them.
+
+use std::fs;
+
+use nix::libc;
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::lockrun::{Open, Running};
+
+/// Lets the command of `run` end, and halts lockrun before and after each system call that it makes from then on. `kill` sees the
+/// number of each stop, from 0, and the call's number, and says whether to kill lockrun there. Gives the run, and whether
+/// it was killed.
+#[track_caller]
+pub(crate) fn end_in_steps(run: Open, mut kill: impl FnMut(usize, libc::c_long) -> bool) -> (Running, bool) {
+    let pid = Pid::from_raw(run.run.pid());
+    ptrace::seize(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD).expect("our own child can be traced");
+    ptrace::interrupt(pid).expect("it is stopped");
+    assert!(matches!(waitpid(pid, None), Ok(WaitStatus::PtraceEvent(..))), "it has stopped");
+    let run = run.close();
+    for stop in 0.. {
+        ptrace::syscall(pid, None).expect("it goes on");
+        let stopped = waitpid(pid, None).expect("our own child");
+        assert!(matches!(stopped, WaitStatus::PtraceSyscall(_)), "{stopped:?}");
+        let call = call(pid);
+        if kill(stop, call) {
+            run.signal(Signal::SIGKILL);
+            return (run, true);
+        }
+        if call == libc::SYS_exit_group {
+            break;
+        }
+    }
+    ptrace::detach(pid, None).expect("it ends");
+    (run, false)
+}
+
+/// The number of the system call at which a process is.
+fn call(pid: Pid) -> libc::c_long {
+    let line = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it is stopped");
+    line.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
+}
