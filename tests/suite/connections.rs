@@ -164,6 +164,7 @@ fn a_connection_that_is_closed_at_each_wait() {
     proxy.set(Mode::CloseAt("\r\nBLPOP\r\n"));
     let next = waiter(&proxy, "closed", "echo ran");
     let (before, started) = (server(&store).scripts_run(), Instant::now());
+    // On purpose: how often it asks in this time is what is measured.
     std::thread::sleep(Duration::from_secs(2));
     let asked = server(&store).scripts_run() - before;
     let most = 10 + started.elapsed().as_secs() * 4;

@@ -85,10 +85,12 @@ impl Lockrun {
         self
     }
 
-    /// A shell script that executes this call as `"$@"`. To start by `alone` or `spawn_alone`, under no lock.
+    /// A shell script that executes this call as `"$@"`, in the call's surroundings. To start by `alone` or `spawn_alone`, under
+    /// no lock.
     pub(crate) fn in_shell(&self, script: &str) -> Self {
         let words = ["sh", "-c", script, "sh"].map(OsString::from);
-        Self::bare().command(words.into_iter().chain(self.words()))
+        let shell = Self { args: Vec::new(), ..self.clone() };
+        shell.command(words.into_iter().chain(self.words()))
     }
 
     /// The command is a shell script.

@@ -7,6 +7,7 @@ pub(crate) mod hand;
 pub(crate) mod holder;
 pub(crate) mod lockrun;
 pub(crate) mod monitor;
+pub(crate) mod namespace;
 pub(crate) mod output;
 pub(crate) mod postgres;
 pub(crate) mod processes;
