@@ -11,7 +11,7 @@ use crate::support::fake::{Fake, Manner};
 use crate::support::namespace::with_mounts;
 use crate::support::processes::need_root;
 use crate::support::redis::free_port;
-use crate::support::{LONG, Lockrun, Output, Redis, eventually};
+use crate::support::{LONG, Lockrun, Output, Redis, eventually, memory};
 
 fn call(url: &str) -> Lockrun {
     Lockrun::bare().args(["doctor", "--store", url])
@@ -261,9 +261,7 @@ fn something_else_answers() {
 
 /// A directory that nobody else can write to, on a file system of this machine even where /tmp is a container's.
 fn own_directory() -> TempDir {
-    let memory = Path::new("/dev/shm");
-    let directory = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
-    directory.expect("a temporary directory")
+    memory::directory()
 }
 
 fn at(directory: &Path) -> Output {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::send;
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually, witness};
+use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually, memory, witness};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -60,7 +60,7 @@ impl Scene {
     fn new() -> Self {
         let redis = Redis::durable();
         let proxy = Proxy::to(redis.port());
-        let records = TempDir::new().expect("a temporary directory");
+        let records = memory::directory();
         let start = |number: usize| {
             let key = format!("fault-{number}");
             let record = records.path().join(&key);

@@ -214,16 +214,16 @@ fn a_slow_store_is_asked_no_faster_than_it_answers() {
 fn a_tight_lease_is_refused_or_kept() {
     let store = Store::redis();
     let redis = store.as_redis().expect("a server");
-    for kill_after in ["9s", "9.2s", "9.3s", "9.4s"] {
-        let call = Lockrun::new(&store).key("tight").args(["--ttl", "10s", "--kill-after", kill_after]);
-        let call = call.args(["--renew-every", "0.3s", "--store-timeout", "0.2s"]);
+    for kill_after in ["27s", "27.6s", "27.9s", "28.2s"] {
+        let call = Lockrun::new(&store).key("tight").args(["--ttl", "30s", "--kill-after", kill_after]);
+        let call = call.args(["--renew-every", "0.9s", "--store-timeout", "0.6s"]);
         let before = redis.scripts_run();
         // For as long as it takes, it is renewed, or is not.
-        let mut run = call.sh("sleep 1; exit 7").spawn();
+        let mut run = call.sh("sleep 2; exit 7").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let output = run.wait();
-        // The third is the busy machine, on which so short a lease cannot be kept.
-        assert!(matches!(output.status, Some(7 | 64 | 79)), "{output}");
+        // The others are the busy machine, on which so short a lease cannot be kept, or not even be had.
+        assert!(matches!(output.status, Some(7 | 64 | 69 | 79)), "{output}");
         let asked = redis.scripts_run() - before;
         // A renewal every 20 ms is the most that a failing store would see.
         let most = output.took.as_millis() / 20 + 3;

@@ -223,7 +223,7 @@ fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
         let mut holder = Holder::new(&store, "orphan");
         let waiter = wait_for(&store, "orphan", "next", 1);
         let run = holder.run();
-        let command = run.processes().into_iter().find(|pid| *pid != run.pid()).expect("it has a command");
+        let command = run.command();
         run.signal(Signal::SIGKILL);
         eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
         assert!(is_held(&store, "orphan") && is_alive(command));

@@ -6,6 +6,7 @@ pub(crate) mod fake;
 pub(crate) mod hand;
 pub(crate) mod holder;
 pub(crate) mod lockrun;
+pub(crate) mod memory;
 pub(crate) mod monitor;
 pub(crate) mod namespace;
 pub(crate) mod output;
