@@ -153,7 +153,7 @@ fn a_living_holder_of_a_file_is_refused() {
     }
     // Lockrun is killed, and only its command lives on; the lock is its own now.
     let run = holder.run();
-    let command = run.processes().into_iter().find(|pid| *pid != run.pid()).expect("it has a command");
+    let command = run.command();
     run.signal(Signal::SIGKILL);
     eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
     refused(&[], command);

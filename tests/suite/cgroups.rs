@@ -7,7 +7,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::processes::{find_program, is_alive};
+use crate::support::processes::{find_program, is_alive, need_root};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Store, eventually};
 
@@ -15,27 +15,28 @@ use crate::support::{LONG, Lockrun, Store, eventually};
 struct Delegated(PathBuf);
 
 impl Delegated {
-    /// `None` where there can be none: it takes version 2 of control groups, and root.
-    fn make(name: &str) -> Option<Self> {
-        let made = Self::below_ours(name);
-        if made.is_none() {
-            println!("no control group can be delegated here: nothing to test");
-        }
+    /// Fails the test where there can be none: it takes version 2 of control groups, and root.
+    #[track_caller]
+    fn make(name: &str) -> Self {
+        need_root("delegate a control group");
+        let path = Self::ours().expect("this test needs version 2 of control groups, which is not mounted here");
+        let made = Self(path.join(format!("suite-{}-{name}", std::process::id())));
+        fs::create_dir(&made.0).unwrap_or_else(|error| panic!("this test needs {}: {error}", made.0.display()));
+        let mark = "import os, sys; os.setxattr(sys.argv[1], 'trusted.delegate', b'1')";
+        let marked = Command::new(find_program("python3")).args(["-c", mark]).arg(&made.0).output();
+        let marked = marked.expect("python3 starts");
+        assert!(marked.status.success(), "this test needs to mark {}: {marked:?}", made.0.display());
+        assert!(made.0.join("cgroup.kill").exists(), "this test needs cgroup.kill, which Linux has since 5.14");
         made
     }
 
-    fn below_ours(name: &str) -> Option<Self> {
+    /// The directory of our own control group.
+    fn ours() -> Option<PathBuf> {
         let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
         let ours = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ") && line.split(' ').nth(3) == Some("/"))?;
-        let mount = Path::new(mount.split(' ').nth(4)?);
-        let path = mount.join(ours).join(format!("suite-{}-{name}", std::process::id()));
-        fs::create_dir(&path).ok()?;
-        let made = Self(path);
-        let mark = "import os, sys; os.setxattr(sys.argv[1], 'trusted.delegate', b'1')";
-        let marked = Command::new(find_program("python3")).args(["-c", mark]).arg(&made.0).output().ok()?;
-        (marked.status.success() && made.0.join("cgroup.kill").exists()).then_some(made)
+        Some(Path::new(mount.split(' ').nth(4)?).join(ours))
     }
 
     /// The words of a shell that executes its arguments in this group.
@@ -92,7 +93,7 @@ time.sleep(600)
 // same for long, and nothing is left of the control group that they were in.
 #[test]
 fn what_forks_fast_is_dead_too() {
-    let Some(group) = Delegated::make("forks") else { return };
+    let group = Delegated::make("forks");
     let store = Store::redis();
     let python = find_program("python3");
     let words = [python.to_str().expect("a plain path"), "-c", FORKS];
@@ -113,7 +114,7 @@ fn what_forks_fast_is_dead_too() {
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124": whatever forks fast, on every store, and the group is gone.
 #[test]
 fn what_forks_fast_is_ended_in_time() {
-    let Some(group) = Delegated::make("limit") else { return };
+    let group = Delegated::make("limit");
     for store in [Store::file(), Store::redis()] {
         let python = find_program("python3");
         let words = [python.to_str().expect("a plain path"), "-c", FORKS];
@@ -130,7 +131,7 @@ fn what_forks_fast_is_ended_in_time() {
 // without lockrun.
 #[test]
 fn a_daemon_goes_back_to_its_group() {
-    let Some(group) = Delegated::make("daemon") else { return };
+    let group = Delegated::make("daemon");
     for store in [Store::file(), Store::redis()] {
         let directory = TempDir::new().expect("a temporary directory");
         let id = directory.path().join("id");

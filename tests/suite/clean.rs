@@ -35,7 +35,7 @@ fn redis_keeps_the_fence_and_the_last_run() {
     assert_eq!(redis.keys(), LEFT);
     call(&store).command(["no-such-command"]).run().exited(127);
     assert_eq!(redis.keys(), LEFT);
-    let mut run = call(&store).sh("echo ready; exec sleep 60").spawn();
+    let mut run = call(&store).sh("echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
     run.signal(Signal::SIGTERM);
     run.wait().died_of(Signal::SIGTERM);

@@ -9,6 +9,8 @@ use tempfile::TempDir;
 
 use crate::support::fake::{Fake, Manner};
 use crate::support::lockrun::PROGRAM;
+use crate::support::namespace::with_mounts;
+use crate::support::processes::need_root;
 use crate::support::{Holder, Lockrun, Store};
 
 /// A place for configuration that is the test's own.
@@ -52,35 +54,24 @@ impl Place {
     }
 }
 
-/// Calls that see another /etc, with this `lockrun.toml` in it; nothing where the machine does not let us have one.
-struct System(TempDir);
+/// Calls that see another /etc, with a `lockrun.toml` in it.
+struct System {
+    entering: String,
+    _etc: TempDir,
+}
 
 impl System {
-    fn with(text: &str) -> Option<Self> {
+    #[track_caller]
+    fn with(text: &str) -> Self {
         let etc = TempDir::new().expect("a temporary directory");
         fs::write(etc.path().join("lockrun.toml"), text).expect("a file");
         fs::copy("/etc/passwd", etc.path().join("passwd")).expect("there are users");
-        let system = Self(etc);
-        let probe = system.around(&Lockrun::bare(), &["true"]).alone();
-        if probe.status == Some(0) {
-            return Some(system);
-        }
-        println!("not tested, since this machine does not let us mount: {probe}");
-        None
+        Self { entering: with_mounts(&format!("mount --bind '{}' /etc", etc.path().display())), _etc: etc }
     }
 
-    /// These words in a mount namespace of their own, with the environment of `call`.
-    fn around(&self, call: &Lockrun, words: &[&str]) -> Lockrun {
-        let unshare: &[&str] = if Uid::effective().is_root() { &["unshare", "-m"] } else { &["unshare", "-rm"] };
-        let etc = self.0.path().to_str().expect("a plain path");
-        let script = "mount --bind \"$0\" /etc && exec \"$@\"";
-        call.clone().command(unshare.iter().chain(&["sh", "-c", script, etc]).chain(words).copied())
-    }
-
-    /// What comes of lockrun with these words.
+    /// What comes of `call` with these words added.
     fn run(&self, call: &Lockrun, words: &[&str]) -> crate::support::Output {
-        let words: Vec<&str> = [PROGRAM].iter().chain(words).copied().collect();
-        self.around(call, &words).alone()
+        call.clone().args(words).in_shell(&self.entering).alone()
     }
 }
 
@@ -97,7 +88,7 @@ fn the_strongest_place_wins() {
     call.clone().args(words).run().exited(0).printed("environment\n").silent();
     call.args(words).args(["-c", "echo typed"]).run().exited(0).printed("typed\n").silent();
 
-    let Some(system) = System::with("command = 'echo system'\nttl = '77s'") else { return };
+    let system = System::with("command = 'echo system'\nttl = '77s'");
     let nobody = Lockrun::bare();
     system.run(&nobody, &words).exited(0).printed("system\n").silent();
     system.run(&user.bare(), &words).exited(0).printed("user\n").silent();
@@ -128,7 +119,7 @@ fn what_excludes_each_other_is_decided_by_the_strongest_place() {
     let output = attempt(user.bare()).exited(64);
     output.said(&format!("{}skip", user.line(1))).said(&format!("{}wait", user.line(3)));
 
-    let Some(system) = System::with("wait = true\nquiet = true") else { return };
+    let system = System::with("wait = true\nquiet = true");
     let url = store.url();
     let words = ["--key", "held", "--store", &url, "--", "echo", "ran"];
     user.write("wait = false", 0o600);
@@ -327,7 +318,7 @@ fn what_is_wrong_is_named_by_file_and_line() {
 // "`/etc/lockrun.toml:3: ttl: ...`"
 #[test]
 fn the_systems_file_is_named_too() {
-    let Some(system) = System::with("# ours\n\nttl = 'soon'\n") else { return };
+    let system = System::with("# ours\n\nttl = 'soon'\n");
     let words = ["--key", "k", "--", "echo", "ran"];
     let output = system.run(&Lockrun::bare(), &words).exited(64);
     output.printed("").said("lockrun: /etc/lockrun.toml:3: ttl: \"soon\" is not a duration");
@@ -369,9 +360,7 @@ fn the_users_file_is_found() {
 // A service that has changed its user but not HOME: the file of somebody else, which it cannot even see, is not its own.
 #[test]
 fn the_home_of_another_user_is_not_ours() {
-    if !Uid::effective().is_root() {
-        return;
-    }
+    need_root("become another user");
     let home = TempDir::new().expect("a temporary directory, of mode 0700");
     // The program itself may lie where only we can see it.
     let open = TempDir::new().expect("a temporary directory");

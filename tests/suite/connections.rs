@@ -29,6 +29,14 @@ fn waiter(proxy: &Proxy, key: &str, script: &str) -> Running {
     waiter
 }
 
+/// The same, and returns when it sleeps at the server: what it sends next is sent because it was woken.
+fn sleeping_waiter(store: &Store, proxy: &Proxy, key: &str, script: &str) -> Running {
+    let waiter = waiter(proxy, key, script);
+    let is_asleep = || server(store).ask(&["INFO", "clients"]).text().contains("\r\nblocked_clients:1\r\n");
+    eventually(LONG, "it sleeps at the server", is_asleep);
+    waiter
+}
+
 // "A clean end frees the lock at once": also over a network that has forgotten the connection while it was idle.
 #[test]
 fn a_lock_is_released_over_a_connection_that_fell_silent() {
@@ -87,7 +95,7 @@ fn a_reservation_that_arrives_after_its_withdrawal_takes_nothing() {
 fn late_requests_of_a_run_that_is_over_take_nothing() {
     let (store, proxy) = scene("over");
     let holder = Holder::new(&store, "over");
-    let next = waiter(&proxy, "over", ":");
+    let next = sleeping_waiter(&store, &proxy, "over", ":");
     proxy.set(Mode::HoldUpTo(proxy.connections()));
     holder.end();
     next.wait().exited(0);
@@ -103,7 +111,7 @@ fn late_requests_of_a_run_that_is_over_take_nothing() {
 fn late_requests_of_a_waiter_do_not_harm_its_lock() {
     let (store, proxy) = scene("old");
     let holder = Holder::new(&store, "old");
-    let mut next = waiter(&proxy, "old", "echo ready; exec sleep 600");
+    let mut next = sleeping_waiter(&store, &proxy, "old", "echo ready; exec sleep 600");
     proxy.set(Mode::HoldUpTo(proxy.connections()));
     holder.end();
     next.wait_for_line("ready");
@@ -124,7 +132,7 @@ fn late_requests_of_a_waiter_do_not_harm_its_lock() {
 fn lost_answers_of_a_waiter_lead_to_no_overlap() {
     let (store, proxy) = scene("lost");
     let holder = Holder::new(&store, "lost");
-    let mut next = waiter(&proxy, "lost", "echo ready; exec sleep 600");
+    let mut next = sleeping_waiter(&store, &proxy, "lost", "echo ready; exec sleep 600");
     proxy.set(Mode::SwallowUpTo(proxy.connections()));
     holder.end();
     next.wait_for_line("ready");
@@ -164,6 +172,7 @@ fn a_connection_that_is_closed_at_each_wait() {
     proxy.set(Mode::CloseAt("\r\nBLPOP\r\n"));
     let next = waiter(&proxy, "closed", "echo ran");
     let (before, started) = (server(&store).scripts_run(), Instant::now());
+    // On purpose: how often it asks in this time is what is measured.
     std::thread::sleep(Duration::from_secs(2));
     let asked = server(&store).scripts_run() - before;
     let most = 10 + started.elapsed().as_secs() * 4;

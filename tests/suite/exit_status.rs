@@ -36,7 +36,7 @@ on_every_store!(death_by_signal_is_passed_on, |store| {
     ] {
         Lockrun::new(store)
             .key("signal")
-            .sh(&format!("kill -{} $$; sleep 60", signal as i32))
+            .sh(&format!("kill -{} $$; sleep 600", signal as i32))
             .run()
             .died_of(signal)
             .silent();
@@ -121,7 +121,7 @@ fn help_and_version() {
 // "Lockrun dies of the same signal": also when nobody asked the command, but lockrun, to end.
 on_every_store!(a_forwarded_signal_ends_both, |store| {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        let mut run = Lockrun::new(store).key("forwarded").sh("echo ready; exec sleep 60").spawn();
+        let mut run = Lockrun::new(store).key("forwarded").sh("echo ready; exec sleep 600").spawn();
         run.wait_for_line("ready");
         run.signal(signal);
         run.wait().died_of(signal).silent();

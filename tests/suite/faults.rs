@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::send;
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually, witness};
+use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually, memory, witness};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -60,7 +60,7 @@ impl Scene {
     fn new() -> Self {
         let redis = Redis::durable();
         let proxy = Proxy::to(redis.port());
-        let records = TempDir::new().expect("a temporary directory");
+        let records = memory::directory();
         let start = |number: usize| {
             let key = format!("fault-{number}");
             let record = records.path().join(&key);
@@ -87,13 +87,13 @@ impl Scene {
 
     /// Waits for the next holders, compares the lives and says the smallest margin.
     #[track_caller]
-    fn judge(self, fault: &str) {
-        let met = Instant::now();
+    fn judge(mut self, fault: &str) {
         let mut smallest = i64::MAX;
+        let met = Instant::now();
+        for case in self.cases.iter_mut().filter(|case| case.next.is_none()) {
+            case.queue(&self.redis);
+        }
         for mut case in self.cases {
-            if case.next.is_none() {
-                case.queue(&self.redis);
-            }
             let mut next = case.next.take().expect("it has come");
             next.wait_for_line("ready");
             assert!(met.elapsed() < STALE, "{fault}: stale for {:?}", met.elapsed());
@@ -216,6 +216,7 @@ fn the_guardian_is_killed() {
         }
     }
     // Either the command ends for want of a guardian, or it runs on in safety; it is the end that is watched.
+    // A whole lease is enough for either.
     std::thread::sleep(TTL);
     for case in &scene.cases {
         case.old.signal(Signal::SIGKILL);

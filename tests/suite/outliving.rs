@@ -67,7 +67,10 @@ fn a_stopped_lockrun_keeps_the_file_lock() {
 on_every_store!(a_daemon_that_was_left_behind_holds_nothing, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("id");
-    let script = format!("setsid sh -c 'echo $$ >{}; exec sleep 600' & echo ready; sleep 0.2", id.display());
+    let script = format!(
+        "setsid sh -c 'echo $$ >{0}; exec sleep 600' & while ! [ -s {0} ]; do sleep 0.01; done; echo ready",
+        id.display()
+    );
     let run = start(store, &script);
     let daemon = written(&id);
     run.wait_and_leave(|output| {
@@ -120,9 +123,10 @@ on_every_store!(descendants_can_be_killed, |store| {
 
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124."
 on_every_store!(a_command_can_be_given_a_limit, |store| {
-    let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "300ms"]);
+    // Long enough for a shell to set its trap, also on a busy machine.
+    let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "1500ms"]);
     let polite = "exec 2>/dev/null; trap 'echo asked; exit 9' TERM; while :; do sleep 0.01; done";
-    call.clone().sh(polite).run().exited(124).printed("asked\n").said("300ms");
+    call.clone().sh(polite).run().exited(124).printed("asked\n").said("1s 500ms");
     assert!(is_free(store, "outliving"));
     let stubborn = "exec 2>/dev/null; trap '' TERM; sleep 600 & while :; do sleep 0.05; done";
     let run = call.clone().args(["--kill-after", "300ms"]).sh(stubborn).spawn();
@@ -136,28 +140,37 @@ on_every_store!(a_command_can_be_given_a_limit, |store| {
 
 // "COMMAND's own: it ran and ended": in time, even if whoever has to notice it comes to that only when the limit has passed.
 on_every_store!(an_end_in_time_is_no_end_by_the_limit, |store| {
-    let limit = Duration::from_secs(3);
+    // A busy machine needs more time than another.
+    let in_time = [3, 12, 48].into_iter().any(|limit| noticed_late(store, limit));
+    assert!(in_time, "this machine is too busy: a command that does nothing took longer than 48 s");
+});
+
+/// A command ends and nobody notices before this limit to it, in seconds, has passed. False if it did not end before that.
+#[track_caller]
+fn noticed_late(store: &Store, limit: u64) -> bool {
+    let (option, limit) = (format!("--max-runtime={limit}s"), Duration::from_secs(limit));
     let directory = TempDir::new().expect("a temporary directory");
     let go = directory.path().join("go");
-    let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "3s"]);
+    let call = Lockrun::new(store).key("outliving").arg(option);
     let script = "echo $PPID >parent; echo $$ >id; echo ready; while ! [ -e go ]; do sleep 0.01; done; exit 3";
+    let before = Instant::now();
     let mut run = call.directory(directory.path()).sh(script).spawn();
-    let started = Instant::now();
     run.wait_for_line("ready");
+    let started = Instant::now();
     let (parent, command) = (written(&directory.path().join("parent")), written(&directory.path().join("id")));
     send(parent, Signal::SIGSTOP);
     fs::write(&go, "").expect("our own directory");
     eventually(LONG, "the command has ended", || !is_alive(command));
-    let in_time = started.elapsed() < limit;
-    std::thread::sleep(limit.saturating_sub(started.elapsed()) + Duration::from_millis(500));
+    let in_time = before.elapsed() < limit;
+    // On purpose: who has to notice it stands still until the limit has passed.
+    std::thread::sleep(limit.saturating_sub(started.elapsed()));
     send(parent, Signal::SIGCONT);
     let output = run.wait();
     if in_time {
         output.exited(3).silent();
-    } else {
-        println!("the machine was too busy: nothing was tested");
     }
-});
+    in_time
+}
 
 // "`--on-lost kill|warn`: what a lost lease does to COMMAND."
 #[test]
@@ -165,16 +178,20 @@ fn a_lost_lease_can_be_left_at_a_warning() {
     let store = Store::redis();
     let redis = store.as_redis().expect("a server");
     let call = Lockrun::new(&store).key("outliving").args(["--ttl", "2s", "--on-lost", "warn"]);
-    let mut run = call.sh("trap 'echo asked' TERM; echo ready; sleep 4; exit 6").spawn();
-    run.wait_for_line("ready");
+    let mut run = call.sh("trap 'echo asked' TERM; echo ready; read line || :; exit 6").with_open_input();
+    run.run.wait_for_line("ready");
     redis.ask(&["FLUSHALL"]);
-    run.wait().exited(6).printed("ready\n").said("lost");
+    run.run.wait_for_stderr("lost");
+    run.finish().exited(6).printed("ready\n").said("lost");
 }
 
 // "The file store needs no guardian, and must not pay for one": one process besides the command.
 #[test]
 fn the_file_store_starts_no_other_process() {
     let store = Store::file();
-    let run = start(&store, "echo ready; exec sleep 600");
-    assert_eq!(run.processes().len(), 2, "lockrun and its command");
+    // One that executes nothing: a process that does is, for a moment, not seen.
+    let mut run = Lockrun::new(&store).key("outliving").sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    assert_eq!(run.run.processes().len(), 2, "lockrun and its command");
+    run.finish().exited(0);
 }

@@ -67,8 +67,9 @@ fn the_holder_is_killed() {
     queue.end().in_order(0..5).without_gap(killed_at, limit);
 }
 
-/// Stops the first waiters, and returns when they do stand still.
+/// Stops the first waiters while they sleep at the server, and returns when they do stand still.
 fn stop(queue: &mut Queue<'_>, count: usize) {
+    queue.settles();
     for number in 0..count {
         let waiter = queue.waiter(number);
         waiter.signal(Signal::SIGSTOP);

@@ -23,6 +23,7 @@ impl<'a> Scene<'a> {
         let mut queue = Queue::new(store, key).with(options);
         queue.join(2);
         let guardian = guardian_of(&mut queue, 0);
+        queue.settles();
         let waiter = queue.waiter(0).pid();
         send(waiter, Signal::SIGSTOP);
         eventually(LONG, "the first one stands still", || state(waiter) == Some('T'));

@@ -52,7 +52,7 @@ fn database_number() {
         redis.ask(&["FLUSHALL"]);
     }
     let url = |number: u8| format!("{}/{number}", redis.url());
-    let mut first = Lockrun::at(&url(1)).key("urls").sh("echo ready; exec sleep 60").spawn();
+    let mut first = Lockrun::at(&url(1)).key("urls").sh("echo ready; exec sleep 600").spawn();
     first.wait_for_line("ready");
     works(&url(2));
     Lockrun::at(&url(1)).key("urls").command(["true"]).run().exited(75);
@@ -65,7 +65,7 @@ fn prefix() {
     works(&redis.url());
     assert!(redis.keys().contains(&FENCE.to_owned()));
     let url = format!("{}/0?prefix=other", redis.url());
-    let mut first = Lockrun::at(&url).key("urls").sh("echo ready; exec sleep 60").spawn();
+    let mut first = Lockrun::at(&url).key("urls").sh("echo ready; exec sleep 600").spawn();
     first.wait_for_line("ready");
     works(&redis.url());
     Lockrun::at(&url).key("urls").command(["true"]).run().exited(75);

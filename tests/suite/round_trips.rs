@@ -1,8 +1,7 @@
 //! What a run costs a Redis server and the network.
 
 use crate::support::proxy::Proxy;
-use crate::support::store::Store;
-use crate::support::{LONG, Lockrun, Redis, eventually};
+use crate::support::{Lockrun, Redis};
 
 /// A server with a password, a network that counts, and the URL of a database there.
 fn counted() -> (Redis, Proxy, String) {
@@ -19,34 +18,11 @@ fn counted() -> (Redis, Proxy, String) {
 fn a_run_takes_three_round_trips() {
     let (_redis, proxy, url) = counted();
     let (connections, flights) = (proxy.connections(), proxy.flights());
-    let mut run = Lockrun::at(&url).key("trips").sh("echo ready; read end; sleep 0.1").spawn();
-    run.wait_for_line("ready");
+    let mut run = Lockrun::at(&url).key("trips").sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
     let before = proxy.connections() - connections + proxy.flights() - flights;
     assert!(before <= 2, "{before} round trips before the command starts");
-    run.wait().exited(0).silent();
+    run.finish().exited(0).silent();
     let in_all = proxy.connections() - connections + proxy.flights() - flights;
     assert!(in_all <= 3, "{in_all} round trips in all");
-}
-
-// "A wake-up hands over": a waiter asks the server no more than it must, and not in a busy loop.
-#[test]
-fn an_idle_waiter_is_quiet() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let holder = crate::support::Holder::new(&store, "idle");
-    let call = Lockrun::new(&store).key("idle").args(["--wait", "-v"]);
-    let mut waiter = call.command(["true"]).spawn();
-    waiter.wait_for_stderr("waiting");
-    let commands = || -> i64 {
-        let stats = redis.ask(&["INFO", "stats"]);
-        let line = stats.text().lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
-        line.expect("the server counts").trim().parse().expect("a number")
-    };
-    let before = commands();
-    std::thread::sleep(std::time::Duration::from_secs(3));
-    let cost = commands() - before;
-    assert!(cost < 100, "{cost} commands in three seconds");
-    holder.end();
-    eventually(LONG, "the waiter has run", || waiter.has_ended());
-    waiter.wait().exited(0);
 }

@@ -75,12 +75,13 @@ fn send_each(run: &Running, signals: &[Signal]) {
 on_every_store!(every_signal_arrives_once, |store| {
     let run = listen(store, &["command"]);
     send_each(&run, &all());
-    // Whatever would come twice has come before this one, the second of its kind.
-    send_each(&run, &[Signal::SIGUSR1]);
+    // Of those that have arrived the listener takes the lowest first: whatever would come twice is taken before this one, the
+    // second of its kind.
+    send_each(&run, &[Signal::SIGSYS]);
     for signal in all() {
         let times = count(&run, "command", signal);
         match signal {
-            Signal::SIGUSR1 => assert_eq!(times, 2, "{signal}"),
+            Signal::SIGSYS => assert_eq!(times, 2, "{signal}"),
             // "After TERM comes CONT, or a stopped command never sees it."
             Signal::SIGCONT => assert!((1..=2).contains(&times), "{signal}: {times}"),
             _ => assert_eq!(times, 1, "{signal}"),
@@ -93,12 +94,14 @@ on_every_store!(every_signal_arrives_once, |store| {
 on_every_store!(some_signals_are_for_all_processes, |store| {
     let run = listen(store, &["command", "child"]);
     send_each(&run, &all());
-    send_each(&run, &[Signal::SIGINT]);
-    eventually(LONG, "the child has the last one", || count(&run, "child", Signal::SIGINT) >= 2);
+    // The highest of those that are for the child, which it takes last; and once it has that, one more.
+    eventually(LONG, "the child has the last one", || count(&run, "child", Signal::SIGWINCH) >= 1);
+    send_each(&run, &[Signal::SIGWINCH]);
+    eventually(LONG, "the child has the last one again", || count(&run, "child", Signal::SIGWINCH) >= 2);
     for signal in all() {
         let times = count(&run, "child", signal);
         match signal {
-            Signal::SIGINT => assert_eq!(times, 2, "{signal}"),
+            Signal::SIGWINCH => assert_eq!(times, 2, "{signal}"),
             Signal::SIGCONT => assert!((1..=2).contains(&times), "{signal}: {times}"),
             _ => assert_eq!(times, usize::from(FOR_ALL.contains(&signal)), "{signal}"),
         }
@@ -107,18 +110,18 @@ on_every_store!(some_signals_are_for_all_processes, |store| {
 
 // "A signal that was ignored when lockrun started stays ignored", by COMMAND and by lockrun itself.
 on_every_store!(ignored_signals_stay_ignored, |store| {
+    let ignored = [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGPIPE];
     let mut run = Lockrun::new(store)
         .key("ignored")
-        .sh("grep SigIgn /proc/self/status; echo ready; read line; sleep 0.2; exit 3")
-        .birth(Birth {
-            ignored: vec![libc(Signal::SIGHUP), libc(Signal::SIGUSR1), libc(Signal::SIGPIPE)],
-            ..Birth::default()
-        })
+        .sh("trap 'exit 3' WINCH; echo ready; while :; do sleep 0.01; done")
+        .birth(Birth { ignored: ignored.map(libc).to_vec(), ..Birth::default() })
         .spawn();
     run.wait_for_line("ready");
-    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGPIPE] {
+    for signal in ignored {
         run.signal(signal);
     }
+    // Signals are handed on the lowest first: each of those would have had its effect before this one has.
+    run.signal(Signal::SIGWINCH);
     run.wait().exited(3).silent();
 });
 
@@ -163,7 +166,7 @@ on_every_store!(ignored_child_signal_loses_no_status, |store| {
 on_every_store!(a_blocked_term_is_the_commands_affair, |store| {
     let mut run = Lockrun::new(store)
         .key("blocked")
-        .sh("echo ready; exec sleep 60")
+        .sh("echo ready; exec sleep 600")
         .birth(Birth { blocked: vec![libc(Signal::SIGUSR2)], ..Birth::default() })
         .spawn();
     run.wait_for_line("ready");
@@ -183,7 +186,7 @@ on_every_store!(the_command_leads_a_group, |store| {
 
 // "After TERM comes CONT, or a stopped command never sees it."
 on_every_store!(a_stopped_command_can_be_ended, |store| {
-    let mut run = Lockrun::new(store).key("asleep").sh("echo $$; echo ready; exec sleep 60").spawn();
+    let mut run = Lockrun::new(store).key("asleep").sh("echo $$; echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
     let command: i32 = run.stdout().lines().next().expect("its id").parse().expect("a number");
     send(command, Signal::SIGSTOP);

@@ -27,8 +27,9 @@ fn take(call: &Lockrun, count: usize) -> Vec<Slot> {
     (0..count).map(|_| Slot::take(call)).collect()
 }
 
-/// Stops waiters, and returns when they do stand still.
+/// Stops waiters while they sleep at the server, and returns when they do stand still.
 fn stop(queue: &mut Queue<'_>, numbers: &[usize]) {
+    queue.settles();
     for number in numbers {
         let waiter = queue.waiter(*number);
         waiter.signal(Signal::SIGSTOP);

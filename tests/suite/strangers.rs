@@ -56,6 +56,7 @@ on_every_store!(they_are_not_waited_for, |store| {
 on_every_store!(they_are_not_killed, |store| {
     let call = Lockrun::new(store).key("before").args(["--descendants", "kill", "--kill-after", "1s"]);
     spares(&call.clone().sh("exit 3"), 3);
-    spares(&call.clone().sh("sleep 600 & setsid sleep 600 & sleep 0.1; exit 3"), 3);
+    let elsewhere = "{ setsid sh -c 'echo there; exec sleep 600 >/dev/null' & } | read there";
+    spares(&call.clone().sh(&format!("sleep 600 & {elsewhere}; exit 3")), 3);
     assert!(is_free(store, "before"));
 });

@@ -34,15 +34,31 @@ fn enter(terminal: &mut Terminal, line: &str) {
     terminal.type_keys(&format!("{line}\r"));
 }
 
+/// Waits until the leader of the foreground's group is this program, and is not stopped.
+#[track_caller]
+fn runs_in_the_foreground(terminal: &Terminal, program: &str) {
+    eventually(LONG, &format!("{program} runs in the foreground"), || {
+        let leader = terminal.foreground().as_raw();
+        let name = std::fs::read_to_string(format!("/proc/{leader}/comm")).unwrap_or_default();
+        name.trim_end() == program && state(leader) != Some('T')
+    });
+}
+
 // "What the terminal sends to the group is then not sent again": Ctrl-C arrives once.
 on_every_store!(an_interrupt_arrives_once, |store| {
     let mut terminal = shell(store);
-    let script = "trap \"echo caught\" INT; echo ready; while ! read -t 0.05 word; do :; done; echo got $word; exit 3";
+    let script = "trap \"echo caught\" INT; trap \"echo last\" USR1; \
+                  echo ready; while ! read -t 0.05 word; do :; done; echo got $word; exit 3";
     enter(&mut terminal, &format!("lockrun -k tty bash -c '{script}'; echo status $?"));
     terminal.wait_for("ready");
-    terminal.type_keys("\x03");
-    terminal.wait_for("caught");
-    let more = terminal.watch(Duration::from_millis(300));
+    // One that came again before the first was caught would not be told from it: but not each time.
+    for _ in 0..10 {
+        terminal.type_keys("\x03");
+        terminal.wait_for("caught");
+    }
+    // Lockrun, which leads the group, hands on one signal after the other: what it would send again has come before this one.
+    send(terminal.foreground().as_raw(), Signal::SIGUSR1);
+    let more = terminal.wait_for("last");
     assert!(!more.contains("caught"), "it came again: {more:?}");
     enter(&mut terminal, "word");
     terminal.wait_for("got word");
@@ -54,7 +70,7 @@ on_every_store!(an_interrupt_arrives_once, |store| {
 // "Where a signal ended it, lockrun dies of the same signal": Ctrl-C ends a script that runs lockrun, too.
 on_every_store!(an_interrupt_ends_what_started_it, |store| {
     let mut terminal = shell(store);
-    enter(&mut terminal, "for n in 1 2 3; do lockrun -k tty sh -c 'echo round; exec sleep 60'; done");
+    enter(&mut terminal, "for n in 1 2 3; do lockrun -k tty sh -c 'echo round; exec sleep 600'; done");
     terminal.wait_for("round");
     terminal.type_keys("\x03");
     let seen = terminal.wait_for(PROMPT);
@@ -71,14 +87,13 @@ on_every_store!(an_interactive_shell_has_job_control, |store| {
     let greeting = terminal.wait_for("inner> ");
     assert!(!greeting.contains("no job control"), "{greeting:?}");
     assert!(!greeting.contains("cannot set terminal"), "{greeting:?}");
-    enter(&mut terminal, "sleep 60");
-    std::thread::sleep(Duration::from_millis(200));
+    enter(&mut terminal, "sleep 600");
+    runs_in_the_foreground(&terminal, "sleep");
     terminal.type_keys("\x1a");
     terminal.wait_for("Stopped");
     terminal.wait_for("inner> ");
     enter(&mut terminal, "fg");
-    terminal.wait_for("sleep 60");
-    std::thread::sleep(Duration::from_millis(200));
+    runs_in_the_foreground(&terminal, "sleep");
     terminal.type_keys("\x03");
     terminal.wait_for("inner> ");
     enter(&mut terminal, "read line; echo \"<$line>\"");
@@ -140,7 +155,10 @@ fn a_run_suspended_past_its_lease_is_dead() {
     enter(&mut terminal, "fg");
     eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
     terminal.wait_for(PROMPT);
-    std::thread::sleep(Duration::from_millis(100));
+    // For as long as it takes the next one to stamp a hundred milliseconds more, the old one could, too.
+    let last_stamp = || witness::lives(&record)[1].last;
+    let until = last_stamp() + 100_000_000;
+    eventually(LONG, "the next one stamps on", || last_stamp() >= until);
     next.kill_everything();
     let lives = witness::lives(&record);
     assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
@@ -169,6 +187,7 @@ on_every_store!(a_waiter_says_whom_it_waits_for, |store| {
     let mut terminal = shell(store);
     enter(&mut terminal, "lockrun -k tty --wait echo it runs");
     terminal.wait_for(&format!("pid {}", holder.pid()));
+    // It may be drawn once more, or not.
     terminal.watch(Duration::from_millis(100));
     holder.end();
     let line = terminal.wait_for("it runs");
@@ -196,7 +215,8 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
 fn an_interrupt_ends_an_attempt() {
     let store = Store::redis();
     let proxy = Proxy::to(store.as_redis().expect("a server").port());
-    proxy.set(Mode::Delay(Duration::from_millis(1500)));
+    // Long enough for somebody to press a key, and within the time that a request may take.
+    proxy.set(Mode::Delay(Duration::from_secs(3)));
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
     let mut terminal = shell(&store);
@@ -231,6 +251,7 @@ on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
     let command = written(&id);
     send(command, Signal::SIGSTOP);
     eventually(LONG, "the command is stopped", || state(command) == Some('T'));
+    // On purpose: so long nothing may happen.
     let seen = terminal.watch(Duration::from_millis(300));
     assert!(!seen.contains("Stopped"), "{seen:?}");
     send(command, Signal::SIGCONT);
@@ -265,6 +286,7 @@ on_every_store!(a_waiter_in_the_background_draws_nothing, |store| {
     enter(&mut terminal, "lockrun -k tty --wait -v echo it runs &");
     terminal.wait_for("waiting");
     terminal.wait_for("\n");
+    // On purpose: so long nothing may happen, though it is drawn anew every second in the foreground.
     let seen = terminal.watch(Duration::from_millis(1500));
     assert!(!seen.contains(['\x1b']), "{seen:?}");
     assert!(!seen.contains("pid"), "{seen:?}");

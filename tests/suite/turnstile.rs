@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::hand::{is_held, release, status, token, until_waiting};
+use crate::support::namespace::with_limits;
 use crate::support::processes::{is_alive, send, state};
 use crate::support::pty::Terminal;
 use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
@@ -167,6 +168,7 @@ fn tries_do_not_overtake() {
     let holder = Holder::new(&store, "overtake");
     let mut queue = Queue::new(&store, "overtake");
     for number in 1..=WAITERS {
+        // So long that those who only try come while it runs.
         queue.join_to("sleep 0.05");
         until_waiting(&store, "overtake", number);
     }
@@ -201,15 +203,11 @@ fn the_file_is_removed_under_those_who_wait() {
 #[test]
 fn without_news_of_changes_it_is_looked_for_them() {
     // A limit of a namespace of our own, not of the machine.
-    let none = "exec unshare -Ur sh -c 'echo 0 >/proc/sys/user/max_inotify_instances && exec \"$@\"' sh \"$@\"";
-    if Lockrun::bare().command(["sh", "-c", none, "sh", "true"]).alone().status != Some(0) {
-        println!("no namespace of our own here: nothing to test");
-        return;
-    }
+    let none = with_limits("echo 0 >/proc/sys/user/max_inotify_instances");
     let store = Store::file();
     let holder = Holder::new(&store, "blind");
     let call = Lockrun::new(&store).key("blind").args(["--wait", "-v"]).command(["echo", "ran"]);
-    let mut waiter = call.in_shell(none).spawn_alone();
+    let mut waiter = call.in_shell(&none).spawn_alone();
     waiter.wait_for_stderr("waiting");
     until_waiting(&store, "blind", 1);
     holder.end();
@@ -225,7 +223,7 @@ fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
         let mut holder = Holder::new(&store, "orphan");
         let waiter = wait_for(&store, "orphan", "next", 1);
         let run = holder.run();
-        let command = run.processes().into_iter().find(|pid| *pid != run.pid()).expect("it has a command");
+        let command = run.command();
         run.signal(Signal::SIGKILL);
         eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
         assert!(is_held(&store, "orphan") && is_alive(command));

@@ -122,6 +122,7 @@ on_every_store!(waiters_run_one_at_a_time, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     let holder = Holder::new(store, "several");
+    // So long that another one would come between the two, if it were let in.
     let script = format!("echo in >>{0}; sleep 0.02; echo out >>{0}", log.display());
     let waiters: Vec<Running> = (0..6).map(|_| wait_for(store, "several", &script)).collect();
     assert!(!log.exists());

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::support::hand::throughout;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::sequence::{Reserver, at, next, peek, reserve, reserved, status};
 use crate::support::store::on_every_store;
@@ -13,12 +14,10 @@ use crate::support::{LONG, Lockrun, Redis, Store, eventually};
 #[test]
 fn a_long_command_keeps_its_value() {
     let store = Store::redis();
-    let call = reserve(&store, "1").args(["--ttl", "1s"]);
+    let call = reserve(&store, "1").args(["--ttl", "2s"]);
     let run = Reserver::begin(&call);
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(3) {
-        assert_eq!(peek(&call), "2");
-        std::thread::sleep(Duration::from_millis(50));
+    for _ in 0..2 {
+        throughout(&store, "2s", || assert_eq!(peek(&call), "2"));
     }
     run.end(0);
     assert_eq!(next(&call), "2");
@@ -42,11 +41,10 @@ on_every_store!(lockrun_is_killed, |store| {
         });
         assert!(began.elapsed() >= Duration::from_secs(2), "after {:?}", began.elapsed());
     } else {
-        while began.elapsed() < Duration::from_secs(3) {
+        throughout(store, "2s", || {
             assert_eq!(peek(&call), "2");
             assert!(!run.processes().is_empty(), "the command is dead");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        });
         run.kill_everything();
         assert_eq!(peek(&call), "1");
     }
@@ -102,11 +100,10 @@ fn the_store_is_gone_at_the_end() {
     let redis = store.as_redis().expect("a server");
     let proxy = Proxy::to(redis.port());
     let call = at(&proxy.url(), "1").args(["--ttl", "10s", "--store-timeout", "0.5s"]);
-    let mut run = call.sh("echo ready; sleep 0.3; exit 0").spawn();
-    run.wait_for_line("ready");
-    proxy.set(Mode::Refuse);
+    let mut run = call.sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
     proxy.set(Mode::Reset);
-    run.wait().exited(0).said("cannot release the value of the sequence \"seq\"").said("may come up again");
+    run.finish().exited(0).said("cannot release the value of the sequence \"seq\"").said("may come up again");
     assert_eq!(reserved(&store), ["1"]);
     assert_eq!(peek(&reserve(&store, "1")), "2");
 }

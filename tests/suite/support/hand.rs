@@ -76,3 +76,15 @@ pub(crate) fn until_waiting(store: &Store, key: &str, count: usize) {
         status(store, key)["waiters"].as_array().expect("an array").len() == count
     });
 }
+
+/// Looks again and again for as long as a lease of this length takes to run out, by the store's own clock, and once more when it
+/// has: whatever a time of that length would change has changed by then.
+#[track_caller]
+pub(crate) fn throughout(store: &Store, ttl: &str, mut look: impl FnMut()) {
+    const CLOCK: &str = "the clock of a test";
+    token(store, CLOCK, &["--ttl", ttl]);
+    while is_held(store, CLOCK) {
+        look();
+    }
+    look();
+}

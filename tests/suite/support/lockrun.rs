@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::birth::Birth;
-use super::deadline::{LONG, eventually};
+use super::deadline::{LONG, eventually, eventually_some};
 use super::output::{Output, read, text};
 use super::processes::{self, MARK, PATH};
 use super::store::Store;
@@ -85,10 +85,12 @@ impl Lockrun {
         self
     }
 
-    /// A shell script that executes this call as `"$@"`. To start by `alone` or `spawn_alone`, under no lock.
+    /// A shell script that executes this call as `"$@"`, in the call's surroundings. To start by `alone` or `spawn_alone`, under
+    /// no lock.
     pub(crate) fn in_shell(&self, script: &str) -> Self {
         let words = ["sh", "-c", script, "sh"].map(OsString::from);
-        Self::bare().command(words.into_iter().chain(self.words()))
+        let shell = Self { args: Vec::new(), ..self.clone() };
+        shell.command(words.into_iter().chain(self.words()))
     }
 
     /// The command is a shell script.
@@ -308,6 +310,16 @@ impl Running {
     /// The living processes of this run, the program's own included.
     pub(crate) fn processes(&self) -> Vec<i32> {
         processes::marked(&self.mark)
+    }
+
+    /// The only process beside the program's own, its command. In the moment in which that executes another program it belongs to
+    /// nobody that can be told, so it is waited for.
+    #[track_caller]
+    pub(crate) fn command(&self) -> i32 {
+        eventually_some(LONG, "there is its command, and nothing else", || {
+            let others: Vec<i32> = self.processes().into_iter().filter(|pid| *pid != self.pid()).collect();
+            (others.len() == 1).then(|| others[0])
+        })
     }
 
     /// Kills the program and all that it has started, as a power cut would; returns when none is left.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, Uid};
 
 /// The directories in which programs are looked for, also those that the tested program starts.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -21,6 +21,12 @@ pub(crate) fn find_program(name: &str) -> PathBuf {
         .map(|directory| Path::new(directory).join(name))
         .find(|path| path.is_file())
         .unwrap_or_else(|| panic!("these tests need {name}, which is not installed"))
+}
+
+/// Fails the test if it does not run as root, which it needs in order to do `what`.
+#[track_caller]
+pub(crate) fn need_root(what: &str) {
+    assert!(Uid::effective().is_root(), "this test needs root to {what}: run the tests as root");
 }
 
 /// The living processes (no zombies) that carry this mark.

@@ -179,7 +179,8 @@ impl Shared {
             };
             self.count(count, is_request, answered);
             match self.mode() {
-                Mode::Swallow => continue,
+                // It was awaited when the mode was still another.
+                Mode::Swallow | Mode::Reset => continue,
                 Mode::SwallowUpTo(last) if number <= last => continue,
                 Mode::SwallowReplies if !is_request => continue,
                 Mode::Delay(time) if !is_request => thread::sleep(time),

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -193,8 +194,18 @@ impl<'a> Queue<'a> {
     #[track_caller]
     pub(crate) fn all_end(&mut self) -> String {
         let mut left: Vec<Running> = self.waiters.drain(..).flatten().collect();
-        // First all have to end: to clean up after one costs time that the others would need.
-        eventually(LONG, "all waiters have ended", || left.iter_mut().all(Running::has_ended));
+        // First all have to end: to clean up after one costs time that the others would need. However long that takes on a busy
+        // machine, one after the other does.
+        let (mut ended, mut last_end) = (0, Instant::now());
+        while ended < left.len() {
+            let before = ended;
+            ended = left.iter_mut().map(|waiter| usize::from(waiter.has_ended())).sum();
+            if ended > before {
+                last_end = Instant::now();
+            }
+            assert!(last_end.elapsed() < LONG, "nobody has ended for {LONG:?}, {}", self.how_it_stands(&mut left));
+            thread::sleep(Duration::from_millis(10));
+        }
         for waiter in left {
             let output = waiter.wait().exited(0);
             if self.store.as_redis().is_some() {
@@ -202,6 +213,20 @@ impl<'a> Queue<'a> {
             }
         }
         self.written()
+    }
+
+    /// What there is to know when these waiters do not go on: who they are, what the store says, and who ran last.
+    fn how_it_stands(&self, waiters: &mut [Running]) -> String {
+        let total = waiters.len();
+        let still =
+            waiters.iter_mut().filter_map(|waiter| (!waiter.has_ended()).then(|| (waiter.pid(), waiter.stderr())));
+        let still: Vec<_> = still.collect();
+        let status = Lockrun::other("status", self.store).key(&self.key).arg("--json").run();
+        let keys = self.store.as_redis().map(Redis::keys);
+        let written = self.written();
+        let lines: Vec<&str> = written.lines().collect();
+        let last = &lines[lines.len().saturating_sub(10)..];
+        format!("{} of {total} wait: {still:?}\n{status}\nkeys: {keys:?}\nlast at {:?}: {last:?}", still.len(), now())
     }
 
     /// "Nothing is left" of a lock that is free and awaited by nobody, but two keys. The rest of waiters that died goes by

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{LONG, eventually};
+use super::memory;
 use super::processes::{find_program, send};
 use super::resp::{Client, Reply};
 use super::tls::Certificates;
@@ -53,7 +54,7 @@ impl Redis {
     fn build(options: &[&str], password: Option<&str>, certificates: Option<&Certificates>) -> Self {
         for _ in 0..20 {
             let redis = Self {
-                directory: TempDir::new().expect("a temporary directory"),
+                directory: memory::directory(),
                 port: free_port(),
                 options: options.iter().map(|&one| one.to_owned()).collect(),
                 password: password.map(str::to_owned),
