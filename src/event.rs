@@ -80,6 +80,8 @@ pub enum Reason {
     TimedOut(Duration),
     /// Its guardian was killed.
     Unguarded,
+    /// lockrun itself was killed.
+    Orphaned,
 }
 
 /// What an event is as an object, beside what all events have.
@@ -120,7 +122,7 @@ impl Event<'_> {
     pub fn is_said_from(&self) -> Verbosity {
         match self {
             Event::Lost { .. }
-            | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded)
+            | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
             | Event::HeldAround { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
             Event::Held(_) => Verbosity::Normal,
@@ -211,7 +213,8 @@ impl Reason {
             Reason::TimedOut(span) => {
                 format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
             }
-            Reason::Unguarded => "the guardian process was killed, and the command with it".into(),
+            Reason::Unguarded => "the guardian, a process of lockrun's own, was killed, and the command with it".into(),
+            Reason::Orphaned => "lockrun itself was killed; its guardian has killed the command".into(),
         }
     }
 }

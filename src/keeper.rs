@@ -135,6 +135,11 @@ impl Work {
 
     /// Renews once, if the store was not taken back meanwhile.
     fn renew(&mut self) -> Kept {
+        if self.control.as_ref().is_some_and(Control::is_stopped) {
+            self.last_error = Some(anyhow::anyhow!("lockrun is stopped"));
+            self.lease.answered(Moment::now(), Answer::Unknown, Moment::now());
+            return Kept::Going;
+        }
         let mut lent = self.store.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(store) = &mut *lent else { return Kept::Over };
         let sent_at = Moment::now();

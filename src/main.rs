@@ -23,7 +23,6 @@ mod outcome;
 mod outer;
 mod plan;
 mod progress;
-mod readiness;
 mod report;
 mod run;
 mod scribe;
@@ -54,7 +53,7 @@ fn main_story() -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
         report::say(&format!("a fault in lockrun itself: {panic}"));
-        // Not by way of an abort: a core file would have the store's password in it. The guardian sees this end like any.
+        // Not by way of an abort: a core file would have the store's password in it. Whichever of the two processes it is, the other sees this end like any.
         supervise::end_now(Outcome::Failed.ending());
     }));
     let words = std::env::args_os().skip(1).collect();

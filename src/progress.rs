@@ -3,6 +3,7 @@
 
 use std::io::Write as _;
 use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -10,6 +11,7 @@ use crate::duration;
 use crate::event::Event;
 use crate::report::Verbosity;
 use crate::store::{Held, Watcher};
+use crate::supervise::guardian::Guardian;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::terminal;
 use crate::teller::Teller;
@@ -22,6 +24,7 @@ pub struct Progress<'a> {
     teller: &'a Teller,
     /// Whether it is of no use to wait for a holder.
     is_hopeless: &'a dyn Fn(&Held) -> bool,
+    guardian: Option<&'a Guardian>,
     on_terminal: bool,
     began: Moment,
     told: bool,
@@ -31,9 +34,10 @@ pub struct Progress<'a> {
 
 impl<'a> Progress<'a> {
     /// A wait that begins now, of which `teller` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
-    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool) -> Self {
+    /// It is the `guardian` that waits, if there is one.
+    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
         let on_terminal = teller.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { teller, is_hopeless, on_terminal, began: Moment::now(), told: false, latest: None }
+        Progress { teller, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
     /// Writes the line anew.
@@ -71,6 +75,10 @@ impl Watcher for Progress<'_> {
         self.draw();
         ControlFlow::Continue(())
     }
+
+    fn is_stopped(&self) -> bool {
+        self.guardian.is_some_and(Guardian::is_stopped)
+    }
 }
 
 impl Ticking for Progress<'_> {
@@ -84,6 +92,10 @@ impl Ticking for Progress<'_> {
 
     fn pause(&mut self) {
         self.clear();
+    }
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.guardian.map(AsFd::as_fd)
     }
 }
 

@@ -44,12 +44,3 @@ pub fn errors(errors: &[anyhow::Error]) -> bool {
 pub fn held(key: &Key, held: &impl Display) -> String {
     format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
 }
-
-/// The guardian's last word, when lockrun was killed: whether processes are left that cannot be.
-pub fn orphaned(stuck: bool) {
-    say(if stuck {
-        "lockrun itself was killed, and some of its command's processes cannot be"
-    } else {
-        "lockrun itself was killed; its guardian has killed the command"
-    });
-}

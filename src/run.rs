@@ -1,6 +1,7 @@
 //! The story of a run: take the lock, run COMMAND, let go of the lock, end as COMMAND ended.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,15 +16,18 @@ use crate::lease::{Lease, Ttl};
 use crate::outcome::{Ending, Outcome};
 use crate::outer::{self, Outer};
 use crate::plan::Plan;
-use crate::readiness::Readiness;
 use crate::report;
 use crate::sequence;
 use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
-use crate::supervise::guardian::Prepared;
+use crate::supervise::front::{self, End, Side};
+use crate::supervise::guardian::{Guardian, Prepared};
 use crate::supervise::signals::Signals;
-use crate::supervise::{Finished, Granted, Launch, Running, SLOT, StartFailure, Why};
+use crate::supervise::{Finished, Granted, Launch, Ready, Running, SLOT, StartFailure, Why};
 use crate::teller::Teller;
 use crate::token::Token;
+
+/// How often the guardian looks whether lockrun, which is stopped, goes on.
+const STOPPED: Duration = Duration::from_millis(50);
 
 /// Runs `plan`, with the signals that were taken over. An error is one of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
@@ -34,51 +38,55 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
-    let mut run = Run::new(plan);
-    let (grant, guardian) = match run.take(&mut *store, signals) {
-        Ok(taken) => taken,
-        Err(outcome) => return Ok(outcome),
-    };
-    let granted_at = Moment::now();
-    let started = match signals.obey() {
-        Some(signal) => {
-            run.teller.tell(Event::Interrupted(signal));
-            Err(Outcome::Ended(Ending::Signaled(signal)))
-        }
-        None => run.provide(&grant).and_then(|provisions| Ok((run.start(&grant, guardian, signals)?, provisions))),
-    };
-    let (running, provisions) = match started {
-        Ok(started) => started,
-        Err(outcome) => {
-            run.release(&mut *store, Parting::at_once(None));
-            return Ok(outcome);
-        }
-    };
-    let store = Lent::new(store);
-    let keeper = match run.keep(&store, &grant, &running, provisions) {
-        Ok(keeper) => keeper,
-        Err(error) => {
-            running.abandon(signals);
-            run.release(&mut *store.take_back(), Parting::at_once(None));
-            return Err(error);
-        }
-    };
-    let (finished, guardian) = running.until_the_end(signals).context("cannot wait for the command")?;
-    run.tell_how_it_ended(finished);
-    let mut store = store.take_back();
-    if finished.stuck {
-        let why = "some of the command's processes cannot be killed; the lock is left to run out by itself";
-        run.teller.tell(Event::Failed { why });
-    } else if finished.why == Some(Why::Lost) {
-        // What may be left of it is taken back, but it is no news if that fails too.
-        let _ = store.release(&run.claim.key, &run.claim.token, Parting::at_once(finished.command));
-    } else {
-        run.release(&mut *store, run.parting(finished, granted_at));
+    // Of this process: it is lockrun's own for whoever looks.
+    let claim = claim(plan);
+    if !plan.store.has_leases() {
+        return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    // The lock is free: nobody had to wait for our own processes to end.
-    drop(guardian);
-    keeper.map_or(Ok(()), Keeper::finish)?;
-    Ok(outcome(finished))
+    match front::fork().context("cannot start the guardian, a process of lockrun's own")? {
+        Side::Guardian(guardian) => {
+            let outcome = Run::new(plan, claim).carry_out(store, signals, Some(&guardian)).unwrap_or_else(|error| {
+                report::error(&error);
+                Outcome::Failed
+            });
+            guardian.end(outcome.ending())
+        }
+        Side::Front(front) => match front.until_the_end(signals).context("cannot wait for the guardian")? {
+            End::Guarded(ending) => Ok(Outcome::Ended(ending)),
+            End::Gone => {
+                store.take_back(&claim);
+                let why = "the guardian, a process of lockrun's own, was killed; the command was not started";
+                Run::new(plan, claim).teller.tell(Event::Failed { why });
+                Ok(Outcome::Failed)
+            }
+            End::TakenOver(finished) => {
+                Run::new(plan, claim).let_go(&mut *store, finished, Parting::at_once(finished.command));
+                Ok(outcome(finished))
+            }
+            End::Unreleased(finished) => {
+                let run = Run::new(plan, claim);
+                let parting = run.parting(finished, Moment::now());
+                // One that is to stay may do so by now, and must not be let go of then.
+                if matches!(parting, Parting::Run { stays: Stays::Not, .. }) && !finished.stuck {
+                    run.release(&mut *store, parting);
+                }
+                Ok(outcome(finished))
+            }
+        },
+    }
+}
+
+/// What the run asks of the store.
+fn claim(plan: &Plan) -> Claim {
+    Claim {
+        key: plan.key.clone(),
+        token: Token::random(),
+        ttl: if plan.expires { Ttl::Lasts(plan.terms.ttl) } else { Ttl::None },
+        holder: Holder::this_run(&plan.argv),
+        slots: plan.slots,
+        by_hand: false,
+        own_token: false,
+    }
 }
 
 /// A plan that is being carried out.
@@ -91,16 +99,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(plan: &'a Plan) -> Self {
-        let claim = Claim {
-            key: plan.key.clone(),
-            token: Token::random(),
-            ttl: if plan.expires { Ttl::Lasts(plan.terms.ttl) } else { Ttl::None },
-            holder: Holder::this_run(&plan.argv),
-            slots: plan.slots,
-            by_hand: false,
-            own_token: false,
-        };
+    fn new(plan: &'a Plan, claim: Claim) -> Self {
         let outer = Outer::of_this_process();
         let mut env =
             vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), (outer::TOKEN, claim.token.as_str().to_owned())];
@@ -116,18 +115,83 @@ impl<'a> Run<'a> {
         Run { plan, claim, outer, teller: Arc::new(teller), launch }
     }
 
-    /// Takes the lock, or the next value of a sequence, and what was made ready for COMMAND meanwhile.
-    fn take(&mut self, store: &mut dyn Store, signals: &Signals) -> Result<(Grant, Option<Prepared>), Outcome> {
+    /// The whole of it: takes the lock, runs COMMAND, lets go of the lock. On a store of leases this is the guardian's work.
+    fn carry_out(
+        mut self,
+        mut store: Box<dyn Store>,
+        signals: &Signals,
+        guardian: Option<&Guardian>,
+    ) -> Result<Outcome> {
+        let prepared = guardian.map(|_| Prepared::new()).transpose();
+        let (grant, ready) = match self.take(&mut *store, signals, guardian) {
+            Ok(taken) => taken,
+            Err(outcome) => return Ok(outcome),
+        };
+        let granted_at = Moment::now();
+        let started = match await_lockrun(guardian, signals) {
+            Some(signal) => {
+                self.teller.tell(Event::Interrupted(signal));
+                Err(Outcome::Ended(Ending::Signaled(signal)))
+            }
+            None => self.provide(&grant).and_then(|provisions| {
+                let prepared = prepared.map_err(|failure| self.tell_why_not_started(failure))?;
+                Ok((self.start(&grant, guardian.zip(prepared), ready)?, provisions))
+            }),
+        };
+        let (running, provisions) = match started {
+            Ok(started) => started,
+            Err(outcome) => {
+                self.release(&mut *store, Parting::at_once(None));
+                return Ok(outcome);
+            }
+        };
+        let store = Lent::new(store);
+        let keeper = match self.keep(&store, &grant, &running, provisions) {
+            Ok(keeper) => keeper,
+            Err(error) => {
+                running.abandon(signals);
+                self.release(&mut *store.take_back(), Parting::at_once(None));
+                return Err(error);
+            }
+        };
+        let finished = running.until_the_end(signals).context("cannot wait for the command")?;
+        let mut store = store.take_back();
+        self.let_go(&mut *store, finished, self.parting(finished, granted_at));
+        // The lock is free: nobody had to wait for our own thread to end.
+        keeper.map_or(Ok(()), Keeper::finish)?;
+        Ok(outcome(finished))
+    }
+
+    /// Tells how COMMAND ended, and lets go of the lock.
+    fn let_go(&self, store: &mut dyn Store, finished: Finished, parting: Parting) {
+        self.tell_how_it_ended(finished);
+        if finished.stuck {
+            let why = "some of the command's processes cannot be killed; the lock is left to run out by itself";
+            self.teller.tell(Event::Failed { why });
+        } else if finished.why == Some(Why::Lost) {
+            // What may be left of it is taken back, but it is no news if that fails too.
+            let _ = store.release(&self.claim.key, &self.claim.token, Parting::at_once(finished.command));
+        } else {
+            self.release(store, parting);
+        }
+    }
+
+    /// Takes the lock, or the next value of a sequence, with everything ready to start COMMAND.
+    fn take(
+        &mut self,
+        store: &mut dyn Store,
+        signals: &Signals,
+        guardian: Option<&Guardian>,
+    ) -> Result<(Grant, Ready), Outcome> {
         if let Some(sequence) = &self.plan.sequence {
             let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
             self.launch.env.push((SLOT, value));
-            return Ok((grant, None));
+            return Ok((grant, Ready::new(&self.launch, signals)));
         }
+        let ready = Ready::new(&self.launch, signals);
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
-        let mut readiness = Readiness::new(&self.launch, signals);
-        let ready = Some(&mut readiness);
-        let grant = acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, ready)?;
-        Ok((grant, readiness.guardian()))
+        let (claim, outer, teller) = (&self.claim, &self.outer, &self.teller);
+        acquire::acquire(store, claim, patience, outer, teller, signals, guardian).map(|grant| (grant, ready))
     }
 
     /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
@@ -141,38 +205,47 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Starts COMMAND under the lock.
-    fn start(&self, grant: &Grant, guardian: Option<Prepared>, signals: &Signals) -> Result<Running, Outcome> {
+    /// Starts COMMAND under the lock: as the guardian's child, if there is one.
+    fn start(&self, grant: &Grant, guardian: Option<(&Guardian, Prepared)>, ready: Ready) -> Result<Running, Outcome> {
         let granted = Granted { fence: grant.fence, slot: (self.plan.slots > 1).then_some(grant.slot) };
-        let started = match grant.custody {
-            Custody::Kernel => Running::direct(&self.launch, granted, signals),
-            Custody::Lease(sent_at) => {
+        let started = match (grant.custody, guardian) {
+            (Custody::Lease(sent_at), Some((guardian, prepared))) => {
                 let deadline = self.plan.expires.then(|| self.plan.terms.deadline(sent_at));
-                guardian
-                    .map_or_else(|| Prepared::new(&self.launch, signals), Ok)
-                    .and_then(|ready| Running::guarded(ready, granted, signals, deadline, self.plan.kill_on_lost))
+                let ends_command = self.plan.kill_on_lost;
+                Running::guarded(guardian, prepared, ready, &self.launch, granted, deadline, ends_command)
+            }
+            _ => Running::direct(ready, &self.launch, granted),
+        };
+        let started = started.map_err(|failure| self.tell_why_not_started(failure))?;
+        self.teller.tell(Event::Started { program: &self.program() });
+        Ok(started)
+    }
+
+    /// Tells why COMMAND could not be started, and gives what that makes of the run.
+    fn tell_why_not_started(&self, failure: StartFailure) -> Outcome {
+        let program = self.program();
+        let (why, outcome) = match failure {
+            StartFailure::NotFound => (format!("cannot run {program}: there is no such program"), Outcome::NotFound),
+            StartFailure::CannotExecute(errno) => {
+                (format!("cannot run {program}: {}", errno.desc()), Outcome::CannotExecute)
+            }
+            StartFailure::TooLate => (
+                format!("the lock \"{}\" came too late to be of use; the command was not started", self.key()),
+                Outcome::StoreFailed,
+            ),
+            StartFailure::Orphaned => {
+                ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
+            }
+            StartFailure::Preparing(errno) => {
+                (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
             }
         };
-        let program = escaped(&self.plan.argv[0].to_string_lossy());
-        started.inspect(|_| self.teller.tell(Event::Started { program: &program })).map_err(|failure| {
-            let (why, outcome) = match failure {
-                StartFailure::NotFound => {
-                    (format!("cannot run {program}: there is no such program"), Outcome::NotFound)
-                }
-                StartFailure::CannotExecute(errno) => {
-                    (format!("cannot run {program}: {}", errno.desc()), Outcome::CannotExecute)
-                }
-                StartFailure::TooLate => (
-                    format!("the lock \"{}\" came too late to be of use; the command was not started", self.key()),
-                    Outcome::StoreFailed,
-                ),
-                StartFailure::Preparing(errno) => {
-                    (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
-                }
-            };
-            self.teller.tell(Event::Failed { why: &why });
-            outcome
-        })
+        self.teller.tell(Event::Failed { why: &why });
+        outcome
+    }
+
+    fn program(&self) -> String {
+        escaped(&self.plan.argv[0].to_string_lossy())
     }
 
     /// Starts to renew the lock, if it is one that has to be renewed.
@@ -245,7 +318,8 @@ impl<'a> Run<'a> {
                 let span = self.plan.max_runtime.unwrap_or_default();
                 self.teller.tell(Event::Killed(Reason::TimedOut(span)));
             }
-            Some(Why::Unguarded | Why::Orphaned) => self.teller.tell(Event::Killed(Reason::Unguarded)),
+            Some(Why::Unguarded) => self.teller.tell(Event::Killed(Reason::Unguarded)),
+            Some(Why::Orphaned) => self.teller.tell(Event::Killed(Reason::Orphaned)),
             Some(Why::LeftBehind) | None => {}
         }
         self.teller.tell(Event::Finished(finished.command));
@@ -253,6 +327,17 @@ impl<'a> Run<'a> {
 
     fn key(&self) -> String {
         escaped(self.plan.key.as_str())
+    }
+}
+
+/// Waits while lockrun is stopped: nothing begins in its name. Gives a signal that came and would end it.
+fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
+    loop {
+        let signal = signals.obey();
+        if signal.is_some() || !guardian.is_some_and(Guardian::is_stopped) {
+            return signal;
+        }
+        thread::sleep(STOPPED);
     }
 }
 

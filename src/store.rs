@@ -309,8 +309,10 @@ pub trait Watcher: Ticking {
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
-    /// We stand in the queue for a lease: what takes time can be done now. Called when the wait begins, and now and then.
-    fn queueing(&mut self) {}
+    /// Whether lockrun, for which another process waits, is stopped. Then nothing is to be taken in its name.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
@@ -330,6 +332,10 @@ pub trait Store: Send {
 
     /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+
+    /// Takes back the claim of another process that has died while it waited, whose requests may still be on their way: leaves the
+    /// queue, and the lock, should it have been granted. As well as that can be done.
+    fn take_back(&mut self, _claim: &Claim) {}
 
     /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
     /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.

@@ -246,6 +246,10 @@ impl Store for RedisStore {
         released.map_err(|strange| self.is_strange(strange))
     }
 
+    fn take_back(&mut self, claim: &Claim) {
+        self.withdraw(claim, Doubt::Pending);
+    }
+
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
         let mut script = self.script(&RESERVE, &claim.key, &claim.token);
         let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());

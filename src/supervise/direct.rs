@@ -23,10 +23,10 @@ pub struct Direct {
 
 impl Direct {
     /// Starts COMMAND.
-    pub(super) fn start(launch: &Launch, granted: Granted, signals: &Signals) -> Result<Self, Failure> {
+    pub(super) fn start(ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
         let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
-        let tree = Tree::start(Ready::new(launch, signals), granted, setup, None)?;
+        let tree = Tree::start(ready, granted, setup, None)?;
         Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
     }
 
@@ -109,6 +109,11 @@ impl JobControl {
     /// Whether lockrun stops too, now that COMMAND has. On a terminal always: the shell that started us waits for us
     /// alone, and only our stop returns its prompt. Without one, if we were told to.
     pub(super) fn follows(&mut self) -> bool {
-        std::mem::take(&mut self.stop_wanted) || self.has_terminal
+        self.is_told() || self.has_terminal
+    }
+
+    /// Whether lockrun was told to stop.
+    pub(super) fn is_told(&mut self) -> bool {
+        std::mem::take(&mut self.stop_wanted)
     }
 }

@@ -27,6 +27,11 @@ pub trait Ticking {
 
     /// Lockrun is about to be stopped by the terminal.
     fn pause(&mut self);
+
+    /// What becomes readable when the wait is of no use to anybody any more.
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// Does nothing: its arrival alone makes a waiting system call return.
@@ -155,12 +160,18 @@ pub fn wait_for(
         }
         alarm.set(next_tick.into_iter().chain(until).min())?;
         let mut fds = vec![readable(signals), readable(&alarm)];
-        fds.extend(source.map(|source| PollFd::new(source, PollFlags::POLLIN)));
+        let more = [source, watcher.lifeline()].map(|fd| fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        fds.extend(more.into_iter().flatten());
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
-        if fds.get(2).and_then(PollFd::any).unwrap_or(false) {
+        let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
+        let lifeline = 2 + usize::from(source.is_some());
+        if is_ready(lifeline) {
+            return Ok(Woken::Signal(libc::SIGTERM));
+        }
+        if source.is_some() && is_ready(2) {
             return Ok(Woken::Ready);
         }
     }

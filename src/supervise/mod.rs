@@ -2,9 +2,10 @@
 //!
 //! One process is COMMAND's parent, and it alone signals and reaps what COMMAND started, so that a process id is never
 //! used after it was given back. On a store whose lock the kernel holds (files) that is lockrun itself; on a store with
-//! leases it is the [`guardian`], a small process that outlives lockrun and ends COMMAND in time.
+//! leases it is the [`guardian`], with lockrun in [`front`] of it: each ends COMMAND in time if the other cannot.
 
 pub mod entry;
+pub mod front;
 pub mod guardian;
 pub mod interrupt;
 pub mod signals;
@@ -25,13 +26,12 @@ use std::time::Duration;
 
 pub use direct::readable;
 pub use exit::{end_as, end_now};
-pub use spawn::{Failure as StartFailure, SLOT, pass_on};
+pub use spawn::{Failure as StartFailure, Ready, SLOT, pass_on};
 pub use supervisor::{Finished, Why};
-pub use tree::Child;
 
 use crate::lease::Deadline;
 use crate::outcome::Ending;
-use guardian::{Guardian, Prepared};
+use guardian::{Guarded, Guardian, Prepared};
 use signals::Signals;
 
 /// What is done about processes that COMMAND left behind when it ended.
@@ -71,36 +71,37 @@ pub struct Granted {
 
 /// COMMAND, running. Ends only by [`Running::until_the_end`].
 pub enum Running {
-    /// lockrun is its parent.
+    /// Under a lock that the kernel holds, and passes on to COMMAND.
     Direct(direct::Direct),
-    /// The guardian is its parent.
-    Guarded(Guardian),
+    /// Under a lease.
+    Guarded(Guarded),
 }
 
 impl Running {
-    /// Starts COMMAND as lockrun's own child: for a lock that the kernel holds, and passes on to COMMAND.
-    pub fn direct(launch: &Launch, granted: Granted, signals: &Signals) -> Result<Self, StartFailure> {
-        direct::Direct::start(launch, granted, signals).map(Running::Direct)
+    /// Starts COMMAND as this process's own child, under a lock that the kernel holds and passes on to COMMAND.
+    pub fn direct(ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, StartFailure> {
+        direct::Direct::start(ready, launch, granted).map(Running::Direct)
     }
 
-    /// Starts COMMAND as the child of a guardian: for a lock that is a lease. With a `deadline` it is not started too late, and, if
-    /// that `ends_command`, ended in time; otherwise the guardian ends it only when lockrun dies.
+    /// Starts COMMAND as the guardian's child, under a lease. With a `deadline` it is not started too late, and, if that
+    /// `ends_command`, ended in time; otherwise it is ended only when lockrun dies.
     pub fn guarded(
-        guardian: Prepared,
+        guardian: &Guardian,
+        prepared: Prepared,
+        ready: Ready,
+        launch: &Launch,
         granted: Granted,
-        signals: &Signals,
         deadline: Option<Deadline>,
         ends_command: bool,
     ) -> Result<Self, StartFailure> {
-        guardian.start(granted, signals, deadline, ends_command).map(Running::Guarded)
+        Guarded::start(guardian, prepared, ready, launch, granted, deadline, ends_command).map(Running::Guarded)
     }
 
-    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended; and the guardian, if there is
-    /// one that has yet to end.
-    pub fn until_the_end(self, signals: &Signals) -> nix::Result<(Finished, Option<Child>)> {
+    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended.
+    pub fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
         match self {
-            Running::Direct(direct) => direct.until_the_end(signals).map(|finished| (finished, None)),
-            Running::Guarded(guardian) => guardian.until_the_end(signals),
+            Running::Direct(direct) => direct.until_the_end(signals),
+            Running::Guarded(guarded) => Ok(guarded.until_the_end(signals)),
         }
     }
 
@@ -109,15 +110,15 @@ impl Running {
         match self {
             // Without a lease there is nothing that lockrun would have to do beside waiting.
             Running::Direct(_) => {}
-            Running::Guarded(guardian) => guardian.abandon(signals),
+            Running::Guarded(guarded) => guarded.abandon(signals),
         }
     }
 
-    /// Where the keeper of a lease reports to, if COMMAND has a guardian.
+    /// Where the keeper of a lease reports to, if there is one.
     pub fn control(&self) -> Option<guardian::Control> {
         match self {
             Running::Direct(_) => None,
-            Running::Guarded(guardian) => Some(guardian.control()),
+            Running::Guarded(guarded) => Some(guarded.control()),
         }
     }
 }

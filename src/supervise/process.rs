@@ -104,14 +104,23 @@ fn read(pid: pid_t) -> Option<Process> {
 /// Reads a line of /proc/PID/stat: `pid (name) state parent group …`, with the start as field 22. The name may hold
 /// anything, parentheses and newlines included, so the fields count from the last parenthesis.
 fn parse(pid: pid_t, stat: &[u8]) -> Option<Process> {
-    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(&stat[name_end + 1..]).ok()?;
-    let mut fields = rest.split_ascii_whitespace();
+    let mut fields = fields(stat)?;
     let state = *fields.next()?.as_bytes().first()?;
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
     let started = fields.nth(16)?.parse().ok()?;
     Some(Process { pid, parent, group, state, started })
+}
+
+/// The state in such a line.
+pub(super) fn state(stat: &[u8]) -> Option<u8> {
+    fields(stat)?.next()?.as_bytes().first().copied()
+}
+
+/// The fields behind the name.
+fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    Some(std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace())
 }
 
 #[cfg(test)]
@@ -123,6 +132,7 @@ mod tests {
         let stat = b"7 (a) Z 1 (b\n) S 3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2";
         let process = parse(7, stat).expect("is read");
         assert_eq!((process.parent, process.group, process.state, process.started), (3, 5, b'S', 9876));
+        assert_eq!((state(stat), state(b"7 (a")), (Some(b'S'), None));
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub enum Failure {
     CannotExecute(Errno),
     /// The lease would have been over too soon.
     TooLate,
+    /// lockrun has died, for which it was to be started.
+    Orphaned,
     /// lockrun could not come so far as to try.
     Preparing(Errno),
 }
@@ -60,7 +62,7 @@ pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
 }
 
 /// COMMAND in the form that the system calls take: what can be had before it is to be started.
-pub(super) struct Ready {
+pub struct Ready {
     argv: Vec<*const c_char>,
     /// Without a null at its end, so that more can be added.
     envp: Vec<*const c_char>,
@@ -73,7 +75,7 @@ pub(super) struct Ready {
 
 impl Ready {
     /// Gets everything ready to start what `launch` says.
-    pub(super) fn new(launch: &Launch, signals: &Signals) -> Self {
+    pub fn new(launch: &Launch, signals: &Signals) -> Self {
         let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
         let mut ready = Ready {
             argv: argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect(),

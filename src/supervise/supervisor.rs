@@ -77,6 +77,14 @@ impl Supervisor {
         }
     }
 
+    /// Ends `tree` at once, at `now`: its own parent is dead.
+    pub(super) fn ending(tree: Tree, now: Moment) -> Self {
+        let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
+        let mut supervisor = Supervisor { tree, kill_after, descendants, stop_at: None, lease: None, closing: None };
+        supervisor.end(Why::Unguarded, now);
+        supervisor
+    }
+
     /// The lease was renewed: what it allows now.
     pub(super) fn renewed(&mut self, deadline: Deadline) {
         self.lease = Some(deadline);

@@ -105,6 +105,65 @@ fn late_requests_of_a_run_that_is_over_take_nothing() {
     assert!(is_free(&store, "over"), "held by a run that has ended");
 }
 
+// "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its lock only
+// stays for a while does not make it stay for ever.
+#[test]
+fn a_late_claim_does_not_prolong_a_lock_that_stays() {
+    let (store, proxy) = scene("stays");
+    // The server knows how a waiter claims.
+    let holder = Holder::new(&store, "stays");
+    let earlier = waiter(&proxy, "stays", ":");
+    holder.end();
+    earlier.wait().exited(0);
+    let holder = Holder::new(&store, "stays");
+    let call = Lockrun::at(&proxy.url()).key("stays").args(["--wait", "-v", "--store-timeout", "1s"]);
+    let mut next = call.args(["--ttl", "none", "--min-hold", "10m"]).sh(":").spawn();
+    next.wait_for_stderr("waiting");
+    eventually(LONG, "it sleeps", || server(&store).ask(&["INFO", "clients"]).text().contains("blocked_clients:1"));
+    proxy.set(Mode::HoldUpTo(proxy.connections()));
+    holder.end();
+    next.wait().exited(0);
+    let before = server(&store).scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "the late claim arrives", || server(&store).scripts_run() > before);
+    let ends =
+        server(&store).ask(&["ZRANGE", "lockrun:{stays}:holders", "0", "0", "WITHSCORES"]).list()[1].text().to_owned();
+    assert_ne!(ends, "inf", "the lock stays for ever");
+}
+
+// "Unknown (an error, possibly done: clean up by token)": what arrives after its withdrawal takes nothing, also if mail lies there that
+// the waiter had not taken when its place in the queue was forgotten.
+#[test]
+fn a_withdrawal_is_not_hidden_behind_old_mail() {
+    let (store, proxy) = scene("mail");
+    let redis = server(&store);
+    let holder = Holder::new(&store, "mail");
+    let call = Lockrun::at(&proxy.url()).key("mail").args(["--wait", "--ttl", "none", "--store-timeout", "1s"]);
+    let waiter = call.sh(":").spawn();
+    eventually(LONG, "it sleeps", || redis.ask(&["INFO", "clients"]).text().contains("blocked_clients:1"));
+    let token = redis.ask(&["ZRANGE", "lockrun:{mail}:queue", "0", "0"]).list()[0].text().to_owned();
+    let mailbox = format!("lockrun:{{mail}}:box:{token}");
+    // It is cut off while it looks at the lock, mail comes, and it is not heard of for as long as the queue lasts.
+    proxy.set(Mode::HoldUpTo(u64::MAX));
+    redis.ask(&["RPUSH", &mailbox, "1 0"]);
+    eventually(LONG, "it has tried another connection", || proxy.connections() >= 2);
+    redis.ask(&["RPUSH", &mailbox, "1 granted"]);
+    redis.ask(&["DEL", "lockrun:{mail}:queue", "lockrun:{mail}:alive"]);
+    waiter.signal(Signal::SIGTERM);
+    waiter.wait().died_of(Signal::SIGTERM);
+    // What it has sent last arrives first: that it has given up.
+    proxy.set(Mode::HoldUpTo(proxy.connections() - 1));
+    let letters = || redis.ask(&["LRANGE", &mailbox, "0", "-1"]).list().len();
+    eventually(LONG, "its withdrawal arrives", || {
+        letters() == 2 || redis.ask(&["LINDEX", &mailbox, "0"]).text() == "withdrawn"
+    });
+    holder.end();
+    let before = redis.scripts_run();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "a late look arrives", || redis.scripts_run() > before);
+    assert!(is_free(&store, "mail"), "held by a run that has ended");
+}
+
 // "Every write checks the token": what a waiter has sent over a connection that it gave up, and what arrives only when it
 // holds the lock, does not take the lock from it.
 #[test]

@@ -48,7 +48,7 @@ local function look_again(ticket, expires_in, info)
   if not expires_in or expires_in < 0 then
     return look_in
   end
-  local granted = first_to_end()
+  local granted = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
   local event = expires_in + 1
   if not redis.call('ZSCORE', QUEUE, granted) then
     local lease = cjson.decode(info)
@@ -79,25 +79,26 @@ local function doubt(token)
   return GRACE + 1
 end
 
-local ended = drop_ended_leases()
-
--- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
--- others pass.)
 local letter = redis.call('LINDEX', BOX .. TOKEN, 0)
 if letter == WITHDRAWN then
   return {0, {}, 0, REFRESH, '', '', now}
 end
+
+local ended = drop_ended_leases()
+
+-- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
+-- others pass.)
 if letter then
   redis.call('DEL', BOX .. TOKEN)
 end
 
-local granted = ends_of[TOKEN]
+local granted = ends_of(TOKEN)
 local mine, ahead, is_known_free = granted, nil, false
 local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
-  local forgotten = CAUTION > 0 and ended == 0 and held == 0
+  local forgotten = CAUTION > 0 and ended == 0 and held() == 0
   if forgotten then
     local last = redis.call('GET', LAST)
     last = last and cjson.decode(last) or {ended = 0}
@@ -106,7 +107,7 @@ if not mine then
   end
   if forgotten then
     patience = CAUTION
-  elseif held < SLOTS then
+  elseif held() < SLOTS then
     ahead = first_waiters(1)[1]
     mine = not ahead or ahead == TOKEN
   end
@@ -157,7 +158,7 @@ end
 if ended > 0 or first[1] or is_known_free or (place and not WAIT) then
   handed = hand_over()
 end
-if WAIT and ahead and not ends_of[ahead] then
+if WAIT and ahead and not ends_of(ahead) then
   look_in = math.min(look_in, doubt(ahead))
   expect(TOKEN, look_in)
 end

@@ -14,14 +14,12 @@ if not is_in_force(TOKEN) then
   return {0}
 end
 local info = info_of(TOKEN)
+-- One that comes again, or when the run is over and its lock only stays for a while, changes nothing.
 if not info.fence then
   info = {who = info.who, slot = info.slot, hand = HAND or nil}
   take_hold(TOKEN, TTL, info)
   forget_waiter(TOKEN)
-end
--- Whoever has the token of a command's run does not change the lease on which that counts.
-if info.hand or not HAND then
   set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
+  expire_holders()
 end
-expire_holders()
 return {1, info.fence, info.slot}

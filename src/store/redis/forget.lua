@@ -9,8 +9,9 @@
 local UNUSED, REALLY = tonumber(ARGV[1]), ARGV[2] == '1'
 
 local last_life = redis.call('ZREVRANGE', ALIVE, 0, 0, 'WITHSCORES')[2] or 0
-for _, ends in ipairs({tonumber(last_life), tonumber(found[#found] or 0)}) do
-  if ends > now then
+local last_lease = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or 0
+for _, ends in ipairs({last_life, last_lease}) do
+  if ends == 'inf' or tonumber(ends) > now then
     return 0
   end
 end

@@ -6,10 +6,11 @@
 --       value: that the sequence was at last, or ''
 
 local holders, queue = {}, {}
-for at = 1, #found, 2 do
-  local token = found[at]
-  if is_in_force(token) and info_of(token).fence then
-    holders[#holders + 1] = describe(token)
+local held = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WITHSCORES')
+for at = 1, #held, 2 do
+  local token, ends = held[at], held[at + 1]
+  if info_of(token).fence then
+    holders[#holders + 1] = describe(token, ends)
   end
 end
 for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do

@@ -37,41 +37,19 @@ local function let_pass_when_full()
   redis.call('DEL', BOX)
 end
 
--- The leases as they were found: token, end, token, end, ..., those that end first in front. And as this script leaves them, a
--- token's end (inf: never), and how many there are: they are read from the server once.
-local found, ends_of, held = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES'), {}, 0
-for at = 1, #found, 2 do
-  ends_of[found[at]] = tonumber(found[at + 1])
-  held = held + 1
+-- When this one's lease ends (inf: never); nil if it neither holds the lock nor was granted it.
+local function ends_of(token)
+  local ends = redis.call('ZSCORE', HOLDERS, token)
+  return ends and (ends == 'inf' and math.huge or tonumber(ends))
+end
+
+local function is_in_force(token)
+  local ends = ends_of(token)
+  return ends and ends > now
 end
 
 local function set_lease(token, ends)
-  redis.call('ZADD', HOLDERS, whole(ends), token)
-  held = ends_of[token] and held or held + 1
-  ends_of[token] = ends
-end
-
-local function end_lease(token)
-  if ends_of[token] then
-    redis.call('ZREM', HOLDERS, token)
-    ends_of[token], held = nil, held - 1
-  end
-end
-
--- Whether this one holds the lock, or was granted it.
-local function is_in_force(token)
-  return ends_of[token] and ends_of[token] > now
-end
-
--- Whose lease ends next.
-local function first_to_end()
-  local first
-  for token, ends in pairs(ends_of) do
-    if ends > now and (not first or ends < ends_of[first] or ends == ends_of[first] and token < first) then
-      first = token
-    end
-  end
-  return first
+  redis.call('ZADD', HOLDERS, ends == math.huge and '+inf' or whole(ends), token)
 end
 
 local function info_of(token)
@@ -105,30 +83,27 @@ end
 -- there and has run out shows that the lock was not simply forgotten. (A waiter's particulars are needed for longer than it waits
 -- without a sign of life, which is less.)
 local function expire_holders()
-  local last = now
-  for _, ends in pairs(ends_of) do
-    last = math.max(last, ends)
-  end
-  for _, key in ipairs(held > 0 and {HOLDERS, INFO} or {INFO}) do
-    if last == math.huge then
+  local last = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2]
+  for _, key in ipairs(last and {HOLDERS, INFO} or {INFO}) do
+    if last == 'inf' then
       redis.call('PERSIST', key)
     else
-      redis.call('PEXPIREAT', key, whole(last + REMEMBER))
+      redis.call('PEXPIREAT', key, whole((last or now) + REMEMBER))
     end
   end
 end
 
 -- A holder: how long it has been one, when its lease ends (-1: never), its particulars, and its token; all of it as a reply.
-local function describe(token)
-  local info, ends = redis.call('HGET', INFO, token) or '{}', ends_of[token]
+local function describe(token, ends)
+  local info = redis.call('HGET', INFO, token) or '{}'
   local since = cjson.decode(info).since or now
-  return {now - since, ends == math.huge and -1 or ends - now, info, token}
+  return {now - since, ends == 'inf' and -1 or ends - now, info, token}
 end
 
--- The holder whose lease ends first, described.
+-- The holder whose lease ends first, but has not ended yet, described.
 local function holder()
-  local first = first_to_end()
-  return first and describe(first) or {}
+  local first = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  return first[1] and describe(first[1], first[2]) or {}
 end
 
 -- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended.

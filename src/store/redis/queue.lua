@@ -63,17 +63,13 @@ end
 -- that is cut off: otherwise each of them would be waited for in its turn. Whoever calls this hands over what has become free:
 -- nobody else will see that it has.
 local function drop_ended_leases()
-  local ended, unclaimed = 0, false
-  for at = 1, #found, 2 do
-    local token = found[at]
-    if ends_of[token] and ends_of[token] <= now then
-      end_lease(token)
-      ended = ended + 1
-      if redis.call('ZSCORE', QUEUE, token) then
-        unclaimed = true
-      else
-        redis.call('HDEL', INFO, token)
-      end
+  local ended, unclaimed = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false
+  for _, token in ipairs(ended) do
+    redis.call('ZREM', HOLDERS, token)
+    if redis.call('ZSCORE', QUEUE, token) then
+      unclaimed = true
+    else
+      redis.call('HDEL', INFO, token)
     end
   end
   if unclaimed then
@@ -83,7 +79,12 @@ local function drop_ended_leases()
       end
     end
   end
-  return ended
+  return #ended
+end
+
+-- How many hold the lock, or were granted it.
+local function held()
+  return redis.call('ZCARD', HOLDERS)
 end
 
 -- The waiters that are alive, not granted the lock yet, and listening as far as we know; or only those that have taken all their
@@ -106,7 +107,7 @@ local function waiters(without_mail)
       else
         from = from + 1
         local passed_by = without_mail and deaf_since(token) or is_absent(token)
-        if not passed_by and not ends_of[token] then
+        if not passed_by and not ends_of(token) then
           return token
         end
       end
@@ -131,7 +132,7 @@ end
 -- The lowest slot that no holder has.
 local function lowest_slot()
   local taken, slot = {}, 0
-  for token in pairs(ends_of) do
+  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
     taken[info_of(token).slot or 0] = true
   end
   while taken[slot] do
@@ -153,7 +154,7 @@ local function watch()
     local at = math.ceil(count * part / WATCHERS) - 1
     local token = redis.call('ZRANGE', QUEUE, at, at)[1]
     local looks_at = tonumber(redis.call('ZSCORE', ALIVE, token) or 0) - LATE
-    if #told < missing and not ends_of[token] and looks_at > now + FIRST_LOOK and not is_absent(token) then
+    if #told < missing and looks_at > now + FIRST_LOOK and not ends_of(token) and not is_absent(token) then
       told[#told + 1] = token
     end
   end
@@ -172,7 +173,7 @@ local function hand_over()
   local granted = {}
   for token in waiters() do
     local info = info_of(token)
-    if held >= (info.slots or 1) then
+    if held() >= (info.slots or 1) then
       break
     end
     info.slot, info.since = lowest_slot(), now

@@ -70,12 +70,13 @@ if ends then
     mail(token, ends - now + 1 + 20 * turn)
   end
 else
-  end_lease(TOKEN)
+  redis.call('ZREM', HOLDERS, TOKEN)
   redis.call('HDEL', INFO, TOKEN)
   forget_waiter(TOKEN)
 end
 if DOUBT then
-  redis.call('RPUSH', BOX .. TOKEN, WITHDRAWN)
+  -- In front of old mail, which nobody takes any more.
+  redis.call('LPUSH', BOX .. TOKEN, WITHDRAWN)
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
 local handed = hand_over()

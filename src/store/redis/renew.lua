@@ -29,7 +29,7 @@ end
 -- A command counts on the lease that it was promised last: by hand, that gets no shorter.
 if TTL == 0 then
   set_lease(TOKEN, math.huge)
-elseif info.hand or now + TTL > ends_of[TOKEN] then
+elseif info.hand or now + TTL > ends_of(TOKEN) then
   set_lease(TOKEN, now + TTL)
 end
 expire_holders()

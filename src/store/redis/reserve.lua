@@ -36,10 +36,10 @@ local function next_after(value)
 end
 
 local info = info_of(TOKEN)
-if not (info.value and ends_of[TOKEN]) then
+if not (info.value and ends_of(TOKEN)) then
   local last = redis.call('HGET', SEQUENCE, 'last')
   local reserved = {}
-  for token in pairs(ends_of) do
+  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
     reserved[info_of(token).value or ''] = true
   end
   local value, place = VALUE, tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)

@@ -22,7 +22,7 @@ for token in string.gmatch(GRANTED, '%S+') do
   if is_in_force(token) and redis.call('ZSCORE', QUEUE, token) then
     pending = true
     if deaf_since(token) then
-      local ends = ends_of[token]
+      local ends = ends_of(token)
       wait = math.min(wait, math.min(ends - now, GRACE) + 1)
       if ends > now + GRACE then
         -- Those that watch it would look too late, and may be far away.

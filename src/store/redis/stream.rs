@@ -4,12 +4,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Shutdown, shutdown};
 use rustls::{ClientConnection, StreamOwned};
 
 use crate::clock::Moment;
@@ -105,13 +104,6 @@ impl Timed {
             }
             await_ready(&self.socket, event, self.deadline)?;
         }
-    }
-}
-
-impl Drop for Timed {
-    /// Closes the connection, though a process that we have forked may have a descriptor of it too.
-    fn drop(&mut self) {
-        let _ = shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Both);
     }
 }
 

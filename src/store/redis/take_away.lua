@@ -16,22 +16,23 @@ let_pass_when_full()
 
 local taken, others = {}, {}
 local free_in, untold = 0, 0
-for at = 1, #found, 2 do
-  local token = found[at]
-  local ends, info = ends_of[token], info_of(token)
+local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
+for at = 1, #holders, 2 do
+  local token, ends = holders[at], holders[at + 1]
+  local info = info_of(token)
   -- One that was only granted the lock is not a holder yet.
   if info.fence and is_in_force(token) then
-    local description = describe(token)
+    local description = describe(token, ends)
     if MEANT ~= '' and whole(info.fence) ~= MEANT then
       others[#others + 1] = description
     else
       taken[#taken + 1] = description
-      if info.hand or AT_ONCE or ends == math.huge then
+      if info.hand or AT_ONCE or ends == 'inf' then
         if not info.hand then
           untold = untold + 1
         end
         note(info, {})
-        end_lease(token)
+        redis.call('ZREM', HOLDERS, token)
         redis.call('HDEL', INFO, token)
       else
         info.taken = BY

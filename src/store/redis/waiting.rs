@@ -20,6 +20,9 @@ const OUTAGE_MAX: Duration = Duration::from_mins(1);
 /// The pauses between two attempts to reach a server that is away: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
+/// How often a waiter for whom lockrun is stopped looks whether it goes on.
+const STOPPED: Duration = Duration::from_millis(100);
+
 /// The holder that a waiter has seen when it last looked. If the store forgets it, its command may still run: until it hears
 /// that its lock is gone, or for as long as its lease.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +75,15 @@ impl RedisStore {
         // What claims the lock, once it was granted to us.
         let mut granted: Option<Cmd> = None;
         loop {
+            // It is as if we did not listen, until lockrun goes on: then we ask what has become of our place.
+            while watcher.is_stopped() {
+                granted = None;
+                let wake_at = Moment::now() + STOPPED;
+                if let Woken::Signal(signal) = interrupt::wait_for(None, Some(wake_at), signals, watcher)? {
+                    self.withdraw(claim, self.doubt);
+                    return Ok(Acquired::Interrupted(signal));
+                }
+            }
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
             let asked = match granted.take().map_or(Ok(None), |script| self.claim_grant(&script)) {
@@ -97,8 +109,7 @@ impl RedisStore {
                     heard_at = Some(Moment::now());
                     // It has them from us, and from the one who will let go of the lock.
                     self.knows_scripts = true;
-                    // Whatever can be done before our turn comes is done now.
-                    watcher.queueing();
+                    // What can be done before our turn comes is done now.
                     script::take_hashes();
                     let claim_script = self.claim_script(claim);
                     let look_at = Moment::now() + look_in;

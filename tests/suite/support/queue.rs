@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::deadline::{LONG, eventually};
 use super::lockrun::{Lockrun, Running};
+use super::processes;
 use super::redis::Redis;
 use super::store::Store;
 
@@ -156,10 +157,17 @@ impl<'a> Queue<'a> {
         self.waiters[number].take().expect("it is still there")
     }
 
-    /// Kills a waiter; its place in the queue stays.
+    /// Kills a waiter and its guardian, so that neither can clean up after the other: its place in the queue stays.
     #[track_caller]
     pub(crate) fn kill(&mut self, number: usize) {
         let mut waiter = self.take(number);
+        waiter.signal(Signal::SIGSTOP);
+        eventually(LONG, "the waiter stands still", || {
+            matches!(processes::state(waiter.pid()), Some('T' | 'Z') | None)
+        });
+        for guardian in processes::children(waiter.pid()) {
+            processes::send(guardian, Signal::SIGKILL);
+        }
         waiter.signal(Signal::SIGKILL);
         eventually(LONG, "the waiter is dead", || waiter.has_ended());
         self.somebody_died = true;

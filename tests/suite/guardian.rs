@@ -1,0 +1,228 @@
+//! Under a lease the guardian does the work: it waits, claims, runs the command and lets go. What becomes of it and of lockrun
+//! when one of them dies or stands still before there is a command; for the rest see `faults` and `outliving`.
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::processes::{children, is_alive, send, state};
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
+
+/// Two in a queue whose lock is granted to the first one. It claims the lock, and the server stands still.
+struct Scene<'a> {
+    queue: Queue<'a>,
+    redis: &'a Redis,
+    /// The first one's.
+    guardian: i32,
+}
+
+impl<'a> Scene<'a> {
+    fn new(store: &'a Store, key: &str, options: &[&str]) -> Self {
+        let redis = store.as_redis().expect("a Redis");
+        // The server learns how a waiter claims.
+        let holder = Holder::new(store, key);
+        let mut queue = Queue::new(store, key);
+        queue.join(1);
+        holder.end();
+        queue.end().in_order([0]);
+        let holder = Holder::new(store, key);
+        let mut queue = Queue::new(store, key).with(options);
+        queue.join(2);
+        let guardian = guardian_of(&mut queue, 0);
+        stop(guardian);
+        holder.end();
+        redis.pause();
+        let before = sleeps(guardian);
+        send(guardian, Signal::SIGCONT);
+        // There is mail, so what it waits for now is the answer to its claim.
+        eventually(LONG, "its claim is on its way", || state(guardian) == Some('S') && sleeps(guardian) > before);
+        Scene { queue, redis, guardian }
+    }
+}
+
+/// The guardian of a waiter.
+fn guardian_of(queue: &mut Queue<'_>, number: usize) -> i32 {
+    let guardians = children(queue.waiter(number).pid());
+    assert_eq!(guardians.len(), 1, "{guardians:?}");
+    guardians[0]
+}
+
+#[track_caller]
+fn stop(pid: i32) {
+    send(pid, Signal::SIGSTOP);
+    eventually(LONG, "it stands still", || state(pid) == Some('T'));
+}
+
+/// How often a process has gone to sleep so far.
+fn sleeps(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).expect("a count");
+    count.trim().parse().expect("a number")
+}
+
+// "Nothing outlives lockrun": killed while it waits, it takes its guardian with it, which leaves the queue.
+#[test]
+fn lockrun_is_killed_while_it_waits() {
+    let store = Store::redis();
+    let holder = Holder::new(&store, "killed-waiting");
+    let mut queue = Queue::new(&store, "killed-waiting");
+    queue.join(2);
+    let guardian = guardian_of(&mut queue, 0);
+    let waiter = queue.take(0);
+    waiter.signal(Signal::SIGKILL);
+    waiter.wait().died_of(Signal::SIGKILL);
+    eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
+    eventually(LONG, "its place is free", || queue.length() == 1);
+    holder.end();
+    queue.end().in_order([1]);
+}
+
+// The same, while a claim is on its way. It may arrive yet, so the next one goes on when that lease has run out.
+#[test]
+fn lockrun_is_killed_while_it_claims() {
+    let store = Store::redis();
+    let options = ["--ttl", "3s", "--store-timeout", "300ms"];
+    let Scene { mut queue, redis, guardian } = Scene::new(&store, "killed-claiming", &options);
+    send(queue.waiter(0).pid(), Signal::SIGKILL);
+    eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
+    redis.resume();
+    queue.kill(0);
+    queue.end().in_order([1]);
+}
+
+// "A wait that is cut short leaves the queue", also when it was the guardian that was killed.
+#[test]
+fn the_guardian_is_killed_while_it_waits() {
+    let store = Store::redis();
+    let holder = Holder::new(&store, "guardian-killed");
+    let mut queue = Queue::new(&store, "guardian-killed");
+    queue.join(2);
+    send(guardian_of(&mut queue, 0), Signal::SIGKILL);
+    queue.take(0).wait().exited(125).said("guardian");
+    eventually(LONG, "its place is free", || queue.length() == 1);
+    holder.end();
+    queue.end().in_order([1]);
+}
+
+// The same, while a claim is on its way: that does not get the lock when it arrives.
+#[test]
+fn the_guardian_is_killed_while_it_claims() {
+    let store = Store::redis();
+    let Scene { mut queue, redis, guardian } = Scene::new(&store, "claimant-killed", &[]);
+    send(guardian, Signal::SIGKILL);
+    eventually(LONG, "the guardian is dead", || !is_alive(guardian));
+    redis.resume();
+    queue.take(0).wait().exited(125).said("guardian");
+    queue.end().in_order([1]);
+}
+
+// "Nothing outlives lockrun", whatever was ignored when it started.
+#[test]
+fn a_guardian_that_ignores_signals_goes_with_lockrun() {
+    let store = Store::redis();
+    let holder = Holder::new(&store, "ignoring");
+    let waiter =
+        Lockrun::new(&store).key("ignoring").arg("--wait").sh(":").in_shell("trap '' TERM; exec \"$@\"").spawn_alone();
+    let place = || store.as_redis().expect("a Redis").ask(&["ZCARD", "lockrun:{ignoring}:queue"]).number();
+    eventually(LONG, "it waits", || place() == 1);
+    let guardian = children(waiter.pid())[0];
+    waiter.signal(Signal::SIGKILL);
+    eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
+    assert_eq!(place(), 0);
+    holder.end();
+}
+
+// Nothing begins in the name of a run that is stopped, and what waits for its turn does not get it.
+#[test]
+fn nothing_begins_while_lockrun_is_stopped() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    redis.pause();
+    let mut run = Lockrun::new(&store).key("stopped").args(["--ttl", "60s"]).command(["echo", "begun"]).spawn();
+    eventually(LONG, "it has a guardian", || children(run.pid()).len() == 1);
+    stop(run.pid());
+    redis.resume();
+    eventually(LONG, "the lock is its own", || redis.keys().contains(&"lockrun:{stopped}:holders".to_owned()));
+    // Others come and go meanwhile.
+    Lockrun::new(&store).key("another").command(["true"]).run().exited(0);
+    assert_eq!(run.stdout(), "");
+    send(run.pid(), Signal::SIGCONT);
+    run.wait_for_line("begun");
+    run.wait().exited(0);
+}
+
+// "Signals": those that end a wait do so through a guardian that is stopped, too.
+#[test]
+fn a_wait_whose_guardian_is_stopped_can_be_ended() {
+    let store = Store::redis();
+    let holder = Holder::new(&store, "stopped-guardian");
+    let mut queue = Queue::new(&store, "stopped-guardian");
+    queue.join(1);
+    let guardian = guardian_of(&mut queue, 0);
+    stop(guardian);
+    let waiter = queue.take(0);
+    waiter.signal(Signal::SIGTERM);
+    waiter.wait().died_of(Signal::SIGTERM);
+    assert!(!is_alive(guardian), "the guardian is still there");
+    assert_eq!(queue.length(), 0);
+    holder.end();
+}
+
+// "Only a claim that the server confirms starts COMMAND": one that comes too late is refused.
+#[test]
+fn a_claim_that_comes_too_late_is_refused() {
+    let store = Store::redis();
+    let holder = Holder::new(&store, "refused");
+    let mut queue = Queue::new(&store, "refused");
+    let gate = TempDir::new().expect("a temporary directory");
+    let opened = gate.path().join("opened");
+    queue.join(1);
+    queue.join_to(&format!("until [ -e '{}' ]; do sleep 0.01; done", opened.display()));
+    let late = guardian_of(&mut queue, 0);
+    stop(late);
+    holder.end();
+    eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
+    let asleep = queue.asleep();
+    send(late, Signal::SIGCONT);
+    eventually(LONG, "the first one waits again", || queue.asleep() > asleep);
+    assert_eq!(queue.begun(), ["1"], "its command has not begun");
+    std::fs::write(&opened, "").expect("the gate opens");
+    queue.end().in_order([1, 0]);
+}
+
+// "From COMMAND's first instruction no other run holds the same key": a lease that was over before COMMAND could begin is no
+// lease that was lost while it ran, whatever that would do to it.
+#[test]
+fn nothing_begins_when_the_lease_is_over() {
+    let store = Store::redis();
+    let options = ["--ttl", "2s", "--on-lost", "warn"];
+    let Scene { mut queue, redis, guardian } = Scene::new(&store, "too-late", &options);
+    stop(guardian);
+    redis.resume();
+    eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
+    send(guardian, Signal::SIGCONT);
+    queue.take(0).wait().exited(69).said("came too late");
+    queue.end().in_order([1]);
+}
+
+// "If that fails, COMMAND's own status still counts": the release may take longer than what is left of the lease.
+#[test]
+fn a_command_that_has_ended_keeps_its_status_while_the_store_is_away() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let directory = TempDir::new().expect("a temporary directory");
+    let events = directory.path().join("events");
+    let mut run = Lockrun::new(&store)
+        .key("slow-release")
+        .args(["--ttl", "3s", "--kill-after", "200ms", "--store-timeout", "1500ms", "--events"])
+        .arg(&events)
+        .sh("echo ready; sleep 1.5")
+        .spawn();
+    run.wait_for_line("ready");
+    redis.pause();
+    let finished = run.wait();
+    redis.resume();
+    let told = std::fs::read_to_string(&events).expect("the events");
+    assert_eq!(told.matches("\"event\":\"finished\"").count(), 1, "{told}");
+    assert!(!told.contains("\"event\":\"killed\""), "{told}");
+    finished.exited(0);
+}
