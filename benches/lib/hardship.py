@@ -18,9 +18,9 @@ HERD = 1000
 HOLD_US = 1000
 
 KILL_METHOD = f"""\
-{WAITERS} waiters join one after the other; {KILLED} of them are killed with KILL, so that they cannot say good-bye. The rest
-must run in the order in which they joined. "some" are picked at random. "earlier" is {EARLIER} s before the holder lets go,
-so that the server has seen their connections close. "at that moment" is without a pause between the last kill and the
+{WAITERS} waiters join one after the other; {KILLED} of them are killed with KILL, lockrun and its guardian at once, so that
+neither can say good-bye for the other. The rest must run in the order in which they joined. "some" are picked at random.
+"earlier" is {EARLIER} s before the holder lets go, so that the server has seen their connections close. "at that moment" is without a pause between the last kill and the
 holder's end, so that the server may still take them for alive: a race, so it is run {REPETITIONS} times. "one by one" is while
 the others run, from the later four fifths of the queue."""
 
@@ -78,7 +78,7 @@ def kill_some(bench, kill):
 
 def kill_before(turns, numbers, pause=0.0):
     for number in numbers:
-        turns.bench.processes.kill(turns.pids[number])
+        turns.bench.processes.kill_with_children(turns.pids[number])
     time.sleep(pause)
     turns.let_go()
     return numbers
@@ -90,7 +90,7 @@ def kill_meanwhile(turns, numbers):
     for number in numbers:
         time.sleep(0.003)
         turns.bench.processes.has_ended(turns.pids[number])
-        turns.bench.processes.kill(turns.pids[number])
+        turns.bench.processes.kill_with_children(turns.pids[number])
     statuses = turns.bench.processes.wait([turns.pids[number] for number in numbers], 10)
     return [number for number in numbers if statuses.get(turns.pids[number]) == -9]
 

@@ -79,6 +79,14 @@ class Processes:
         if pid in self.live:
             os.kill(pid, signal.SIGKILL)
 
+    def kill_with_children(self, pid):
+        """Kills it and its children, so that none can clean up after the other: as when their machine dies."""
+        if pid in self.live:
+            os.kill(pid, signal.SIGSTOP)
+            for child in children(pid):
+                os.kill(child, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+
     def end_all(self):
         """Kills all that are left, and waits for them."""
         for pid in list(self.live):
@@ -92,6 +100,15 @@ class Processes:
                 return (errors.read().splitlines() or ["nothing on stderr"])[-1]
         except FileNotFoundError:
             return "nothing on stderr"
+
+
+def children(pid):
+    """The children of a process, by /proc."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as line:
+            return [int(child) for child in line.read().split()]
+    except FileNotFoundError:
+        return []
 
 
 def eventually(condition, seconds, what):
