@@ -54,7 +54,7 @@ pub struct Front {
 /// How far the guardian has come, as it has told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It waits for the lock.
+    /// It waits for the lock, or lets go of it before COMMAND has begun.
     Waiting,
     /// The lock is ours, and COMMAND may have begun.
     Granted,
@@ -121,6 +121,10 @@ impl Front {
                         }
                     }
                     Ok(Some(News::Started(command))) => self.stage = Stage::Running(command),
+                    Ok(Some(News::NotStarted)) => {
+                        self.stage = Stage::Waiting;
+                        self.deadline = None;
+                    }
                     Ok(Some(News::Stopped)) => stopped = true,
                     Ok(Some(News::Finished(finished))) => {
                         self.stage = Stage::Finished(finished);

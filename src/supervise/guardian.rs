@@ -8,7 +8,6 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use libc::pid_t;
-use nix::errno::Errno;
 use nix::sys::prctl;
 
 use super::cgroup::{Cgroup, Place};
@@ -132,6 +131,10 @@ impl Guarded {
         if lockrun.is_dead() {
             return Err(Failure::Orphaned);
         }
+        // Told of a lease that is over, lockrun would take over.
+        if deadline.is_some_and(|deadline| Moment::now() >= deadline.term_at) {
+            return Err(Failure::TooLate);
+        }
         let ends_at = deadline.filter(|_| ends_command);
         lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
         let cgroup = place.as_ref().and_then(Place::make);
@@ -141,7 +144,7 @@ impl Guarded {
             not_after: deadline.map(|deadline| deadline.term_at),
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
-        let tree = Tree::start(ready, granted, setup, cgroup)?;
+        let tree = Tree::start(ready, granted, setup, cgroup).inspect_err(|_| lockrun.link.tell(News::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
@@ -224,7 +227,7 @@ impl Lockrun {
 
     /// Whether it has died. It tells us nothing, so there is nothing else to hear.
     fn is_dead(&self) -> bool {
-        matches!(self.link.next_order(), Err(errno) if errno != Errno::EAGAIN)
+        self.link.next_order().is_err()
     }
 }
 

@@ -32,6 +32,8 @@ pub(super) enum News {
     Allowed(Deadline),
     /// COMMAND is executing, as this process.
     Started(i32),
+    /// COMMAND could not be started: the lock is about to be let go of.
+    NotStarted,
     /// COMMAND was stopped.
     Stopped,
     /// COMMAND has ended: the lock is about to be let go of.
@@ -133,6 +135,7 @@ impl News {
             News::Stopped => [3, 0, 0, 0],
             News::Over(ending) => [4, ending_word(Some(ending)), 0, 0],
             News::Granted => [5, 0, 0, 0],
+            News::NotStarted => [7, 0, 0, 0],
             News::Finished(Finished { command, why, stuck }) => {
                 let why = why.and_then(|why| WHYS.iter().position(|known| *known == why)).map_or(0, |at| at as u64 + 1);
                 [6, ending_word(command), why, u64::from(stuck)]
@@ -147,6 +150,7 @@ impl News {
             3 => News::Stopped,
             4 => News::Over(ending(words[1])?),
             5 => News::Granted,
+            7 => News::NotStarted,
             6 => News::Finished(Finished {
                 command: ending(words[1]),
                 why: usize::try_from(words[2]).ok().and_then(|at| WHYS.get(at.checked_sub(1)?)).copied(),
@@ -229,8 +233,8 @@ mod tests {
             whys.map(|why| News::Finished(Finished { command: *command, why, stuck: true }))
         });
         let over = [Ending::Exited(0), Ending::Signaled(15)].map(News::Over);
-        let others = [News::Granted, News::Allowed(deadline), News::Started(i32::MAX), News::Stopped];
-        for news in ends.chain(over).chain(others) {
+        let starts = [News::Granted, News::Allowed(deadline), News::Started(i32::MAX), News::NotStarted];
+        for news in ends.chain(over).chain(starts).chain([News::Stopped]) {
             other.tell(news);
             assert_eq!(one.next_news(), Ok(Some(news)));
         }

@@ -1,10 +1,13 @@
 //! Under a lease the guardian does the work: it waits, claims, runs the command and lets go. What becomes of it and of lockrun
 //! when one of them dies or stands still before there is a command; for the rest see `faults` and `outliving`.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::processes::{children, is_alive, send, state};
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
 
 /// Two in a queue whose lock is granted to the first one. It claims the lock, and the server stands still.
@@ -194,8 +197,7 @@ fn a_claim_that_comes_too_late_is_refused() {
 #[test]
 fn nothing_begins_when_the_lease_is_over() {
     let store = Store::redis();
-    let options = ["--ttl", "2s", "--on-lost", "warn"];
-    let Scene { mut queue, redis, guardian } = Scene::new(&store, "too-late", &options);
+    let Scene { mut queue, redis, guardian } = Scene::new(&store, "too-late", &["--ttl", "2s", "--on-lost", "warn"]);
     stop(guardian);
     redis.resume();
     eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
@@ -225,4 +227,17 @@ fn a_command_that_has_ended_keeps_its_status_while_the_store_is_away() {
     assert_eq!(told.matches("\"event\":\"finished\"").count(), 1, "{told}");
     assert!(!told.contains("\"event\":\"killed\""), "{told}");
     finished.exited(0);
+}
+
+// "126, 127: COMMAND cannot be executed, is not found", however long it takes to let go of the lock then.
+#[test]
+fn a_command_that_is_not_found_keeps_its_status_while_the_store_is_away() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let proxy = Proxy::to(redis.port());
+    // It takes the lock, and what it says last is not heard for longer than the lease lasts.
+    let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "1s", "--kill-after", "100ms"]);
+    let call = call.args(["--renew-every", "200ms", "--store-timeout", "600ms"]).command(["/nonexistent/command"]);
+    proxy.set(Mode::Delay(Duration::from_millis(500)));
+    call.run().exited(127).said("there is no such program");
 }

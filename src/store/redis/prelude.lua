@@ -1,4 +1,5 @@
--- What the scripts share: it stands in front of each of them; where waiters are concerned, with `queue.lua` behind it. Every script is given the same keys, all of one lock.
+-- What the scripts share: it stands in front of each of them; where waiters are concerned, with `queue.lua` behind it. Every
+-- script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
 --       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
