@@ -36,7 +36,7 @@ use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
-use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
+use script::{ACQUIRE, FORGET, LET_GO, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
 
@@ -57,6 +57,15 @@ enum Doubt {
     Pending,
 }
 
+/// A run that is over.
+struct Over<'a> {
+    token: &'a Token,
+    /// How, as JSON.
+    ending: &'a str,
+    /// When, on the server's clock.
+    ended: i64,
+}
+
 /// A store in one Redis or Valkey.
 pub struct RedisStore {
     server: Server,
@@ -65,6 +74,8 @@ pub struct RedisStore {
     connection: Option<Connection>,
     /// The server most likely has our scripts already.
     knows_scripts: bool,
+    /// The lock came to us in turn, so others wait behind us; and nobody else may hold it with us.
+    in_turn: bool,
     /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
     doubt: Doubt,
 }
@@ -77,7 +88,7 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, doubt: Doubt::None })
+        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, in_turn: false, doubt: Doubt::None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -155,17 +166,30 @@ impl RedisStore {
         }
     }
 
+    /// Lets go of the lock, after a run that has ended so, for the first waiter, which waits for that: with as little as must
+    /// be done first. Gives the waiter, and when that was on the server's clock; `None`: it cannot be done so, or nobody knows whether it was.
+    fn hand_on(&mut self, key: &Key, token: &Token) -> Option<(Handed, i64)> {
+        let script = self.script(&LET_GO, key, token);
+        let reply = self.run(&script, self.timeout).ok()?;
+        reply::read_hand_on(&reply)
+    }
+
     /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
     /// fails, the others find out by themselves, only later.
     fn settle(&mut self, key: &Key, handed: Option<Handed>) {
-        let Some(Handed { granted, mut told }) = handed else { return };
-        loop {
+        self.settle_after(key, handed, None);
+    }
+
+    /// The same, after this run has handed on its lock.
+    fn settle_after(&mut self, key: &Key, mut handed: Option<Handed>, mut run: Option<Over<'_>>) {
+        while let Some(Handed { granted, told }) = handed {
             let mut script = self.bare_script(&SETTLE, key);
-            let script = script.arg(&granted).arg(&told).take();
-            match self.run(&script, self.timeout).ok().and_then(|reply| reply::text(&reply)) {
-                Some(next) if !next.is_empty() => told = next,
-                _ => return,
-            }
+            let script = script.arg(granted).arg(told);
+            let script = match run.take() {
+                Some(Over { token, ending, ended }) => script.arg(token.as_str()).arg(ending).arg(ended),
+                None => script.arg("").arg("").arg(0),
+            };
+            handed = self.run(script, self.timeout).ok().and_then(|reply| reply::read_settling(&reply));
         }
     }
 
@@ -227,9 +251,17 @@ impl Store for RedisStore {
                 }
             }
         };
+        let ending = ending.to_string();
+        if self.in_turn && how.is_empty() && self.doubt == Doubt::None {
+            if let Some((handed, ended)) = self.hand_on(key, token) {
+                thread::sleep(CLAIM_FIRST);
+                self.settle_after(key, Some(handed), Some(Over { token, ending: &ending, ended }));
+                return Ok(Released::Free);
+            }
+        }
         let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending.to_string()).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).take();
+        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).take();
         // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
         // twice does no harm, and a lock that never expires has no second chance.
         let was_idle = self.connection.is_some();

@@ -117,7 +117,7 @@ if mine then
   local info = info_of(TOKEN)
   if not info.fence then
     -- A slot that was granted and not claimed is somebody else's by now.
-    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(), hand = HAND or nil}
+    info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil}
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
   end

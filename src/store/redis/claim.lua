@@ -16,7 +16,7 @@ end
 local info = info_of(TOKEN)
 -- One that comes again, or when the run is over and its lock only stays for a while, changes nothing.
 if not info.fence then
-  info = {who = info.who, slot = info.slot, hand = HAND or nil}
+  info = {who = info.who, slot = info.slot or 0, hand = HAND or nil}
   take_hold(TOKEN, TTL, info)
   forget_waiter(TOKEN)
   set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)

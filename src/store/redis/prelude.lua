@@ -107,9 +107,8 @@ local function holder()
   return first[1] and describe(first[1], first[2]) or {}
 end
 
--- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended.
-local function note(info, ending)
-  ending.who, ending.started, ending.ended = info.who, info.since, now
+-- Writes down who had the lock, until `ended` or now. `ending` has the status or signal, if a command has ended.
+local function note(info, ending, ended)
+  ending.who, ending.started, ending.ended = info.who, info.since, ended or now
   redis.call('SET', LAST, cjson.encode(ending))
 end
-

@@ -108,6 +108,18 @@ pub(super) fn read_release(reply: &Value) -> (Result<Released, Strange>, Option<
     }
 }
 
+/// Reads the reply of the script that hands the lock on: to whom it did, and when that was on the server's clock.
+pub(super) fn read_hand_on(reply: &Value) -> Option<(Handed, i64)> {
+    let [Value::Int(1), granted, Value::Int(now)] = fields(reply) else { return None };
+    Some((Handed { granted: text(granted)?, told: String::new() }, *now))
+}
+
+/// Reads the settle script's reply: those to settle next.
+pub(super) fn read_settling(reply: &Value) -> Option<Handed> {
+    let [granted, told] = fields(reply) else { return None };
+    handed(granted, told)
+}
+
 /// Reads the reply of the script that takes a lock away: what came of it, and to whom the lock was handed.
 pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), Strange> {
     let all = |holders| fields(holders).iter().filter_map(read_holder).collect();

@@ -18,6 +18,7 @@ macro_rules! script {
 pub(super) static ACQUIRE: Script = script!("prelude.lua" "queue.lua" "acquire.lua");
 pub(super) static CLAIM: Script = script!("prelude.lua" "claim.lua");
 pub(super) static RENEW: Script = script!("prelude.lua" "renew.lua");
+pub(super) static LET_GO: Script = script!("prelude.lua" "queue.lua" "let_go.lua");
 pub(super) static RELEASE: Script = script!("prelude.lua" "queue.lua" "release.lua");
 pub(super) static SETTLE: Script = script!("prelude.lua" "queue.lua" "settle.lua");
 pub(super) static RESERVE: Script = script!("prelude.lua" "queue.lua" "reserve.lua");
@@ -25,7 +26,7 @@ pub(super) static LIST: Script = script!("prelude.lua" "list.lua");
 pub(super) static TAKE_AWAY: Script = script!("prelude.lua" "queue.lua" "take_away.lua");
 pub(super) static FORGET: Script = script!("prelude.lua" "forget.lua");
 
-static ALL: [&Script; 9] = [&ACQUIRE, &CLAIM, &RENEW, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
+static ALL: [&Script; 10] = [&ACQUIRE, &CLAIM, &RENEW, &LET_GO, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
 
 /// A script.
 pub(super) struct Script {
@@ -46,7 +47,7 @@ impl Script {
 
 /// Takes the hashes that a waiter will need, while there is time.
 pub(super) fn take_hashes() {
-    for script in [&CLAIM, &RELEASE, &SETTLE] {
+    for script in [&CLAIM, &LET_GO, &RELEASE, &SETTLE] {
         LazyLock::force(&script.hash);
     }
 }

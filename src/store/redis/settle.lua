@@ -5,11 +5,39 @@
 -- either, the next ones are told: twice as many each time, so that many dead ones cost few calls. Who is only between two looks
 -- keeps its turn.
 --
+-- After a lock was let go of the quick way, first does the rest of that.
+--
 -- ARGV  1 granted   tokens, separated by blanks
 --       2 told      the same; empty: none
--- Reply told        tokens of those that were told now, separated by blanks: call again; empty: settled
+--       3 token     of the run that has let go the quick way; empty: none has, or the rest was done
+--       4 ending    JSON {status} or {signal} or {} of that run
+--       5 ended     when that was
+-- Reply {granted, told}
+--                   those to ask about in the next call, when they have had their mail; granted is empty: settled
 
-local GRANTED, TOLD = ARGV[1], ARGV[2]
+local GRANTED, TOLD, TOKEN = ARGV[1], ARGV[2], ARGV[3]
+
+if TOKEN ~= '' then
+  let_pass_when_full()
+  local info, last = info_of(TOKEN), redis.call('GET', LAST)
+  -- The next run may be over by now.
+  if info.who and not (last and (cjson.decode(last).started or 0) > info.since) then
+    note(info, cjson.decode(ARGV[4]), tonumber(ARGV[5]))
+  end
+  redis.call('HDEL', INFO, TOKEN)
+  local handed, told = hand_over(), ''
+  if is_in_force(GRANTED) and redis.call('ZSCORE', QUEUE, GRANTED) then
+    expect(GRANTED, 0)
+    told = handed[1] and '' or watch()
+  end
+  expire_holders()
+  -- The others may let more hold the lock.
+  if handed[1] then
+    return {GRANTED .. ' ' .. handed[1], handed[2]}
+  elseif told ~= '' then
+    return {GRANTED, told}
+  end
+end
 
 local told, listening = 0, false
 for token in string.gmatch(TOLD, '%S+') do
@@ -33,10 +61,10 @@ for token in string.gmatch(GRANTED, '%S+') do
   end
 end
 if not pending or told == 0 or listening then
-  return ''
+  return {'', ''}
 end
 local next_ones = first_waiters(told * 2, true)
 for _, token in ipairs(next_ones) do
   mail(token, wait)
 end
-return table.concat(next_ones, ' ')
+return {next_ones[1] and GRANTED or '', table.concat(next_ones, ' ')}

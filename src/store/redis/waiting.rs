@@ -87,7 +87,10 @@ impl RedisStore {
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
             let asked = match granted.take().map_or(Ok(None), |script| self.claim_grant(&script)) {
-                Ok(Some(grant)) => return Ok(Acquired::Mine(grant)),
+                Ok(Some(grant)) => {
+                    self.in_turn = claim.slots == 1;
+                    return Ok(Acquired::Mine(grant));
+                }
                 Ok(None) => self.ask(claim, !out_of_patience, seen.as_ref()),
                 Err(failure) => Err(failure),
             };
