@@ -28,6 +28,7 @@ mod run;
 mod scribe;
 mod sequence;
 mod settings;
+mod start;
 mod store;
 mod successor;
 mod supervise;

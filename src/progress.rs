@@ -10,7 +10,8 @@ use crate::clock::Moment;
 use crate::duration;
 use crate::event::Event;
 use crate::report::Verbosity;
-use crate::store::{Held, Watcher};
+use crate::start::Start;
+use crate::store::{Grant, Held, Watcher};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::terminal;
@@ -20,11 +21,11 @@ use crate::teller::Teller;
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// What is shown of one wait.
-pub struct Progress<'a> {
+pub struct Progress<'a, 'b> {
     teller: &'a Teller,
     /// Whether it is of no use to wait for a holder.
     is_hopeless: &'a dyn Fn(&Held) -> bool,
-    guardian: Option<&'a Guardian>,
+    start: Option<&'a mut Start<'b>>,
     on_terminal: bool,
     began: Moment,
     told: bool,
@@ -32,12 +33,12 @@ pub struct Progress<'a> {
     latest: Option<(Held, Moment)>,
 }
 
-impl<'a> Progress<'a> {
+impl<'a, 'b> Progress<'a, 'b> {
     /// A wait that begins now, of which `teller` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
-    /// It is the `guardian` that waits, if there is one.
-    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
+    /// It ends in the `start` of a command, if there is to be one.
+    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, start: Option<&'a mut Start<'b>>) -> Self {
         let on_terminal = teller.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { teller, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
+        Progress { teller, is_hopeless, start, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
     /// Writes the line anew.
@@ -62,7 +63,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-impl Watcher for Progress<'_> {
+impl Watcher for Progress<'_, '_> {
     fn waiting(&mut self, held: &Held) -> ControlFlow<()> {
         if (self.is_hopeless)(held) {
             return ControlFlow::Break(());
@@ -77,11 +78,19 @@ impl Watcher for Progress<'_> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.guardian.is_some_and(Guardian::is_stopped)
+        self.start.as_ref().and_then(|start| start.guardian()).is_some_and(Guardian::is_stopped)
+    }
+
+    fn asking(&mut self, sent_at: Moment, answer: &mut dyn FnMut(Moment) -> Option<Grant>) {
+        // What is told of the lock is told before COMMAND begins.
+        let is_silent = !self.on_terminal && self.teller.is_silent_when_all_is_well();
+        if let Some(start) = self.start.as_mut().filter(|_| is_silent) {
+            start.while_asking(sent_at, answer);
+        }
     }
 }
 
-impl Ticking for Progress<'_> {
+impl Ticking for Progress<'_, '_> {
     fn tick_every(&self) -> Option<Duration> {
         self.on_terminal.then_some(REFRESH)
     }
@@ -95,11 +104,11 @@ impl Ticking for Progress<'_> {
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
-        self.guardian.map(AsFd::as_fd)
+        self.start.as_ref().and_then(|start| start.guardian()).map(AsFd::as_fd)
     }
 }
 
-impl Drop for Progress<'_> {
+impl Drop for Progress<'_, '_> {
     fn drop(&mut self) {
         self.clear();
     }

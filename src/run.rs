@@ -18,11 +18,12 @@ use crate::outer::{self, Outer};
 use crate::plan::Plan;
 use crate::report;
 use crate::sequence;
+use crate::start::{Begun, NotBegun, Start};
 use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
 use crate::supervise::front::{self, End, Side};
-use crate::supervise::guardian::{Guardian, Prepared};
+use crate::supervise::guardian::Guardian;
 use crate::supervise::signals::Signals;
-use crate::supervise::{Finished, Granted, Launch, Ready, Running, SLOT, StartFailure, Why};
+use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
 use crate::teller::Teller;
 use crate::token::Token;
 
@@ -116,35 +117,31 @@ impl<'a> Run<'a> {
     }
 
     /// The whole of it: takes the lock, runs COMMAND, lets go of the lock. On a store of leases this is the guardian's work.
-    fn carry_out(
-        mut self,
-        mut store: Box<dyn Store>,
-        signals: &Signals,
-        guardian: Option<&Guardian>,
-    ) -> Result<Outcome> {
-        let prepared = guardian.map(|_| Prepared::new()).transpose();
-        let (grant, ready) = match self.take(&mut *store, signals, guardian) {
-            Ok(taken) => taken,
+    fn carry_out(self, mut store: Box<dyn Store>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
+        let mut start = match Start::new(self.plan, &self.launch, signals, guardian) {
+            Ok(start) => start,
+            Err(why) => return Ok(self.tell_why_not_begun(why)),
+        };
+        let grant = match self.take(&mut *store, signals, &mut start) {
+            Ok(grant) => grant,
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
-        let started = match await_lockrun(guardian, signals) {
+        let begun = match await_lockrun(&start, signals) {
             Some(signal) => {
                 self.teller.tell(Event::Interrupted(signal));
                 Err(Outcome::Ended(Ending::Signaled(signal)))
             }
-            None => self.provide(&grant).and_then(|provisions| {
-                let prepared = prepared.map_err(|failure| self.tell_why_not_started(failure))?;
-                Ok((self.start(&grant, guardian.zip(prepared), ready)?, provisions))
-            }),
+            None => start.begin(&grant).map_err(|why| self.tell_why_not_begun(why)),
         };
-        let (running, provisions) = match started {
-            Ok(started) => started,
+        let Begun { mut running, provisions } = match begun {
+            Ok(begun) => begun,
             Err(outcome) => {
                 self.release(&mut *store, Parting::at_once(None));
                 return Ok(outcome);
             }
         };
+        self.teller.tell(Event::Started { program: &self.program() });
         let store = Lent::new(store);
         let keeper = match self.keep(&store, &grant, &running, provisions) {
             Ok(keeper) => keeper,
@@ -176,54 +173,27 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes the lock, or the next value of a sequence, with everything ready to start COMMAND.
-    fn take(
-        &mut self,
-        store: &mut dyn Store,
-        signals: &Signals,
-        guardian: Option<&Guardian>,
-    ) -> Result<(Grant, Ready), Outcome> {
+    /// Takes the lock, or the next value of a sequence, for the `start`.
+    fn take(&self, store: &mut dyn Store, signals: &Signals, start: &mut Start<'_>) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
             let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
-            self.launch.env.push((SLOT, value));
-            return Ok((grant, Ready::new(&self.launch, signals)));
+            start.set_value(&value);
+            return Ok(grant);
         }
-        let ready = Ready::new(&self.launch, signals);
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
-        let (claim, outer, teller) = (&self.claim, &self.outer, &self.teller);
-        acquire::acquire(store, claim, patience, outer, teller, signals, guardian).map(|grant| (grant, ready))
+        acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, Some(start))
     }
 
-    /// Gets what the keeper of a lease will need: before COMMAND starts, so that nothing is found missing later.
-    fn provide(&self, grant: &Grant) -> Result<Option<Provisions>, Outcome> {
-        if grant.custody == Custody::Kernel || !self.plan.expires {
-            return Ok(None);
-        }
-        Provisions::new().map(Some).map_err(|error| {
-            self.teller.fail(&error);
-            Outcome::Failed
-        })
-    }
-
-    /// Starts COMMAND under the lock: as the guardian's child, if there is one.
-    fn start(&self, grant: &Grant, guardian: Option<(&Guardian, Prepared)>, ready: Ready) -> Result<Running, Outcome> {
-        let granted = Granted { fence: grant.fence, slot: (self.plan.slots > 1).then_some(grant.slot) };
-        let started = match (grant.custody, guardian) {
-            (Custody::Lease(sent_at), Some((guardian, prepared))) => {
-                let deadline = self.plan.expires.then(|| self.plan.terms.deadline(sent_at));
-                let ends_command = self.plan.kill_on_lost;
-                Running::guarded(guardian, prepared, ready, &self.launch, granted, deadline, ends_command)
-            }
-            _ => Running::direct(ready, &self.launch, granted),
-        };
-        let started = started.map_err(|failure| self.tell_why_not_started(failure))?;
-        self.teller.tell(Event::Started { program: &self.program() });
-        Ok(started)
-    }
-
-    /// Tells why COMMAND could not be started, and gives what that makes of the run.
-    fn tell_why_not_started(&self, failure: StartFailure) -> Outcome {
+    /// Tells why COMMAND has not begun, and gives what that makes of the run.
+    fn tell_why_not_begun(&self, why: NotBegun) -> Outcome {
         let program = self.program();
+        let failure = match why {
+            NotBegun::Failed(failure) => failure,
+            NotBegun::Unprovided(error) => {
+                self.teller.fail(&error);
+                return Outcome::Failed;
+            }
+        };
         let (why, outcome) = match failure {
             StartFailure::NotFound => (format!("cannot run {program}: there is no such program"), Outcome::NotFound),
             StartFailure::CannotExecute(errno) => {
@@ -233,6 +203,9 @@ impl<'a> Run<'a> {
                 format!("the lock \"{}\" came too late to be of use; the command was not started", self.key()),
                 Outcome::StoreFailed,
             ),
+            StartFailure::NotGranted => {
+                (format!("the lock \"{}\" is not ours; the command was not started", self.key()), Outcome::StoreFailed)
+            }
             StartFailure::Orphaned => {
                 ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
             }
@@ -330,15 +303,16 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Waits while lockrun is stopped: nothing begins in its name. Gives a signal that came and would end it.
-fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
-    loop {
+/// Waits while lockrun is stopped: nothing begins in its name. Gives a signal that came and would end it. Not if COMMAND has begun.
+fn await_lockrun(start: &Start<'_>, signals: &Signals) -> Option<i32> {
+    while !start.is_decided() {
         let signal = signals.obey();
-        if signal.is_some() || !guardian.is_some_and(Guardian::is_stopped) {
+        if signal.is_some() || !start.guardian().is_some_and(Guardian::is_stopped) {
             return signal;
         }
         thread::sleep(STOPPED);
     }
+    None
 }
 
 /// What has come of a run that ended so.

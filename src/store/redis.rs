@@ -36,7 +36,7 @@ use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
-use script::{ACQUIRE, FORGET, LET_GO, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
+use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
 
@@ -74,8 +74,8 @@ pub struct RedisStore {
     connection: Option<Connection>,
     /// The server most likely has our scripts already.
     knows_scripts: bool,
-    /// The lock came to us in turn, so others wait behind us; and nobody else may hold it with us.
-    in_turn: bool,
+    /// What lets go of a lock that came to us in turn: others most likely wait behind us.
+    let_go: Option<Cmd>,
     /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
     doubt: Doubt,
 }
@@ -88,7 +88,15 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, in_turn: false, doubt: Doubt::None })
+        Ok(RedisStore {
+            server,
+            tls,
+            timeout,
+            connection: None,
+            knows_scripts: false,
+            let_go: None,
+            doubt: Doubt::None,
+        })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -166,10 +174,10 @@ impl RedisStore {
         }
     }
 
-    /// Lets go of the lock, after a run that has ended so, for the first waiter, which waits for that: with as little as must
-    /// be done first. Gives the waiter, and when that was on the server's clock; `None`: it cannot be done so, or nobody knows whether it was.
-    fn hand_on(&mut self, key: &Key, token: &Token) -> Option<(Handed, i64)> {
-        let script = self.script(&LET_GO, key, token);
+    /// Lets go of the lock with no more than must be done for the first waiter, which waits for that. Gives the waiter, and when
+    /// that was on the server's clock. `None`: it cannot be done so, or nobody knows whether it was.
+    fn hand_on(&mut self) -> Option<(Handed, i64)> {
+        let script = self.let_go.take()?;
         let reply = self.run(&script, self.timeout).ok()?;
         reply::read_hand_on(&reply)
     }
@@ -236,6 +244,8 @@ impl Store for RedisStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
+        let is_simple = self.doubt == Doubt::None && matches!(parting, Parting::Run { stays: Stays::Not, .. });
+        let handed_on = if is_simple { self.hand_on() } else { None };
         let (ending, how, span, uses_value) = match parting {
             Parting::ByHand => (json!({}), "hand", 0, false),
             Parting::Run { ending, uses_value, stays } => {
@@ -252,12 +262,10 @@ impl Store for RedisStore {
             }
         };
         let ending = ending.to_string();
-        if self.in_turn && how.is_empty() && self.doubt == Doubt::None {
-            if let Some((handed, ended)) = self.hand_on(key, token) {
-                thread::sleep(CLAIM_FIRST);
-                self.settle_after(key, Some(handed), Some(Over { token, ending: &ending, ended }));
-                return Ok(Released::Free);
-            }
+        if let Some((handed, ended)) = handed_on {
+            thread::sleep(CLAIM_FIRST);
+            self.settle_after(key, Some(handed), Some(Over { token, ending: &ending, ended }));
+            return Ok(Released::Free);
         }
         let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);

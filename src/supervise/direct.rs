@@ -23,15 +23,15 @@ pub struct Direct {
 
 impl Direct {
     /// Starts COMMAND.
-    pub(super) fn start(ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, Failure> {
+    pub(super) fn start(mut ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
         let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
-        let tree = Tree::start(ready, granted, setup, None)?;
+        let tree = Tree::start(&mut ready, setup, None, &mut || Some(granted))?;
         Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
     }
 
     /// Waits for COMMAND and for signals, until all is over.
-    pub(super) fn until_the_end(mut self, signals: &Signals) -> nix::Result<Finished> {
+    pub(super) fn until_the_end(&mut self, signals: &Signals) -> nix::Result<Finished> {
         watch(&mut self.supervisor, self.has_terminal, signals)
     }
 }

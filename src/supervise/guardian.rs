@@ -63,20 +63,81 @@ impl Guardian {
 }
 
 /// What the guardian needs to start COMMAND.
-pub struct Prepared {
+pub struct Prepared<'a> {
+    guardian: &'a Guardian,
+    ready: Ready,
     alarm: Alarm,
     orders: (Link, Link),
     place: Option<Place>,
 }
 
-impl Prepared {
-    /// Gets it, before the lock is ours. Fails if no descriptor is left.
-    pub fn new() -> Result<Self, Failure> {
+/// COMMAND, started under a lease, before anybody takes charge of it.
+pub struct Started {
+    tree: Tree,
+    at: Moment,
+    /// When it is ended, if it is ended for the lease's sake.
+    ends_at: Option<Deadline>,
+}
+
+impl<'a> Prepared<'a> {
+    /// Gets it for the `guardian`, before the lock is ours. Fails if no descriptor is left.
+    pub fn new(guardian: &'a Guardian, ready: Ready) -> Result<Self, Failure> {
         Ok(Prepared {
+            guardian,
+            ready,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             orders: Link::pair().map_err(Failure::Preparing)?,
             place: Place::find(),
         })
+    }
+
+    /// COMMAND itself.
+    pub fn ready(&mut self) -> &mut Ready {
+        &mut self.ready
+    }
+
+    /// Starts COMMAND if the `gate` opens, lockrun is still there and there is time for it before the `deadline`. If that
+    /// `ends_command`, COMMAND is ended in time; otherwise only when lockrun dies.
+    pub fn start(
+        &mut self,
+        deadline: Option<Deadline>,
+        ends_command: bool,
+        gate: &mut dyn FnMut() -> Option<Granted>,
+    ) -> Result<Started, Failure> {
+        let lockrun = &self.guardian.lockrun;
+        if lockrun.is_dead() {
+            return Err(Failure::Orphaned);
+        }
+        // Told of a lease that is over, lockrun would take over.
+        if deadline.is_some_and(|deadline| Moment::now() >= deadline.term_at) {
+            return Err(Failure::TooLate);
+        }
+        let ends_at = deadline.filter(|_| ends_command);
+        lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
+        let cgroup = self.place.as_ref().and_then(Place::make);
+        let setup = Setup {
+            own_group: !self.guardian.has_terminal,
+            dies_with_parent: true,
+            not_after: deadline.map(|deadline| deadline.term_at),
+            cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
+        };
+        let started = Tree::start(&mut self.ready, setup, cgroup, gate);
+        let tree = started.inspect_err(|_| lockrun.link.tell(News::NotStarted))?;
+        // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
+        // SAFETY: plain system call on ourselves.
+        unsafe { libc::setpgid(0, 0) };
+        // COMMAND may be about to begin on this processor. It goes first.
+        // SAFETY: cannot fail.
+        unsafe { libc::sched_yield() };
+        lockrun.link.tell(News::Started(tree.command()));
+        Ok(Started { tree, at: Moment::now(), ends_at })
+    }
+
+    /// Takes charge of COMMAND, which is to run as `launch` says.
+    pub fn take_charge(self, started: Started, launch: &Launch) -> Guarded {
+        let Prepared { guardian, alarm, orders, .. } = self;
+        let supervisor = Supervisor::new(started.tree, launch, started.ends_at, started.at);
+        Guarded { lockrun: guardian.lockrun.clone(), supervisor, alarm, orders }
     }
 }
 
@@ -115,47 +176,6 @@ impl Control {
 }
 
 impl Guarded {
-    /// Starts COMMAND, if lockrun is still there and there is time for it before the `deadline`. If that `ends_command`, COMMAND
-    /// is ended in time; otherwise only when lockrun dies.
-    pub(super) fn start(
-        guardian: &Guardian,
-        prepared: Prepared,
-        ready: Ready,
-        launch: &Launch,
-        granted: Granted,
-        deadline: Option<Deadline>,
-        ends_command: bool,
-    ) -> Result<Self, Failure> {
-        let Prepared { alarm, orders, place } = prepared;
-        let lockrun = guardian.lockrun.clone();
-        if lockrun.is_dead() {
-            return Err(Failure::Orphaned);
-        }
-        // Told of a lease that is over, lockrun would take over.
-        if deadline.is_some_and(|deadline| Moment::now() >= deadline.term_at) {
-            return Err(Failure::TooLate);
-        }
-        let ends_at = deadline.filter(|_| ends_command);
-        lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
-        let cgroup = place.as_ref().and_then(Place::make);
-        let setup = Setup {
-            own_group: !guardian.has_terminal,
-            dies_with_parent: true,
-            not_after: deadline.map(|deadline| deadline.term_at),
-            cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
-        };
-        let tree = Tree::start(ready, granted, setup, cgroup).inspect_err(|_| lockrun.link.tell(News::NotStarted))?;
-        // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
-        // SAFETY: plain system call on ourselves.
-        unsafe { libc::setpgid(0, 0) };
-        // COMMAND may be about to begin on this processor. It goes first.
-        // SAFETY: cannot fail.
-        unsafe { libc::sched_yield() };
-        lockrun.link.tell(News::Started(tree.command()));
-        let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
-        Ok(Guarded { lockrun, supervisor, alarm, orders })
-    }
-
     /// Where renewals are told.
     pub(super) fn control(&self) -> Control {
         Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
@@ -168,7 +188,7 @@ impl Guarded {
     }
 
     /// Waits for COMMAND, for what the keeper says, for signals and for lockrun's death, until all is over.
-    pub(super) fn until_the_end(mut self, signals: &Signals) -> Finished {
+    pub(super) fn until_the_end(&mut self, signals: &Signals) -> Finished {
         let supervisor = &mut self.supervisor;
         let mut orphaned = false;
         let finished = loop {

@@ -129,50 +129,71 @@ pub enum Woken {
     Signal(c_int),
 }
 
-/// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would
-/// end lockrun. A signal that would stop lockrun does, and what has changed meanwhile is for the caller to see.
+/// Somebody who waits, again and again.
+pub struct Sleeper(Alarm);
+
+impl Sleeper {
+    /// Fails when the process has no descriptor left.
+    pub fn new() -> nix::Result<Self> {
+        Alarm::new().map(Sleeper)
+    }
+
+    /// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would
+    /// end lockrun. A signal that would stop lockrun does, and what has changed meanwhile is for the caller to see.
+    pub fn wait_for(
+        &mut self,
+        source: Option<BorrowedFd<'_>>,
+        until: Option<Moment>,
+        signals: &Signals,
+        watcher: &mut (impl Ticking + ?Sized),
+    ) -> nix::Result<Woken> {
+        let alarm = &mut self.0;
+        let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);
+        loop {
+            while let Some(caught) = signals.next() {
+                if signals::is_stop(caught.signal) {
+                    watcher.pause();
+                    signals::stop_self();
+                    watcher.tick();
+                    return Ok(Woken::Resumed);
+                } else if signals::is_fatal(caught.signal) {
+                    return Ok(Woken::Signal(caught.signal));
+                }
+            }
+            let now = Moment::now();
+            if until.is_some_and(|until| now >= until) {
+                return Ok(Woken::Time);
+            }
+            if next_tick.is_some_and(|at| now >= at) {
+                watcher.tick();
+                next_tick = watcher.tick_every().map(|span| now + span);
+            }
+            alarm.set(next_tick.into_iter().chain(until).min())?;
+            let mut fds = vec![readable(signals), readable(alarm)];
+            let more = [source, watcher.lifeline()].map(|fd| fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            fds.extend(more.into_iter().flatten());
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+            let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
+            let lifeline = 2 + usize::from(source.is_some());
+            if is_ready(lifeline) {
+                return Ok(Woken::Signal(libc::SIGTERM));
+            }
+            if source.is_some() && is_ready(2) {
+                return Ok(Woken::Ready);
+            }
+        }
+    }
+}
+
+/// The same for somebody who waits once.
 pub fn wait_for(
     source: Option<BorrowedFd<'_>>,
     until: Option<Moment>,
     signals: &Signals,
     watcher: &mut (impl Ticking + ?Sized),
 ) -> nix::Result<Woken> {
-    let mut alarm = Alarm::new()?;
-    let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);
-    loop {
-        while let Some(caught) = signals.next() {
-            if signals::is_stop(caught.signal) {
-                watcher.pause();
-                signals::stop_self();
-                watcher.tick();
-                return Ok(Woken::Resumed);
-            } else if signals::is_fatal(caught.signal) {
-                return Ok(Woken::Signal(caught.signal));
-            }
-        }
-        let now = Moment::now();
-        if until.is_some_and(|until| now >= until) {
-            return Ok(Woken::Time);
-        }
-        if next_tick.is_some_and(|at| now >= at) {
-            watcher.tick();
-            next_tick = watcher.tick_every().map(|span| now + span);
-        }
-        alarm.set(next_tick.into_iter().chain(until).min())?;
-        let mut fds = vec![readable(signals), readable(&alarm)];
-        let more = [source, watcher.lifeline()].map(|fd| fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        fds.extend(more.into_iter().flatten());
-        match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-        let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
-        let lifeline = 2 + usize::from(source.is_some());
-        if is_ready(lifeline) {
-            return Ok(Woken::Signal(libc::SIGTERM));
-        }
-        if source.is_some() && is_ready(2) {
-            return Ok(Woken::Ready);
-        }
-    }
+    Sleeper::new()?.wait_for(source, until, signals, watcher)
 }

@@ -29,9 +29,8 @@ pub use exit::{end_as, end_now};
 pub use spawn::{Failure as StartFailure, Ready, SLOT, pass_on};
 pub use supervisor::{Finished, Why};
 
-use crate::lease::Deadline;
 use crate::outcome::Ending;
-use guardian::{Guarded, Guardian, Prepared};
+use guardian::Guarded;
 use signals::Signals;
 
 /// What is done about processes that COMMAND left behind when it ended.
@@ -83,22 +82,8 @@ impl Running {
         direct::Direct::start(ready, launch, granted).map(Running::Direct)
     }
 
-    /// Starts COMMAND as the guardian's child, under a lease. With a `deadline` it is not started too late, and, if that
-    /// `ends_command`, ended in time; otherwise it is ended only when lockrun dies.
-    pub fn guarded(
-        guardian: &Guardian,
-        prepared: Prepared,
-        ready: Ready,
-        launch: &Launch,
-        granted: Granted,
-        deadline: Option<Deadline>,
-        ends_command: bool,
-    ) -> Result<Self, StartFailure> {
-        Guarded::start(guardian, prepared, ready, launch, granted, deadline, ends_command).map(Running::Guarded)
-    }
-
-    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended.
-    pub fn until_the_end(self, signals: &Signals) -> nix::Result<Finished> {
+    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended. Once.
+    pub fn until_the_end(&mut self, signals: &Signals) -> nix::Result<Finished> {
         match self {
             Running::Direct(direct) => direct.until_the_end(signals),
             Running::Guarded(guarded) => Ok(guarded.until_the_end(signals)),

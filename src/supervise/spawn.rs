@@ -1,8 +1,8 @@
 //! Starting COMMAND: everything between lockrun's process and COMMAND's first instruction.
 //!
-//! The child shares lockrun's memory until it executes (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) works): nothing is
-//! copied, and a failure is told through memory. It is a system call away from `execve` all the time, allocates nothing
-//! and touches nothing of its parent's but the failure.
+//! The child shares lockrun's memory until it executes (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) works), and lockrun
+//! stands still: nothing is copied, and what happens is told through memory. Last of all the child asks whether it may: a
+//! process that is made while the lock is not ours yet is a system call away from COMMAND when it is.
 
 #![allow(unsafe_code)]
 
@@ -26,6 +26,8 @@ pub enum Failure {
     NotFound,
     /// It is there, but the system does not execute it.
     CannotExecute(Errno),
+    /// The lock has not turned out to be ours.
+    NotGranted,
     /// The lease would have been over too soon.
     TooLate,
     /// lockrun has died, for which it was to be started.
@@ -61,6 +63,14 @@ pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(high) })
 }
 
+/// Asked in the child, when it is ready to execute COMMAND: gives the grant under which it does, or `None` if it does not. It runs in
+/// its parent's memory, as if it were called there.
+pub(super) type Gate<'a> = &'a mut dyn FnMut() -> Option<Granted>;
+
+/// The size of the child's stack, in words of 16 bytes: enough for a [`Gate`] that reads a server's answer over TLS, and for the second
+/// argument vector that the C library builds there for a script without an interpreter line.
+const STACK: usize = 6 * 1024;
+
 /// COMMAND in the form that the system calls take: what can be had before it is to be started.
 pub struct Ready {
     argv: Vec<*const c_char>,
@@ -82,8 +92,7 @@ impl Ready {
             envp: environment(),
             mask: signals.inherited_mask(),
             ignore_child_signal: signals.child_was_ignored(),
-            // For a script without an interpreter line the C library builds a second argument vector on this stack.
-            stack: Vec::with_capacity(4096 + argv.len()),
+            stack: Vec::with_capacity(STACK + argv.len()),
             words: argv,
         };
         // That of a run around this one says nothing of a lock without slots.
@@ -95,7 +104,7 @@ impl Ready {
     }
 
     /// Sets the variable of this `name` in COMMAND's environment.
-    fn set(&mut self, name: &str, value: &str) {
+    pub fn set(&mut self, name: &str, value: &str) {
         self.unset(name);
         let variable = c_string(&OsString::from(format!("{name}={value}")));
         self.envp.push(variable.as_ptr());
@@ -112,29 +121,25 @@ impl Ready {
         });
     }
 
-    /// Starts COMMAND under this grant, and gives its process id. On return it is executing.
-    pub(super) fn spawn(mut self, granted: Granted, setup: Setup) -> Result<pid_t, Failure> {
+    /// Adds what COMMAND is told of its grant.
+    fn complete(&mut self, granted: Granted) {
         self.set("LOCKRUN_FENCE", &granted.fence.to_string());
         if let Some(slot) = granted.slot {
             self.set(SLOT, &slot.to_string());
         }
-        self.envp.push(ptr::null());
-        let mut child = Child {
-            file: self.argv[0],
-            argv: self.argv.as_ptr(),
-            envp: self.envp.as_ptr(),
-            mask: &self.mask,
-            ignore_child_signal: self.ignore_child_signal,
-            setup,
-            // SAFETY: cannot fail.
-            parent: unsafe { libc::getpid() },
-            failure: 0,
-        };
-        // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack. The parent
-        // sleeps until the child has executed or ended, so `child` and the stack outlive its use of them, and nobody else
-        // looks at them meanwhile. No handlers are installed that the child could run in our memory.
+    }
+
+    /// Starts COMMAND if the `gate` opens, and gives its process id. On return it is executing.
+    pub(super) fn spawn(&mut self, setup: Setup, gate: Gate<'_>) -> Result<pid_t, Failure> {
+        // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack.
+        let top = unsafe { self.stack.as_mut_ptr().add(self.stack.capacity()) };
+        // SAFETY: cannot fail.
+        let parent = unsafe { libc::getpid() };
+        let mut child = Child { ready: self, setup, gate, parent, passed: false, failure: 0 };
+        // SAFETY: the parent sleeps until the child has executed or ended, so `child`, what it refers to and the stack outlive
+        // its use of them, and nobody else looks at them meanwhile. No handlers are installed that the child could run in
+        // our memory.
         let pid = unsafe {
-            let top = self.stack.as_mut_ptr().add(self.stack.capacity());
             libc::clone(
                 run,
                 top.cast(),
@@ -144,13 +149,15 @@ impl Ready {
         };
         let pid = Errno::result(pid).map_err(Failure::Preparing)?;
         // SAFETY: the child may have written here while we slept, behind the compiler's back.
-        let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
-        if failure == 0 {
+        let (passed, failure) =
+            unsafe { (ptr::read_volatile(&raw const child.passed), ptr::read_volatile(&raw const child.failure)) };
+        if passed && failure == 0 {
             return Ok(pid);
         }
         // SAFETY: reaps the child that has just ended.
         unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
         Err(match Errno::from_raw(failure) {
+            _ if !passed => Failure::NotGranted,
             Errno::ENOENT => Failure::NotFound,
             Errno::ETIME => Failure::TooLate,
             errno => Failure::CannotExecute(errno),
@@ -160,20 +167,21 @@ impl Ready {
 
 /// All that the child needs.
 struct Child<'a> {
-    file: *const c_char,
-    argv: *const *const c_char,
-    envp: *const *const c_char,
-    mask: &'a libc::sigset_t,
-    ignore_child_signal: bool,
+    ready: &'a mut Ready,
     setup: Setup,
+    gate: Gate<'a>,
     parent: pid_t,
+    /// The gate was open.
+    passed: bool,
+    /// The error number, if it could not execute COMMAND then.
     failure: c_int,
 }
 
 /// The child, up to its end or to COMMAND's beginning.
 extern "C" fn run(child: *mut c_void) -> c_int {
-    // SAFETY: the pointer is to the parent's `Child`, which nobody else uses meanwhile. Only async-signal-safe functions
-    // are called. Signals are blocked until the inherited mask is set, and then do what they would do to COMMAND.
+    // SAFETY: the pointer is to the parent's `Child`, which nobody else uses meanwhile. The parent sleeps, so to use its memory and
+    // what the C library keeps for the thread is no more than to call a function there. Signals are blocked until the inherited
+    // mask is set, and then do what they would do to COMMAND.
     unsafe {
         let child = &mut *child.cast::<Child<'_>>();
         if child.setup.own_group {
@@ -189,16 +197,23 @@ extern "C" fn run(child: *mut c_void) -> c_int {
             // If it cannot enter, it is killed one by one.
             libc::write(entrance, c"0".as_ptr().cast(), 1);
         }
-        if child.ignore_child_signal {
+        if child.ready.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
-        libc::sigprocmask(libc::SIG_SETMASK, child.mask, ptr::null_mut());
+        let Some(granted) = (child.gate)() else { libc::_exit(127) };
+        // A server on this processor, that has just answered, comes to rest first: otherwise the processor looks busy, and the kernel moves
+        // COMMAND to another one, which takes longer.
+        libc::sched_yield();
+        child.ready.complete(granted);
+        child.ready.envp.push(ptr::null());
+        ptr::write_volatile(&raw mut child.passed, true);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const child.ready.mask, ptr::null_mut());
         // The last look at the clock: lockrun may have stood still since the lock was granted.
         if child.setup.not_after.is_some_and(|limit| Moment::now() >= limit) {
             ptr::write_volatile(&raw mut child.failure, libc::ETIME);
             libc::_exit(127);
         }
-        libc::execvpe(child.file, child.argv, child.envp);
+        libc::execvpe(child.ready.argv[0], child.ready.argv.as_ptr(), child.ready.envp.as_ptr());
         ptr::write_volatile(&raw mut child.failure, *libc::__errno_location());
         libc::_exit(127)
     }

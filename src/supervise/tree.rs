@@ -12,10 +12,10 @@ use nix::errno::Errno;
 use nix::sys::prctl;
 
 use super::cgroup::Cgroup;
+use super::ending;
 use super::process::{self, Process};
 use super::signals;
-use super::spawn::{self, Ready, Setup};
-use super::{Granted, ending};
+use super::spawn::{self, Gate, Ready, Setup};
 use crate::outcome::Ending;
 
 /// The processes that lockrun is responsible for.
@@ -52,16 +52,16 @@ enum Motion {
 }
 
 impl Tree {
-    /// Makes this process a child subreaper, and starts COMMAND.
+    /// Makes this process a child subreaper, and starts COMMAND if the `gate` opens.
     pub(super) fn start(
-        ready: Ready,
-        granted: Granted,
+        ready: &mut Ready,
         setup: Setup,
         mut cgroup: Option<Cgroup>,
+        gate: Gate<'_>,
     ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let strangers = children_before();
-        let started = ready.spawn(granted, setup);
+        let started = ready.spawn(setup, gate);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
             if started.is_err() {

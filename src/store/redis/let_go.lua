@@ -17,7 +17,7 @@ if tonumber(redis.call('ZSCORE', ALIVE, heir) or 0) <= now or deaf_since(heir) t
   return {0}
 end
 let_pass_when_full()
--- In this order: the key of the holders is never empty, and so it still expires in time.
+-- In this order: the key of the holders is never gone, and so it still expires in time.
 set_lease(heir, now + CLAIM_WINDOW)
 redis.call('ZREM', HOLDERS, TOKEN)
 post(heir, 'granted')

@@ -26,7 +26,8 @@ pub(super) static LIST: Script = script!("prelude.lua" "list.lua");
 pub(super) static TAKE_AWAY: Script = script!("prelude.lua" "queue.lua" "take_away.lua");
 pub(super) static FORGET: Script = script!("prelude.lua" "forget.lua");
 
-static ALL: [&Script; 10] = [&ACQUIRE, &CLAIM, &RENEW, &LET_GO, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
+static ALL: [&Script; 10] =
+    [&ACQUIRE, &CLAIM, &RENEW, &LET_GO, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
 
 /// A script.
 pub(super) struct Script {

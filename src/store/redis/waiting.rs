@@ -7,11 +7,11 @@ use redis::Cmd;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, Mail, read_claim, read_mail};
-use super::script::CLAIM;
+use super::script::{CLAIM, LET_GO};
 use super::{Doubt, RedisStore, keys, millis, script, ttl_ms};
 use crate::clock::Moment;
 use crate::store::{Acquired, Claim, Grant, StoreError, Wait, Watcher};
-use crate::supervise::interrupt::{self, Woken};
+use crate::supervise::interrupt::{Sleeper, Woken};
 use crate::supervise::signals::Signals;
 
 /// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
@@ -50,6 +50,14 @@ impl Seen {
     }
 }
 
+/// What a waiter asks when its turn has come.
+struct Turn {
+    /// Claims the lock.
+    claim: Cmd,
+    /// Lets go of it in the end, if that can be done the quick way.
+    let_go: Option<Cmd>,
+}
+
 /// How the sleep at the mailbox ended.
 enum Slept {
     /// It is time to look at the lock.
@@ -72,25 +80,23 @@ impl RedisStore {
         let mut heard_at: Option<Moment> = None;
         let mut retry_in = RETRY.0;
         let mut seen: Option<Seen> = None;
-        // What claims the lock, once it was granted to us.
-        let mut granted: Option<Cmd> = None;
+        // What is asked in our turn, once it has come.
+        let mut granted: Option<Turn> = None;
+        let mut sleeper = Sleeper::new()?;
         loop {
             // It is as if we did not listen, until lockrun goes on: then we ask what has become of our place.
             while watcher.is_stopped() {
                 granted = None;
                 let wake_at = Moment::now() + STOPPED;
-                if let Woken::Signal(signal) = interrupt::wait_for(None, Some(wake_at), signals, watcher)? {
+                if let Woken::Signal(signal) = sleeper.wait_for(None, Some(wake_at), signals, watcher)? {
                     self.withdraw(claim, self.doubt);
                     return Ok(Acquired::Interrupted(signal));
                 }
             }
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let asked = match granted.take().map_or(Ok(None), |script| self.claim_grant(&script)) {
-                Ok(Some(grant)) => {
-                    self.in_turn = claim.slots == 1;
-                    return Ok(Acquired::Mine(grant));
-                }
+            let asked = match granted.take().map_or(Ok(None), |turn| self.take_turn(turn, watcher)) {
+                Ok(Some(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(None) => self.ask(claim, !out_of_patience, seen.as_ref()),
                 Err(failure) => Err(failure),
             };
@@ -113,17 +119,17 @@ impl RedisStore {
                     // It has them from us, and from the one who will let go of the lock.
                     self.knows_scripts = true;
                     // What can be done before our turn comes is done now.
-                    script::take_hashes();
-                    let claim_script = self.claim_script(claim);
+                    let turn = self.turn(claim);
                     let look_at = Moment::now() + look_in;
                     match self.sleep_at_mailbox(
                         claim,
                         until.map_or(look_at, |until| until.min(look_at)),
+                        &mut sleeper,
                         signals,
                         watcher,
                     ) {
                         slept @ (Slept::Look | Slept::Granted) => {
-                            granted = matches!(slept, Slept::Granted).then_some(claim_script);
+                            granted = matches!(slept, Slept::Granted).then_some(turn);
                             retry_in = RETRY.0;
                             continue;
                         }
@@ -151,24 +157,44 @@ impl RedisStore {
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
-            if let Woken::Signal(signal) = interrupt::wait_for(None, Some(wake_at), signals, watcher)? {
+            if let Woken::Signal(signal) = sleeper.wait_for(None, Some(wake_at), signals, watcher)? {
                 self.withdraw(claim, self.doubt);
                 return Ok(Acquired::Interrupted(signal));
             }
         }
     }
 
-    /// What claims the lock when it is granted to us.
-    fn claim_script(&self, claim: &Claim) -> Cmd {
+    /// What is asked in our turn: made while there is time.
+    fn turn(&self, claim: &Claim) -> Turn {
+        script::take_hashes();
         let mut script = self.script(&CLAIM, &claim.key, &claim.token);
-        script.arg(ttl_ms(claim.ttl)).arg(u8::from(claim.by_hand)).take()
+        let script = script.arg(ttl_ms(claim.ttl)).arg(u8::from(claim.by_hand)).take();
+        // Where several may hold the lock, it takes more to let go of it.
+        Turn { claim: script, let_go: (claim.slots == 1).then(|| self.script(&LET_GO, &claim.key, &claim.token)) }
     }
 
-    /// Claims the lock by that `script`. `None`: it is not granted to us, or not any more.
-    fn claim_grant(&mut self, script: &Cmd) -> Result<Option<Grant>, Failure> {
-        let sent_at = Moment::now();
-        let reply = self.run(script, self.timeout)?;
-        read_claim(&reply, sent_at).map_err(Failure::Strange)
+    /// Claims the lock in our `turn`, and tells the `watcher` as soon as that is on its way. `None`: it is not granted to us, or
+    /// not any more.
+    fn take_turn(&mut self, turn: Turn, watcher: &mut dyn Watcher) -> Result<Option<Grant>, Failure> {
+        self.let_go = turn.let_go;
+        let answer = match &mut self.connection {
+            Some(connection) => claim(connection, &turn.claim, self.timeout, watcher),
+            None => Err(Failure::Closed),
+        };
+        match answer {
+            Ok(grant) => Ok(grant),
+            // Closed meanwhile, or without our scripts. To ask again does no harm.
+            Err(Failure::Closed | Failure::Refused { .. }) => {
+                self.connection = None;
+                let sent_at = Moment::now();
+                let reply = self.run(&turn.claim, self.timeout)?;
+                read_claim(&reply, sent_at).map_err(Failure::Strange)
+            }
+            Err(failure) => {
+                self.connection = None;
+                Err(failure)
+            }
+        }
     }
 
     /// Sleeps until mail comes, or until `until`.
@@ -176,6 +202,7 @@ impl RedisStore {
         &mut self,
         claim: &Claim,
         mut until: Moment,
+        sleeper: &mut Sleeper,
         signals: &Signals,
         watcher: &mut dyn Watcher,
     ) -> Slept {
@@ -186,7 +213,7 @@ impl RedisStore {
             if left < Duration::from_millis(2) {
                 return Slept::Look;
             }
-            match pop(connection, &mailbox, left, until + self.timeout, signals, watcher) {
+            match pop(connection, &mailbox, left, until + self.timeout, sleeper, signals, watcher) {
                 Ok(Popped::Mail(Some(Mail::Granted))) => return Slept::Granted,
                 Ok(Popped::Mail(Some(Mail::LookIn(wait)))) => until = until.min(Moment::now() + wait),
                 Ok(Popped::Mail(None)) => return Slept::Look,
@@ -205,6 +232,29 @@ impl RedisStore {
             }
         }
     }
+}
+
+/// Claims the lock by that `script`, on this connection.
+fn claim(
+    connection: &mut Connection,
+    script: &Cmd,
+    timeout: Duration,
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Grant>, Failure> {
+    let sent_at = Moment::now();
+    let deadline = sent_at + timeout;
+    connection.send(script, deadline)?;
+    let receive = |connection: &mut Connection, until| {
+        let reply = connection.receive(script, until)?;
+        read_claim(&reply, sent_at).map_err(Failure::Strange)
+    };
+    let mut answer = None;
+    watcher.asking(sent_at, &mut |until| {
+        let until = until.min(deadline);
+        connection.await_answer(until).ok()?;
+        answer.insert(receive(connection, until)).as_ref().ok().copied().flatten()
+    });
+    answer.unwrap_or_else(|| receive(connection, deadline))
 }
 
 /// The pause before the next attempt, and twice as long a one after that.
@@ -228,13 +278,14 @@ fn pop(
     mailbox: &str,
     span: Duration,
     deadline: Moment,
+    sleeper: &mut Sleeper,
     signals: &Signals,
     watcher: &mut dyn Watcher,
 ) -> Result<Popped, Failure> {
     let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
     connection.send(&command, deadline)?;
     loop {
-        match interrupt::wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
+        match sleeper.wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
             Ok(Woken::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
             Ok(Woken::Ready) => break,
             Ok(Woken::Resumed) => {}
