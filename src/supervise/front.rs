@@ -14,6 +14,8 @@
 
 #![allow(unsafe_code)]
 
+use std::time::Duration;
+
 use libc::pid_t;
 use nix::errno::Errno;
 use nix::sys::prctl;
@@ -98,8 +100,9 @@ pub fn fork() -> nix::Result<Side> {
 }
 
 impl Front {
-    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
-    pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work: to see that in
+    /// time, looks after it so often while it waits for the lock.
+    pub fn until_the_end(mut self, signals: &Signals, look_every: Option<Duration>) -> nix::Result<End> {
         let mut stops = JobControl::new(self.has_terminal);
         loop {
             for signal in stops.take_in(signals) {
@@ -152,8 +155,9 @@ impl Front {
             if backstop.is_some_and(|at| Moment::now() >= at) {
                 return self.take_over(Why::Lost, signals);
             }
+            let look_at = look_every.filter(|_| self.stage == Stage::Waiting).map(|span| Moment::now() + span);
             // Without an alarm there is still the guardian.
-            let _ = self.alarm.set(backstop);
+            let _ = self.alarm.set(backstop.or(look_at));
             match poll_at_rest(&mut [readable(signals), readable(&self.link), readable(&self.alarm)]) {
                 Ok(()) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),

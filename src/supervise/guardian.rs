@@ -13,7 +13,7 @@ use nix::sys::prctl;
 use super::cgroup::{Cgroup, Place};
 use super::direct::readable;
 use super::exit;
-use super::link::{Link, News, Order};
+use super::link::{Link, News, Order, Orders};
 use super::memory::poll_at_rest;
 use super::process;
 use super::signals::Signals;
@@ -46,7 +46,7 @@ impl Guardian {
         let _ = prctl::set_name(c"guardian");
         // What it does for lockrun ends with it; if this comes too early or is ignored, the link tells the same.
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
-        let stat = File::open(format!("/proc/{lockrun}/stat")).ok().map(Arc::new);
+        let stat = File::open(format!("/proc/{lockrun}/task/{lockrun}/stat")).ok().map(Arc::new);
         Guardian { lockrun: Lockrun { link, stat }, has_terminal }
     }
 
@@ -57,7 +57,7 @@ impl Guardian {
 
     /// Says that nothing is left to be guarded, and ends as lockrun is to end.
     pub fn end(self, ending: Ending) -> ! {
-        self.lockrun.link.tell(News::Over(ending));
+        self.lockrun.link.tell_now(News::Over(ending));
         exit::end_now(ending)
     }
 }
@@ -67,7 +67,7 @@ pub struct Prepared<'a> {
     guardian: &'a Guardian,
     ready: Ready,
     alarm: Alarm,
-    orders: (Link, Link),
+    orders: (Orders, Orders),
     place: Option<Place>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Prepared<'a> {
             guardian,
             ready,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
-            orders: Link::pair().map_err(Failure::Preparing)?,
+            orders: Orders::pair().map_err(Failure::Preparing)?,
             place: Place::find(),
         })
     }
@@ -113,6 +113,7 @@ impl<'a> Prepared<'a> {
             return Err(Failure::TooLate);
         }
         let ends_at = deadline.filter(|_| ends_command);
+        // Before COMMAND can begin. Should this process stand still now, lockrun will look by itself.
         lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
         let cgroup = self.place.as_ref().and_then(Place::make);
         let setup = Setup {
@@ -129,7 +130,7 @@ impl<'a> Prepared<'a> {
         // COMMAND may be about to begin on this processor. It goes first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
-        lockrun.link.tell(News::Started(tree.command()));
+        lockrun.link.tell_now(News::Started(tree.command()));
         Ok(Started { tree, at: Moment::now(), ends_at })
     }
 
@@ -147,14 +148,14 @@ pub struct Guarded {
     supervisor: Supervisor,
     alarm: Alarm,
     /// Our end of what the keeper tells us through, and the keeper's.
-    orders: (Link, Link),
+    orders: (Orders, Orders),
 }
 
 /// What the keeper of a lease tells the guardian through, and lockrun.
 #[derive(Clone)]
 pub struct Control {
     lockrun: Lockrun,
-    orders: Link,
+    orders: Orders,
 }
 
 impl Control {
@@ -198,7 +199,7 @@ impl Guarded {
                     supervisor.forward(caught.signal);
                 }
             }
-            while let Ok(Some(order)) = self.orders.0.next_order() {
+            while let Some(order) = self.orders.0.next() {
                 match order {
                     Order::Renewed(deadline) => supervisor.renewed(deadline),
                     Order::Lost => supervisor.end(Why::Lost, Moment::now()),
@@ -209,7 +210,7 @@ impl Guarded {
                 supervisor.end(Why::Orphaned, Moment::now());
             }
             if supervisor.reap() {
-                self.lockrun.link.tell(News::Stopped);
+                self.lockrun.link.tell_now(News::Stopped);
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
@@ -247,7 +248,7 @@ impl Lockrun {
 
     /// Whether it has died. It tells us nothing, so there is nothing else to hear.
     fn is_dead(&self) -> bool {
-        self.link.next_order().is_err()
+        self.link.is_closed()
     }
 }
 

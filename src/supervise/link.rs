@@ -1,6 +1,6 @@
-//! What the guardian tells lockrun, and its keeper tells it, over a socket pair that keeps messages whole and in order.
+//! What the guardian tells lockrun, and its keeper tells it, over socket pairs that keep messages whole and in order.
 //!
-//! The socket closes with the process that holds it, however that ends: that is how each learns of the other's death.
+//! A socket closes with the process that holds it, however that ends: that is how each learns of the other's death.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -42,9 +42,22 @@ pub(super) enum News {
     Over(Ending),
 }
 
-/// One end of the socket pair.
+/// One end of what connects lockrun and its guardian.
 #[derive(Clone, Debug)]
-pub(super) struct Link(Arc<OwnedFd>);
+pub(super) struct Link {
+    /// Has the news. Nobody waits for it: so to tell something wakes nobody, where others wait for us.
+    news: Channel,
+    /// Is waited for, and rung for news that cannot wait.
+    bell: Channel,
+}
+
+/// One end of what connects the keeper and the guardian's main thread.
+#[derive(Clone, Debug)]
+pub(super) struct Orders(Channel);
+
+/// One end of a socket pair.
+#[derive(Clone, Debug)]
+struct Channel(Arc<OwnedFd>);
 
 /// A message: a number for its kind, and up to three more. Both ends are the same program.
 type Words = [u64; 4];
@@ -54,28 +67,68 @@ const MESSAGE: usize = size_of::<Words>();
 impl Link {
     /// Two connected ends.
     pub(super) fn pair() -> nix::Result<(Link, Link)> {
-        let (one, other) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-        Ok((Link(Arc::new(one)), Link(Arc::new(other))))
+        let (news, bell) = (Channel::pair()?, Channel::pair()?);
+        Ok((Link { news: news.0, bell: bell.0 }, Link { news: news.1, bell: bell.1 }))
     }
 
-    /// Tells the guardian something. Never waits: one that does not listen is dealt with when the time comes.
-    pub(super) fn order(&self, order: Order) {
-        self.send(order.words());
-    }
-
-    /// Tells lockrun something. Never waits.
+    /// Tells lockrun something, which hears of it when it looks the next time. Never waits.
     pub(super) fn tell(&self, news: News) {
-        self.send(news.words());
+        self.news.send(news.words());
     }
 
-    /// The next order, if there is one; an error if the other end is gone. Never waits.
-    pub(super) fn next_order(&self) -> nix::Result<Option<Order>> {
-        self.receive().map(|words| words.and_then(Order::read))
+    /// The same, and lockrun is woken for it.
+    pub(super) fn tell_now(&self, news: News) {
+        self.tell(news);
+        self.bell.send(Words::default());
     }
 
     /// The next news, if there is any; an error if the guardian is gone. Never waits.
     pub(super) fn next_news(&self) -> nix::Result<Option<News>> {
-        self.receive().map(|words| words.and_then(News::read))
+        while let Ok(Some(_)) = self.bell.receive() {}
+        self.news.receive().map(|words| words.and_then(News::read))
+    }
+
+    /// Whether lockrun is gone, which tells nothing. Never waits.
+    pub(super) fn is_closed(&self) -> bool {
+        self.bell.receive().is_err()
+    }
+}
+
+/// Readable when the bell was rung, and when the other end is gone.
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.0.as_fd()
+    }
+}
+
+impl Orders {
+    /// Two connected ends.
+    pub(super) fn pair() -> nix::Result<(Orders, Orders)> {
+        Channel::pair().map(|(one, other)| (Orders(one), Orders(other)))
+    }
+
+    /// Tells the main thread something. Never waits.
+    pub(super) fn order(&self, order: Order) {
+        self.0.send(order.words());
+    }
+
+    /// The next order, if there is one. Never waits.
+    pub(super) fn next(&self) -> Option<Order> {
+        self.0.receive().ok().flatten().and_then(Order::read)
+    }
+}
+
+/// Readable when there is an order.
+impl AsFd for Orders {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.0.as_fd()
+    }
+}
+
+impl Channel {
+    fn pair() -> nix::Result<(Channel, Channel)> {
+        let (one, other) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+        Ok((Channel(Arc::new(one)), Channel(Arc::new(other))))
     }
 
     fn send(&self, words: Words) {
@@ -101,12 +154,6 @@ impl Link {
             *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
         }
         Ok(Some(words))
-    }
-}
-
-impl AsFd for Link {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 
@@ -216,17 +263,21 @@ impl IntoWord for i32 {
 
 #[cfg(test)]
 mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     #[test]
     fn every_message_arrives_as_it_was_sent() {
-        let (one, other) = Link::pair().expect("sockets");
+        let (one, other) = Orders::pair().expect("sockets");
         let at = |millis| Moment::from_boot(Duration::from_millis(millis));
         let deadline = Deadline { term_at: at(1), kill_at: at(2), horizon: at(3) };
         for order in [Order::Renewed(deadline), Order::Lost] {
             one.order(order);
-            assert_eq!(other.next_order(), Ok(Some(order)));
+            assert_eq!(other.next(), Some(order));
         }
+        assert_eq!(other.next(), None);
+        let (one, other) = Link::pair().expect("sockets");
         let commands = [None, Some(Ending::Exited(255)), Some(Ending::Signaled(9))];
         let ends = commands.iter().flat_map(|command| {
             let whys = WHYS.iter().map(|why| Some(*why)).chain([None]);
@@ -239,7 +290,15 @@ mod tests {
             assert_eq!(one.next_news(), Ok(Some(news)));
         }
         assert_eq!(one.next_news(), Ok(None));
+        let is_rung = || poll(&mut [PollFd::new(one.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1);
+        other.tell(News::Stopped);
+        assert!(!is_rung());
+        other.tell_now(News::Granted);
+        assert!(is_rung());
+        assert_eq!((one.next_news(), one.next_news()), (Ok(Some(News::Stopped)), Ok(Some(News::Granted))));
+        assert!(!is_rung() && !other.is_closed() && !one.is_closed());
         drop(other);
+        assert!(is_rung() && one.is_closed());
         assert_eq!(one.next_news(), Err(Errno::EPIPE));
     }
 }
