@@ -21,6 +21,7 @@ mod exit_status;
 mod faults;
 mod generated;
 mod guardian;
+mod handed_on;
 mod harness;
 mod held;
 mod idle;
