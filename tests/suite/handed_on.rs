@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::lockrun::Open;
+use crate::support::monitor::Monitor;
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{Holder, Lockrun, Store, hand};
+use crate::support::{Holder, Lockrun, Queue, Store, hand};
 
 const KEY: &str = "handed-on";
 
@@ -84,4 +85,25 @@ fn a_late_answer_starts_the_command_once() {
         assert!(own > fence, "{late} ms: {output}");
         fence = own;
     }
+}
+
+// "A hand-off skips dead ones", at no more than its price: each of them is found out once, and not anew by each run that lets go
+// of the lock.
+#[test]
+fn the_dead_are_found_out_once() {
+    const WAITERS: usize = 12;
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    // A lease so long that its renewals are not among what is counted.
+    let holder = Holder::with(&Lockrun::new(&store).key(KEY).args(["--ttl", "10m"]), &[]);
+    let mut queue = Queue::new(&store, KEY).with(&["--ttl", "10m"]);
+    queue.join(WAITERS);
+    queue.kill(0);
+    queue.settles();
+    let monitor = Monitor::of(redis);
+    holder.end();
+    queue.end().in_order(1..WAITERS);
+    let counts = monitor.counts(redis);
+    let sent: usize = counts.values().sum();
+    assert!(sent <= WAITERS * 6, "{sent} commands for {WAITERS} waiters: {counts:?}");
 }
