@@ -256,6 +256,40 @@ fn the_lock_is_deleted() {
     }
 }
 
+// "The local deadline counts from before the request left": from the first one, if a waiter's claim was heard and the connection
+// closed before an answer, and the lock is known to be its own only by another request, some time later.
+#[test]
+fn the_answer_to_a_claim_is_lost_and_then_the_network() {
+    let redis = Redis::durable();
+    let proxy = Proxy::to(redis.port());
+    let records = memory::directory();
+    let record = records.path().join("claim");
+    let is_awaited = || redis.ask(&["INFO", "clients"]).text().contains("blocked_clients:1");
+    let hold = || Lockrun::at(&redis.url()).key("claim").arg("--wait").sh("echo ready; exec sleep 600").spawn();
+    let mut first = hold();
+    first.wait_for_line("ready");
+    // One that comes by the lock in turn, so that the server knows the script.
+    let mut holder = hold();
+    eventually(LONG, "it waits", is_awaited);
+    first.signal(Signal::SIGTERM);
+    holder.wait_for_line("ready");
+    let case = |url: &str| Lockrun::at(url).key("claim").args(["--ttl", "9s", "--kill-after", "500ms", "--wait"]);
+    let old = case(&proxy.url()).command(witness::command(&record, "old", &[]));
+    let mut old = old.spawn();
+    eventually(LONG, "it waits", is_awaited);
+    // Less than the store's time-out.
+    proxy.set(Mode::LoseAnswer(proxy.connections(), "EVALSHA", Duration::from_millis(1200)));
+    holder.signal(Signal::SIGTERM);
+    old.wait_for_line("ready");
+    proxy.set(Mode::Swallow);
+    let mut next = case(&redis.url()).command(witness::command(&record, "next", &[])).spawn();
+    next.wait_for_line("ready");
+    eventually(LONG, "the next holder stamps", || witness::lives(&record).len() == 2);
+    next.kill_everything();
+    let margin = witness::smallest_margin(&witness::lives(&record)).expect("two lives");
+    assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
+}
+
 // "At once when lockrun dies": long before the lease would have run out.
 #[test]
 fn the_command_of_a_killed_lockrun_is_dead_at_once() {

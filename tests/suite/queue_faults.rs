@@ -124,6 +124,31 @@ fn a_waiter_dies_with_the_lock_granted() {
     die_when_granted(1, UNCLAIMED);
 }
 
+// "A crash leaves nothing behind": also of a lock without an end that was handed on to one that was dead already, by one that died
+// right after that.
+#[test]
+fn who_hands_a_lock_without_an_end_on_to_the_dead_dies_too() {
+    let store = Store::redis();
+    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
+    let holder = Holder::new(&store, "both");
+    let mut queue = Queue::through(&proxy.url(), &store, "both").with(&["--ttl", "none"]);
+    queue.join_to("exec sleep 600");
+    holder.end();
+    eventually(LONG, "the first one runs", || queue.begun() == ["0"]);
+    eventually(LONG, "the lock is its own", || queue.length() == 0);
+    let mut second = Lockrun::new(&store).key("both").arg("--wait").sh(":").spawn();
+    eventually(LONG, "the second one waits", || queue.length() == 1 && queue.asleep() == 1);
+    second.signal(Signal::SIGSTOP);
+    eventually(LONG, "the waiter stands still", || processes::state(second.pid()) == Some('T'));
+    // What lets go of the lock does not tell how the command ended; what comes after that does.
+    proxy.set(Mode::CloseAt("signal"));
+    queue.waiter(0).signal(Signal::SIGTERM);
+    let first = queue.take(0);
+    first.wait().died_of(Signal::SIGTERM);
+    second.kill_everything();
+    queue.leaves_only_what_goes();
+}
+
 // Also if its neighbours die with it, as those do that run on one machine.
 #[test]
 fn neighbours_die_with_the_lock_granted() {

@@ -1,12 +1,14 @@
 //! `lockrun status`: who holds which lock, who waits, and who ran last.
 
 use std::process::Command;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::hand::{acquire, all, release, status, token, until_waiting};
 use crate::support::monitor::Monitor;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::pty::Terminal;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually, lock_file};
@@ -79,6 +81,51 @@ on_every_store!(the_last_run_is_known, |store| {
     let last = status(store, "last")["last"].clone();
     assert_eq!((&last["status"], &last["signal"]), (&Value::Null, &Value::Null), "there was no command: {last}");
 });
+
+// The last run is the one that ended last, though another one that held the lock beside it began after it.
+on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
+    let call = Lockrun::new(store).key("beside").arg("--wait");
+    let first = Holder::new(store, "beside");
+    let second = call.clone().sh("echo ready; exec sleep 600").spawn();
+    until_waiting(store, "beside", 1);
+    first.end();
+    eventually(LONG, "the second one runs", || second.stdout() == "ready\n");
+    call.clone().args(["--slots", "2"]).sh("exit 3").run().exited(3);
+    let third = call.sh("echo ready; exec sleep 600").spawn();
+    until_waiting(store, "beside", 1);
+    second.signal(Signal::SIGTERM);
+    second.wait().died_of(Signal::SIGTERM);
+    eventually(LONG, "the third one runs", || third.stdout() == "ready\n");
+    assert_eq!(status(store, "beside")["last"]["signal"], 15);
+});
+
+// Nor is it one that has let go of the lock, did not hear that, and so does it again, when the next run is over.
+#[test]
+fn the_last_run_is_not_one_that_lets_go_again() {
+    let store = Store::redis();
+    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
+    let wait = |call: Lockrun, script: &str| {
+        let waiter = call.key("again").arg("--wait").sh(script).spawn();
+        until_waiting(&store, "again", 1);
+        waiter
+    };
+    let first = Holder::new(&store, "again");
+    // One that lets go as the third does, so that the server knows the script.
+    let second = wait(Lockrun::new(&store), "echo ready; exec sleep 600");
+    first.end();
+    eventually(LONG, "the second one runs", || second.stdout() == "ready\n");
+    let third = wait(Lockrun::at(&proxy.url()), "echo ready; exec sleep 600");
+    second.signal(Signal::SIGTERM);
+    second.wait().died_of(Signal::SIGTERM);
+    eventually(LONG, "the third one runs", || third.stdout() == "ready\n");
+    let fourth = wait(Lockrun::new(&store), "exit 3");
+    proxy.set(Mode::LoseAnswer(proxy.connections(), "EVALSHA", Duration::from_secs(2)));
+    third.signal(Signal::SIGTERM);
+    fourth.wait().exited(3);
+    assert_eq!(status(&store, "again")["last"]["status"], 3);
+    third.wait().died_of(Signal::SIGTERM);
+    assert_eq!(status(&store, "again")["last"]["status"], 3);
+}
 
 // "... waiters", in their order.
 on_every_store!(waiters_are_described, |store| {

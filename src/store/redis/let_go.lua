@@ -10,15 +10,20 @@ local TOKEN = ARGV[1]
 
 local heir = redis.call('ZRANGE', QUEUE, 0, 0)[1]
 local holders = redis.call('ZRANGE', HOLDERS, 0, 1)
-if not heir or #holders ~= 1 or not is_in_force(TOKEN) then
+local ends = ends_of(TOKEN)
+if not heir or #holders ~= 1 or not ends or ends <= now then
   return {0}
 end
-if tonumber(redis.call('ZSCORE', ALIVE, heir) or 0) <= now or deaf_since(heir) then
+-- It must not count as dead before the grant is over.
+if tonumber(redis.call('ZSCORE', ALIVE, heir) or 0) <= now + CLAIM_WINDOW or deaf_since(heir) then
   return {0}
 end
 let_pass_when_full()
--- In this order: the key of the holders is never gone, and so it still expires in time.
+-- In this order: the key of the holders is never gone, and so it still expires in time, if it ever would.
 set_lease(heir, now + CLAIM_WINDOW)
 redis.call('ZREM', HOLDERS, TOKEN)
+if ends == math.huge then
+  expire_holders()
+end
 post(heir, 'granted')
 return {1, heir, now}

@@ -29,11 +29,17 @@ if HOW == 'hand' and not info.hand then
   set_info(TOKEN, info)
   return {2}
 end
+-- Its lease is gone; or it was let go of the quick way, by one who does not know that, and the next run may be over by now.
+local is_gone = info.fence and not ends_of(TOKEN)
+local noted = is_gone and redis.call('GET', LAST)
+local is_passed = noted and cjson.decode(noted).ended > info.since
 drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' and info.who then
-  note(info, cjson.decode(ENDING))
+  if not is_passed then
+    note(info, cjson.decode(ENDING))
+  end
 elseif ENDING ~= '' then
   -- Whose it was is forgotten, with its lease or by a break.
   local last = redis.call('GET', LAST)
@@ -80,5 +86,9 @@ if DOUBT then
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
 local handed = hand_over()
+if is_gone and not handed[1] then
+  -- Nobody else may have seen to those that watch the one to whom it went.
+  watch()
+end
 expire_holders()
 return {1, handed[1] or '', handed[2] or '', ends and 1 or holds and 0 or -1}

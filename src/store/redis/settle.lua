@@ -19,13 +19,13 @@ local GRANTED, TOLD, TOKEN = ARGV[1], ARGV[2], ARGV[3]
 
 if TOKEN ~= '' then
   let_pass_when_full()
-  local info, last = info_of(TOKEN), redis.call('GET', LAST)
+  local info, ended, last = info_of(TOKEN), tonumber(ARGV[5]), redis.call('GET', LAST)
   -- The next run may be over by now.
-  if info.who and not (last and (cjson.decode(last).started or 0) > info.since) then
-    note(info, cjson.decode(ARGV[4]), tonumber(ARGV[5]))
+  if info.who and not (last and cjson.decode(last).ended >= ended) then
+    note(info, cjson.decode(ARGV[4]), ended)
   end
-  redis.call('HDEL', INFO, TOKEN)
-  local handed, told = hand_over(), ''
+  -- Only once; and not of a lock that may have been forgotten since, with a run that goes on.
+  local handed, told = redis.call('HDEL', INFO, TOKEN) == 1 and hand_over() or {}, ''
   if is_in_force(GRANTED) and redis.call('ZSCORE', QUEUE, GRANTED) then
     expect(GRANTED, 0)
     told = handed[1] and '' or watch()

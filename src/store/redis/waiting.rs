@@ -177,8 +177,10 @@ impl RedisStore {
     /// not any more.
     fn take_turn(&mut self, turn: Turn, watcher: &mut dyn Watcher) -> Result<Option<Grant>, Failure> {
         self.let_go = turn.let_go;
+        // The lease may begin with the first request, though it is the second one that is answered.
+        let sent_at = Moment::now();
         let answer = match &mut self.connection {
-            Some(connection) => claim(connection, &turn.claim, self.timeout, watcher),
+            Some(connection) => claim(connection, &turn.claim, sent_at, self.timeout, watcher),
             None => Err(Failure::Closed),
         };
         match answer {
@@ -186,7 +188,6 @@ impl RedisStore {
             // Closed meanwhile, or without our scripts. To ask again does no harm.
             Err(Failure::Closed | Failure::Refused { .. }) => {
                 self.connection = None;
-                let sent_at = Moment::now();
                 let reply = self.run(&turn.claim, self.timeout)?;
                 read_claim(&reply, sent_at).map_err(Failure::Strange)
             }
@@ -234,14 +235,14 @@ impl RedisStore {
     }
 }
 
-/// Claims the lock by that `script`, on this connection.
+/// Claims the lock by that `script`, on this connection, in a request that leaves at `sent_at`.
 fn claim(
     connection: &mut Connection,
     script: &Cmd,
+    sent_at: Moment,
     timeout: Duration,
     watcher: &mut dyn Watcher,
 ) -> Result<Option<Grant>, Failure> {
-    let sent_at = Moment::now();
     let deadline = sent_at + timeout;
     connection.send(script, deadline)?;
     let receive = |connection: &mut Connection, until| {

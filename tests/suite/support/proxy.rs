@@ -34,6 +34,9 @@ pub(crate) enum Mode {
     HoldUpTo(u64),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
+    /// On the connections up to this one, a request with this word arrives; but no answer comes, and so long after the connection
+    /// is closed.
+    LoseAnswer(u64, &'static str, Duration),
 }
 
 struct Shared {
@@ -151,17 +154,24 @@ impl Shared {
             return Vec::new();
         };
         let answered = Arc::new(AtomicBool::new(true));
+        let muted = Arc::new(AtomicBool::new(false));
         let ends = [(client.try_clone(), server.try_clone(), true), (Ok(server), Ok(client), false)];
         ends.into_iter()
             .map(|(from, to, is_request)| {
                 let (from, to) = (from.expect("a descriptor"), to.expect("a descriptor"));
-                let (shared, answered) = (Arc::clone(self), Arc::clone(&answered));
-                thread::spawn(move || shared.pump(number, (&from, &to), is_request, &answered))
+                let (shared, answered, muted) = (Arc::clone(self), Arc::clone(&answered), Arc::clone(&muted));
+                thread::spawn(move || shared.pump(number, (&from, &to), is_request, (&answered, &muted)))
             })
             .collect()
     }
 
-    fn pump(&self, number: u64, (mut from, mut to): (&TcpStream, &TcpStream), is_request: bool, answered: &AtomicBool) {
+    fn pump(
+        &self,
+        number: u64,
+        (mut from, mut to): (&TcpStream, &TcpStream),
+        is_request: bool,
+        (answered, muted): (&AtomicBool, &AtomicBool),
+    ) {
         from.set_read_timeout(Some(TICK)).expect("a time-out");
         let _ = to.set_nodelay(true);
         let mut buffer = [0; 16384];
@@ -178,6 +188,9 @@ impl Shared {
                 Err(_) => break,
             };
             self.count(count, is_request, answered);
+            if !is_request && muted.load(Ordering::Relaxed) {
+                continue;
+            }
             match self.mode() {
                 // It was awaited when the mode was still another.
                 Mode::Swallow | Mode::Reset => continue,
@@ -186,6 +199,15 @@ impl Shared {
                 Mode::Delay(time) if !is_request => thread::sleep(time),
                 Mode::HoldUpTo(last) if is_request && number <= last => self.hold(number),
                 Mode::CloseAt(word) if is_request && contains(&buffer[..count], word) => {
+                    let _ = from.shutdown(std::net::Shutdown::Both);
+                    break;
+                }
+                Mode::LoseAnswer(last, word, time)
+                    if is_request && number <= last && contains(&buffer[..count], word) =>
+                {
+                    muted.store(true, Ordering::Relaxed);
+                    let _ = to.write_all(&buffer[..count]);
+                    thread::sleep(time);
                     let _ = from.shutdown(std::net::Shutdown::Both);
                     break;
                 }

@@ -237,6 +237,13 @@ impl<'a> Queue<'a> {
         format!("{} of {total} wait: {still:?}\n{status}\nkeys: {keys:?}\nlast at {:?}: {last:?}", still.len(), now())
     }
 
+    /// The same where somebody died whom the queue does not know of.
+    #[track_caller]
+    pub(crate) fn leaves_only_what_goes(&mut self) {
+        self.somebody_died = true;
+        self.nothing_is_left();
+    }
+
     /// "Nothing is left" of a lock that is free and awaited by nobody, but two keys. The rest of waiters that died goes by
     /// itself.
     #[track_caller]
