@@ -46,7 +46,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     }
     // A lease that begins right after a look is far from its end at the next.
     let look_every = plan.expires.then_some(plan.terms.ttl / 4);
-    match front::fork().context("cannot start the guardian, a process of lockrun's own")? {
+    match front::fork(look_every).context("cannot start the guardian, a process of lockrun's own")? {
         Side::Guardian(guardian) => {
             let outcome = Run::new(plan, claim).carry_out(store, signals, Some(&guardian)).unwrap_or_else(|error| {
                 report::error(&error);
@@ -54,7 +54,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             });
             guardian.end(outcome.ending())
         }
-        Side::Front(front) => match front.until_the_end(signals, look_every).context("cannot wait for the guardian")? {
+        Side::Front(front) => match front.until_the_end(signals).context("cannot wait for the guardian")? {
             End::Guarded(ending) => Ok(Outcome::Ended(ending)),
             End::Gone => {
                 store.take_back(&claim);

@@ -13,7 +13,7 @@ use crate::lease::Deadline;
 use crate::plan::Plan;
 use crate::store::{Custody, Grant};
 use crate::supervise::guardian::{Guardian, Prepared, Started};
-use crate::supervise::signals::Signals;
+use crate::supervise::signals::{self, Signals};
 use crate::supervise::{Granted, Launch, Ready, Running, SLOT, StartFailure};
 
 /// For how long COMMAND's process waits for the answer. Until then the guardian, whose memory it shares, stands still.
@@ -101,12 +101,16 @@ impl<'a> Start<'a> {
     /// says, at most until the moment that it is given, and gives the grant if it is one: then COMMAND begins. It is called in a
     /// process that shares our memory, while we stand still.
     ///
-    /// If nothing comes of it, it is as if it had not been tried.
+    /// If nothing comes of it, it is as if it had not been tried. So it is if a signal has come to us, which is to be seen to first, or
+    /// to that process from a terminal: one that stopped there would hold us up, and nobody would hear of it.
     pub fn while_asking(&mut self, sent_at: Moment, answer: &mut dyn FnMut(Moment) -> Option<Grant>) {
         let Means::Guarded { prepared, .. } = &mut self.means else { return };
+        if signals::has_come() {
+            return;
+        }
         let (plan, mut is_ours) = (self.plan, false);
         let started = prepared.start(deadline(plan, Custody::Lease(sent_at)), plan.kill_on_lost, &mut || {
-            let grant = answer(sent_at + PATIENCE)?;
+            let grant = answer(sent_at + PATIENCE).filter(|_| !signals::has_come())?;
             is_ours = true;
             Some(granted(plan, &grant))
         });

@@ -47,6 +47,8 @@ pub struct Front {
     guardian: Child,
     has_terminal: bool,
     alarm: Alarm,
+    /// How often to look after a guardian that waits for the lock.
+    look_every: Option<Duration>,
     strangers: Vec<Process>,
     stage: Stage,
     /// By when COMMAND must be dead.
@@ -79,8 +81,9 @@ pub enum End {
     Unreleased(Finished),
 }
 
-/// Forks the guardian. Must be called while the process has one thread.
-pub fn fork() -> nix::Result<Side> {
+/// Forks the guardian, which is looked after so often while it waits for the lock: to see in time if it does not do its work. Must
+/// be called while the process has one thread.
+pub fn fork(look_every: Option<Duration>) -> nix::Result<Side> {
     let (ours, theirs) = Link::pair()?;
     let alarm = Alarm::new()?;
     let has_terminal = terminal::is_controlling();
@@ -92,17 +95,17 @@ pub fn fork() -> nix::Result<Side> {
     let forked = Errno::result(unsafe { libc::fork() })?;
     if forked == 0 {
         drop(ours);
-        return Ok(Side::Guardian(Guardian::new(theirs, lockrun, has_terminal)));
+        return Ok(Side::Guardian(Guardian::new(theirs, lockrun, has_terminal, look_every)));
     }
     drop(theirs);
     let (stage, deadline) = (Stage::Waiting, None);
-    Ok(Side::Front(Front { link: ours, guardian: Child(forked), has_terminal, alarm, strangers, stage, deadline }))
+    let guardian = Child(forked);
+    Ok(Side::Front(Front { link: ours, guardian, has_terminal, alarm, look_every, strangers, stage, deadline }))
 }
 
 impl Front {
-    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work: to see that in
-    /// time, looks after it so often while it waits for the lock.
-    pub fn until_the_end(mut self, signals: &Signals, look_every: Option<Duration>) -> nix::Result<End> {
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
+    pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
         let mut stops = JobControl::new(self.has_terminal);
         loop {
             for signal in stops.take_in(signals) {
@@ -155,7 +158,7 @@ impl Front {
             if backstop.is_some_and(|at| Moment::now() >= at) {
                 return self.take_over(Why::Lost, signals);
             }
-            let look_at = look_every.filter(|_| self.stage == Stage::Waiting).map(|span| Moment::now() + span);
+            let look_at = self.look_every.filter(|_| self.stage == Stage::Waiting).map(|span| Moment::now() + span);
             // Without an alarm there is still the guardian.
             let _ = self.alarm.set(backstop.or(look_at));
             match poll_at_rest(&mut [readable(signals), readable(&self.link), readable(&self.alarm)]) {

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use libc::pid_t;
 use nix::sys::prctl;
@@ -29,6 +30,8 @@ use crate::outcome::Ending;
 pub struct Guardian {
     lockrun: Lockrun,
     has_terminal: bool,
+    /// How often lockrun looks after us while we wait for the lock.
+    looked_after: Option<Duration>,
 }
 
 /// lockrun, as its guardian sees it.
@@ -41,13 +44,13 @@ struct Lockrun {
 
 impl Guardian {
     /// What the child is that was just forked by `lockrun`.
-    pub(super) fn new(link: Link, lockrun: pid_t, has_terminal: bool) -> Self {
+    pub(super) fn new(link: Link, lockrun: pid_t, has_terminal: bool, looked_after: Option<Duration>) -> Self {
         // A name of its own: `killall -9 lockrun` must not take both.
         let _ = prctl::set_name(c"guardian");
         // What it does for lockrun ends with it; if this comes too early or is ignored, the link tells the same.
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
         let stat = File::open(format!("/proc/{lockrun}/task/{lockrun}/stat")).ok().map(Arc::new);
-        Guardian { lockrun: Lockrun { link, stat }, has_terminal }
+        Guardian { lockrun: Lockrun { link, stat }, has_terminal, looked_after }
     }
 
     /// Whether lockrun is stopped.
@@ -108,13 +111,18 @@ impl<'a> Prepared<'a> {
         if lockrun.is_dead() {
             return Err(Failure::Orphaned);
         }
+        let now = Moment::now();
         // Told of a lease that is over, lockrun would take over.
-        if deadline.is_some_and(|deadline| Moment::now() >= deadline.term_at) {
+        if deadline.is_some_and(|deadline| now >= deadline.term_at) {
             return Err(Failure::TooLate);
         }
         let ends_at = deadline.filter(|_| ends_command);
-        // Before COMMAND can begin. Should this process stand still now, lockrun will look by itself.
-        lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
+        let news = ends_at.map_or(News::Granted, News::Allowed);
+        // Before COMMAND can begin. Should this process stand still now, lockrun will look by itself, unless that would be too late.
+        match (ends_at, self.guardian.looked_after) {
+            (Some(deadline), Some(span)) if deadline.kill_at <= now + span => lockrun.link.tell_now(news),
+            _ => lockrun.link.tell(news),
+        }
         let cgroup = self.place.as_ref().and_then(Place::make);
         let setup = Setup {
             own_group: !self.guardian.has_terminal,
@@ -123,7 +131,8 @@ impl<'a> Prepared<'a> {
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
         let started = Tree::start(&mut self.ready, setup, cgroup, gate);
-        let tree = started.inspect_err(|_| lockrun.link.tell(News::NotStarted))?;
+        // It may have been told to stop, and have put that off.
+        let tree = started.inspect_err(|_| lockrun.link.tell_now(News::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
@@ -162,7 +171,7 @@ impl Control {
     /// The lease was renewed: what it allows now.
     pub fn renewed(&self, deadline: Deadline) {
         self.orders.order(Order::Renewed(deadline));
-        self.lockrun.link.tell(News::Allowed(deadline));
+        self.lockrun.link.tell_now(News::Allowed(deadline));
     }
 
     /// The lease is lost: COMMAND must be ended.

@@ -71,7 +71,8 @@ impl Link {
         Ok((Link { news: news.0, bell: bell.0 }, Link { news: news.1, bell: bell.1 }))
     }
 
-    /// Tells lockrun something, which hears of it when it looks the next time. Never waits.
+    /// Tells lockrun something, which hears of it when it looks the next time. Never waits. Not for what comes again and again: what is
+    /// unread at last fills the socket.
     pub(super) fn tell(&self, news: News) {
         self.news.send(news.words());
     }

@@ -1,14 +1,19 @@
 //! Under a lease the guardian does the work: it waits, claims, runs the command and lets go. What becomes of it and of lockrun
 //! when one of them dies or stands still before there is a command; for the rest see `faults` and `outliving`.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::libc;
+use nix::sys::ptrace;
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::support::processes::{children, is_alive, send, state};
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, witness};
 
 /// Two in a queue whose lock is granted to the first one. It claims the lock, and the server stands still.
 struct Scene<'a> {
@@ -240,4 +245,133 @@ fn a_command_that_is_not_found_keeps_its_status_while_the_store_is_away() {
     let call = call.args(["--renew-every", "200ms", "--store-timeout", "600ms"]).command(["/nonexistent/command"]);
     proxy.set(Mode::Delay(Duration::from_millis(500)));
     call.run().exited(127).said("there is no such program");
+}
+
+// "Only a reply moves H, by its own request's `sent_at`": a claim that had to be made twice got its lease the first time. Here the
+// first answer is lost, the second one comes late, and then the network is cut.
+#[test]
+fn a_lease_begins_with_the_first_claim() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let proxy = Proxy::to(redis.port());
+    let records = memory::directory();
+    let record = records.path().join("record");
+    let options =
+        ["--ttl", "4s", "--renew-every", "1s", "--store-timeout", "1500ms", "--kill-after", "500ms", "--wait"];
+    let start = |url: &str, tag| {
+        let call = Lockrun::at(url).key("claimed-twice").args(options);
+        call.command(witness::command(&record, tag, &[])).spawn()
+    };
+    let waiting = || redis.ask(&["ZCARD", "lockrun:{claimed-twice}:queue"]).number();
+    // The server learns how a waiter claims.
+    let holder = Holder::new(&store, "claimed-twice");
+    let mut queue = Queue::new(&store, "claimed-twice");
+    queue.join(1);
+    holder.end();
+    queue.end().in_order([0]);
+    let holder = Holder::new(&store, "claimed-twice");
+    let mut old = start(&proxy.url(), "old");
+    eventually(LONG, "the first one waits", || waiting() == 1);
+    let mut next = start(&redis.url(), "next");
+    eventually(LONG, "the second one waits", || waiting() == 2);
+    let guardian = children(old.pid())[0];
+    stop(guardian);
+    let before = proxy.bytes();
+    holder.end();
+    eventually(LONG, "there is mail", || proxy.bytes() > before);
+    thread::sleep(Duration::from_millis(50));
+    proxy.set(Mode::SwallowReplies);
+    send(guardian, Signal::SIGCONT);
+    eventually(LONG, "its claim has arrived", || waiting() == 1);
+    thread::sleep(Duration::from_millis(1200));
+    proxy.set(Mode::Pass);
+    redis.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+    old.wait_for_line("ready");
+    proxy.set(Mode::Swallow);
+    next.wait_for_line("ready");
+    eventually(LONG, "the second one stamps", || witness::lives(&record).len() == 2);
+    next.kill_everything();
+    old.wait().exited(79).said("lost");
+    let lives = witness::lives(&record);
+    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
+}
+
+// lockrun does not listen to every renewal, and hears how all has ended when there were many.
+#[test]
+fn an_end_after_many_renewals_is_heard_of() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let call = Lockrun::new(&store).key("many-renewals").args(["--ttl", "1h", "--renew-every", "10ms"]);
+    let run = call.sh("read line || :; exit 7").with_open_input();
+    eventually(LONG, "the lease was renewed often", || redis.scripts_run() > 400);
+    run.finish().exited(7).silent();
+}
+
+// "Nothing outlives lockrun's lease" where the guardian stands still as soon as the command has begun: also if that was late, because
+// the store took its time, and lockrun had just looked.
+#[test]
+fn a_guardian_stands_still_late_in_the_lease() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let proxy = Proxy::to(redis.port());
+    let records = memory::directory();
+    let record = records.path().join("record");
+    let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5300ms", "--kill-after", "0"];
+    let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
+    proxy.set(Mode::Delay(Duration::from_millis(5200)));
+    let old = call(&proxy.url(), "old").spawn();
+    let keys = || redis.keys().contains(&"lockrun:{late}:holders".to_owned());
+    eventually(LONG, "the lock is its own, and it does not know yet", keys);
+    let granted = Instant::now();
+    let guardian = Pid::from_raw(children(old.pid())[0]);
+    ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
+    thread::sleep(Duration::from_secs(5));
+    old.signal(Signal::SIGWINCH);
+    while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
+        ptrace::cont(guardian, None).expect("it goes on");
+    }
+    proxy.set(Mode::Pass);
+    thread::sleep(Duration::from_millis(6020).saturating_sub(granted.elapsed()));
+    let mut next = call(&redis.url(), "next").arg("--wait").spawn();
+    waitpid(guardian, None).expect("lockrun has killed it");
+    next.wait_for_line("ready");
+    next.kill_everything();
+    old.wait().exited(79);
+    let lives = witness::lives(&record);
+    assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
+}
+
+// "Ctrl-Z stops both": also in the moment when the command's process is there, and waits for the lock. What stops there would hold
+// up the guardian, and lockrun would not hear of it.
+#[test]
+fn a_stop_comes_before_the_command() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let child = |guardian: i32| {
+        let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
+    };
+    // The process does not wait for long, and on a busy machine it may be missed each time.
+    let mut stopped = 0;
+    for _ in 0..20 {
+        let holder = Holder::new(&store, "stop");
+        let mut queue = Queue::new(&store, "stop").with(&["--ttl", "2s"]);
+        queue.join(1);
+        let guardian = guardian_of(&mut queue, 0);
+        stop(guardian);
+        holder.end();
+        redis.pause();
+        send(guardian, Signal::SIGCONT);
+        let since = Instant::now();
+        while child(guardian).is_none() && since.elapsed() < Duration::from_millis(100) {}
+        if let Some(child) = child(guardian) {
+            send(child, Signal::SIGTSTP);
+            stopped += 1;
+        }
+        redis.resume();
+        queue.end().in_order([0]);
+        if stopped == 3 {
+            break;
+        }
+    }
 }
