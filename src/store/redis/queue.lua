@@ -145,11 +145,10 @@ end
 -- anyway; the rest is told. These are taken from all over the queue, and the last first: those whose turn is near would look for
 -- nothing, and neighbours often fall silent together. Gives the tokens of those told, separated by blanks.
 local function watch()
-  local told, missing = {}, WATCHERS - due(FIRST_LOOK)
-  if missing <= 0 then
+  local told, missing, count = {}, WATCHERS - due(FIRST_LOOK), redis.call('ZCARD', QUEUE)
+  if missing <= 0 or count == 0 then
     return ''
   end
-  local count = redis.call('ZCARD', QUEUE)
   for part = WATCHERS, 1, -1 do
     local at = math.ceil(count * part / WATCHERS) - 1
     local token = redis.call('ZRANGE', QUEUE, at, at)[1]
