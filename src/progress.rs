@@ -71,6 +71,9 @@ impl Watcher for Progress<'_, '_> {
         if !self.told {
             self.teller.tell(Event::Waiting(held));
             self.told = true;
+            if let Some(start) = &mut self.start {
+                start.wait_begins();
+            }
         }
         self.latest = Some((held.clone(), Moment::now()));
         self.draw();

@@ -97,6 +97,13 @@ impl<'a> Start<'a> {
         ready.set(SLOT, value);
     }
 
+    /// The lock is held, and it will be waited for: what takes time is done now.
+    pub fn wait_begins(&mut self) {
+        if let Means::Guarded { prepared, .. } = &mut self.means {
+            prepared.get_ready_to_ask();
+        }
+    }
+
     /// Starts COMMAND while the store is asked for the lock, in a request that left at `sent_at`. `answer` waits for what the store
     /// says, at most until the moment that it is given, and gives the grant if it is one: then COMMAND begins. It is called in a
     /// process that shares our memory, while we stand still.
@@ -109,7 +116,7 @@ impl<'a> Start<'a> {
             return;
         }
         let (plan, mut is_ours) = (self.plan, false);
-        let started = prepared.start(deadline(plan, Custody::Lease(sent_at)), plan.kill_on_lost, &mut || {
+        let started = prepared.start_if(deadline(plan, Custody::Lease(sent_at)), plan.kill_on_lost, &mut || {
             let grant = answer(sent_at + PATIENCE).filter(|_| !signals::has_come())?;
             is_ours = true;
             Some(granted(plan, &grant))
@@ -130,7 +137,7 @@ impl<'a> Start<'a> {
                 Ok(Begun { running: Running::direct(ready, self.launch, granted)?, provisions: None })
             }
             Means::Guarded { mut prepared, provisions } => {
-                let now = || prepared.start(deadline(plan, grant.custody), plan.kill_on_lost, &mut || Some(granted));
+                let now = || prepared.start(deadline(plan, grant.custody), plan.kill_on_lost, granted);
                 let started = self.early.unwrap_or_else(now)?;
                 Ok(Begun { running: Running::Guarded(prepared.take_charge(started, self.launch)), provisions })
             }

@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::memory::poll_at_rest;
 use super::signals::{self, Signals};
-use super::spawn::{Failure, Ready, Setup};
+use super::spawn::{Failure, Gate, Ready, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
 use super::{Granted, Launch, terminal};
@@ -26,7 +26,7 @@ impl Direct {
     pub(super) fn start(mut ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
         let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
-        let tree = Tree::start(&mut ready, setup, None, &mut || Some(granted))?;
+        let tree = Tree::start(&mut ready, setup, None, Gate::Open(granted))?;
         Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
     }
 

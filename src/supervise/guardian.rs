@@ -18,7 +18,7 @@ use super::link::{Link, News, Order, Orders};
 use super::memory::poll_at_rest;
 use super::process;
 use super::signals::Signals;
-use super::spawn::{Failure, Ready, Setup};
+use super::spawn::{self, Failure, Gate, Ready, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::Tree;
 use super::{Granted, Launch};
@@ -72,6 +72,8 @@ pub struct Prepared<'a> {
     alarm: Alarm,
     orders: (Orders, Orders),
     place: Option<Place>,
+    /// Whether [`Prepared::start_if`] can work, as far as that is known.
+    can_ask: Option<bool>,
 }
 
 /// COMMAND, started under a lease, before anybody takes charge of it.
@@ -91,6 +93,7 @@ impl<'a> Prepared<'a> {
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             orders: Orders::pair().map_err(Failure::Preparing)?,
             place: Place::find(),
+            can_ask: None,
         })
     }
 
@@ -99,13 +102,41 @@ impl<'a> Prepared<'a> {
         &mut self.ready
     }
 
-    /// Starts COMMAND if the `gate` opens, lockrun is still there and there is time for it before the `deadline`. If that
+    /// Finds out, while there is time, whether [`Prepared::start_if`] can work here.
+    pub fn get_ready_to_ask(&mut self) {
+        self.can_ask.get_or_insert_with(spawn::shares_memory);
+    }
+
+    /// Starts COMMAND under this grant, if lockrun is still there and there is time for it before the `deadline`. If that
     /// `ends_command`, COMMAND is ended in time; otherwise only when lockrun dies.
     pub fn start(
         &mut self,
         deadline: Option<Deadline>,
         ends_command: bool,
-        gate: &mut dyn FnMut() -> Option<Granted>,
+        granted: Granted,
+    ) -> Result<Started, Failure> {
+        self.start_through(deadline, ends_command, Gate::Open(granted))
+    }
+
+    /// The same, if the lock turns out to be ours when COMMAND's process is ready to execute it: `asks` gives the grant then, in that
+    /// process, which has our memory while we stand still. Does nothing where it is not known that that works.
+    pub fn start_if(
+        &mut self,
+        deadline: Option<Deadline>,
+        ends_command: bool,
+        asks: &mut dyn FnMut() -> Option<Granted>,
+    ) -> Result<Started, Failure> {
+        if self.can_ask != Some(true) {
+            return Err(Failure::NotGranted);
+        }
+        self.start_through(deadline, ends_command, Gate::Asks(asks))
+    }
+
+    fn start_through(
+        &mut self,
+        deadline: Option<Deadline>,
+        ends_command: bool,
+        gate: Gate<'_>,
     ) -> Result<Started, Failure> {
         let lockrun = &self.guardian.lockrun;
         if lockrun.is_dead() {

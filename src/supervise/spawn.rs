@@ -63,11 +63,16 @@ pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(high) })
 }
 
-/// Asked in the child, when it is ready to execute COMMAND: gives the grant under which it does, or `None` if it does not. It runs in
-/// its parent's memory, as if it were called there.
-pub(super) type Gate<'a> = &'a mut dyn FnMut() -> Option<Granted>;
+/// Whether COMMAND may begin.
+pub(super) enum Gate<'a> {
+    /// It may, under this grant.
+    Open(Granted),
+    /// That is asked in the child, when it is ready to execute COMMAND: gives the grant under which it does, or `None` if it does not.
+    /// Runs in its parent's memory, as if it were called there; so only where [`shares_memory`].
+    Asks(&'a mut dyn FnMut() -> Option<Granted>),
+}
 
-/// The size of the child's stack, in words of 16 bytes: enough for a [`Gate`] that reads a server's answer over TLS, and for the second
+/// The size of the child's stack, in words of 16 bytes: enough for a gate that asks a server over TLS, and for the second
 /// argument vector that the C library builds there for a script without an interpreter line.
 const STACK: usize = 6 * 1024;
 
@@ -129,13 +134,20 @@ impl Ready {
         }
     }
 
-    /// Starts COMMAND if the `gate` opens, and gives its process id. On return it is executing.
+    /// Starts COMMAND if the `gate` is open, and gives its process id. On return it is executing.
     pub(super) fn spawn(&mut self, setup: Setup, gate: Gate<'_>) -> Result<pid_t, Failure> {
+        let (passed, asks) = match gate {
+            Gate::Open(granted) => {
+                self.complete(granted);
+                (true, None)
+            }
+            Gate::Asks(asks) => (false, Some(asks)),
+        };
         // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack.
         let top = unsafe { self.stack.as_mut_ptr().add(self.stack.capacity()) };
         // SAFETY: cannot fail.
         let parent = unsafe { libc::getpid() };
-        let mut child = Child { ready: self, setup, gate, parent, passed: false, failure: 0 };
+        let mut child = Child { ready: self, setup, asks, parent, passed, failure: 0 };
         // SAFETY: the parent sleeps until the child has executed or ended, so `child`, what it refers to and the stack outlive
         // its use of them, and nobody else looks at them meanwhile. No handlers are installed that the child could run in
         // our memory.
@@ -166,12 +178,12 @@ impl Ready {
 }
 
 /// All that the child needs.
-struct Child<'a> {
+struct Child<'a, 'b> {
     ready: &'a mut Ready,
     setup: Setup,
-    gate: Gate<'a>,
+    asks: Option<&'b mut dyn FnMut() -> Option<Granted>>,
     parent: pid_t,
-    /// The gate was open.
+    /// The gate is open.
     passed: bool,
     /// The error number, if it could not execute COMMAND then.
     failure: c_int,
@@ -183,7 +195,7 @@ extern "C" fn run(child: *mut c_void) -> c_int {
     // what the C library keeps for the thread is no more than to call a function there. Signals are blocked until the inherited
     // mask is set, and then do what they would do to COMMAND.
     unsafe {
-        let child = &mut *child.cast::<Child<'_>>();
+        let child = &mut *child.cast::<Child<'_, '_>>();
         if child.setup.own_group {
             libc::setpgid(0, 0);
         }
@@ -200,13 +212,15 @@ extern "C" fn run(child: *mut c_void) -> c_int {
         if child.ready.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
-        let Some(granted) = (child.gate)() else { libc::_exit(127) };
-        // A server on this processor, that has just answered, comes to rest first: otherwise the processor looks busy, and the kernel moves
-        // COMMAND to another one, which takes longer.
-        libc::sched_yield();
-        child.ready.complete(granted);
+        if let Some(asks) = &mut child.asks {
+            let Some(granted) = asks() else { libc::_exit(127) };
+            // A server on this processor, that has just answered, comes to rest first: otherwise the processor looks busy, and the kernel moves
+            // COMMAND to another one, which takes longer.
+            libc::sched_yield();
+            child.ready.complete(granted);
+            ptr::write_volatile(&raw mut child.passed, true);
+        }
         child.ready.envp.push(ptr::null());
-        ptr::write_volatile(&raw mut child.passed, true);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const child.ready.mask, ptr::null_mut());
         // The last look at the clock: lockrun may have stood still since the lock was granted.
         if child.setup.not_after.is_some_and(|limit| Moment::now() >= limit) {
@@ -216,6 +230,26 @@ extern "C" fn run(child: *mut c_void) -> c_int {
         libc::execvpe(child.ready.argv[0], child.ready.argv.as_ptr(), child.ready.envp.as_ptr());
         ptr::write_volatile(&raw mut child.failure, *libc::__errno_location());
         libc::_exit(127)
+    }
+}
+
+/// Whether a child that is to share our memory does. An emulator may make one that has a copy.
+pub(super) fn shares_memory() -> bool {
+    extern "C" fn tell(told: *mut c_void) -> c_int {
+        // SAFETY: the pointer is to the parent's flag, or to a copy of it.
+        unsafe {
+            ptr::write_volatile(told.cast::<bool>(), true);
+            libc::_exit(0)
+        }
+    }
+    let (mut told, mut stack) = (false, Vec::<u128>::with_capacity(1024));
+    // SAFETY: as in [`Ready::spawn`]: the parent sleeps, and the child writes to the flag alone, from the top of a stack of its own.
+    // Then it is reaped, and the flag is read behind the compiler's back.
+    unsafe {
+        let top = stack.as_mut_ptr().add(stack.capacity());
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        let pid = libc::clone(tell, top.cast(), flags, (&raw mut told).cast());
+        pid > 0 && libc::waitpid(pid, ptr::null_mut(), 0) == pid && ptr::read_volatile(&raw const told)
     }
 }
 

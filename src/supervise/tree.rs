@@ -52,7 +52,7 @@ enum Motion {
 }
 
 impl Tree {
-    /// Makes this process a child subreaper, and starts COMMAND if the `gate` opens.
+    /// Makes this process a child subreaper, and starts COMMAND if the `gate` is open.
     pub(super) fn start(
         ready: &mut Ready,
         setup: Setup,
