@@ -107,3 +107,18 @@ fn the_dead_are_found_out_once() {
     let sent: usize = counts.values().sum();
     assert!(sent <= WAITERS * 6, "{sent} commands for {WAITERS} waiters: {counts:?}");
 }
+
+// A command ends as it ended also where an emulator does not let its process share lockrun's memory up to its beginning.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_command_runs_where_memory_is_copied() {
+    let store = Store::file();
+    let holder = Holder::new(&store, KEY);
+    let waiter = join(&store, &waiter(&store.url()).sh("echo ran; exit 3"));
+    let copied = std::thread::scope(|threads| {
+        threads.spawn(|| holder.end());
+        crate::support::steps::give_it_a_copy(&waiter.run);
+        waiter.run.wait()
+    });
+    copied.exited(3).printed("ran\n").silent();
+}

@@ -42,3 +42,31 @@ fn call(pid: Pid) -> libc::c_long {
     let line = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it is stopped");
     line.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
 }
+
+/// Leads `run` to where it makes a process that is to share its memory, and sees to it that it gets one with a copy, as an emulator
+/// may give it.
+#[cfg(target_arch = "x86_64")]
+#[track_caller]
+pub(crate) fn give_it_a_copy(run: &Running) {
+    let pid = Pid::from_raw(run.pid());
+    let shares = u64::from(libc::CLONE_VM.cast_unsigned());
+    ptrace::seize(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD).expect("our own child can be traced");
+    ptrace::interrupt(pid).expect("it is stopped");
+    loop {
+        match waitpid(pid, None).expect("our own child") {
+            WaitStatus::PtraceSyscall(_) => {
+                let mut registers = ptrace::getregs(pid).expect("it is stopped");
+                // At the beginning of the call its result stands for "no such call".
+                let begins = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
+                if begins && registers.orig_rax.cast_signed() == libc::SYS_clone && registers.rdi & shares != 0 {
+                    registers.rdi &= !shares;
+                    ptrace::setregs(pid, registers).expect("it is stopped");
+                    return ptrace::detach(pid, None).expect("it goes on");
+                }
+            }
+            WaitStatus::PtraceEvent(..) => {}
+            ended => panic!("{ended:?}"),
+        }
+        ptrace::syscall(pid, None).expect("it goes on");
+    }
+}
