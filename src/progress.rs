@@ -41,6 +41,12 @@ impl<'a, 'b> Progress<'a, 'b> {
         Progress { teller, is_hopeless, start, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
+    /// The start of a command that may begin before anything is told of its lock, since nothing is: otherwise that comes first.
+    fn silent_start(&mut self) -> Option<&mut Start<'b>> {
+        let is_silent = !self.on_terminal && self.teller.is_silent_when_all_is_well();
+        self.start.as_deref_mut().filter(|_| is_silent)
+    }
+
     /// Writes the line anew.
     fn draw(&self) {
         let (true, Some((held, told_at))) = (self.on_terminal && terminal::is_ours(), &self.latest) else { return };
@@ -71,7 +77,7 @@ impl Watcher for Progress<'_, '_> {
         if !self.told {
             self.teller.tell(Event::Waiting(held));
             self.told = true;
-            if let Some(start) = &mut self.start {
+            if let Some(start) = self.silent_start() {
                 start.wait_begins();
             }
         }
@@ -85,9 +91,7 @@ impl Watcher for Progress<'_, '_> {
     }
 
     fn asking(&mut self, sent_at: Moment, answer: &mut dyn FnMut(Moment) -> Option<Grant>) {
-        // What is told of the lock is told before COMMAND begins.
-        let is_silent = !self.on_terminal && self.teller.is_silent_when_all_is_well();
-        if let Some(start) = self.start.as_mut().filter(|_| is_silent) {
+        if let Some(start) = self.silent_start() {
             start.while_asking(sent_at, answer);
         }
     }

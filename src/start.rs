@@ -104,12 +104,12 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// Starts COMMAND while the store is asked for the lock, in a request that left at `sent_at`. `answer` waits for what the store
-    /// says, at most until the moment that it is given, and gives the grant if it is one: then COMMAND begins. It is called in a
-    /// process that shares our memory, while we stand still.
+    /// Starts COMMAND while the store is asked for the lock, in a request that left at `sent_at`. `answer` waits for what
+    /// the store says, at most until the moment that it is given, and gives the grant if it is one: then COMMAND begins. It
+    /// is called in a process that shares our memory, while we stand still.
     ///
-    /// If nothing comes of it, it is as if it had not been tried. So it is if a signal has come to us, which is to be seen to first, or
-    /// to that process from a terminal: one that stopped there would hold us up, and nobody would hear of it.
+    /// If nothing comes of it, it is as if it had not been tried. So it is if a signal has come to us, which is to be seen
+    /// to first, or to that process from a terminal: one that stopped there would hold us up, and nobody would hear of it.
     pub fn while_asking(&mut self, sent_at: Moment, answer: &mut dyn FnMut(Moment) -> Option<Grant>) {
         let Means::Guarded { prepared, .. } = &mut self.means else { return };
         if signals::has_come() {

@@ -214,8 +214,8 @@ extern "C" fn run(child: *mut c_void) -> c_int {
         }
         if let Some(asks) = &mut child.asks {
             let Some(granted) = asks() else { libc::_exit(127) };
-            // A server on this processor, that has just answered, comes to rest first: otherwise the processor looks busy, and the kernel moves
-            // COMMAND to another one, which takes longer.
+            // A server on this processor, that has just answered, comes to rest first: otherwise the processor looks
+            // busy, and the kernel moves COMMAND to another one, which takes longer.
             libc::sched_yield();
             child.ready.complete(granted);
             ptr::write_volatile(&raw mut child.passed, true);

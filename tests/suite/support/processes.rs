@@ -42,8 +42,12 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
 }
 
-/// Kills all that carry this mark, until none is left.
+/// Kills all that carry this mark, until none is left; at once, as far as they can tell: first all of them are stopped, so that none
+/// cleans up after another.
 pub(crate) fn kill_marked(mark: &str) {
+    for pid in marked(mark) {
+        send(pid, Signal::SIGSTOP);
+    }
     for _ in 0..200 {
         let left = marked(mark);
         if left.is_empty() {
