@@ -9,8 +9,8 @@ use crate::outcome::{Ending, Outcome};
 use crate::outer::Outer;
 use crate::plan::OnHeld;
 use crate::progress::Progress;
-use crate::start::Start;
 use crate::store::{Acquired, Claim, Grant, Held, Holding, Store, StoreError, Wait};
+use crate::supervise::guardian::Guardian;
 use crate::supervise::signals::Signals;
 use crate::teller::Teller;
 
@@ -23,8 +23,8 @@ pub struct Patience {
     pub held_status: u8,
 }
 
-/// Takes the lock that `claim` names, for the `start` of a command if it is for one, which may be under way then. If there is no
-/// grant, it has been said why, and the outcome is what is to be made of it.
+/// Takes the lock that `claim` names, as the `guardian` if this process is one. If there is no grant, it has been said why, and the
+/// outcome is what is to be made of it.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
@@ -32,7 +32,7 @@ pub fn acquire(
     outer: &Outer,
     teller: &Teller,
     signals: &Signals,
-    start: Option<&mut Start<'_>>,
+    guardian: Option<&Guardian>,
 ) -> Result<Grant, Outcome> {
     let Patience { on_held, held_status } = patience;
     let began = Moment::now();
@@ -40,7 +40,7 @@ pub fn acquire(
         OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None).map(Answer::of),
         OnHeld::Wait(span) => {
             let until = span.map(|span| began + span);
-            acquire_or_wait(store, claim, until, outer, teller, signals, start)
+            acquire_or_wait(store, claim, until, outer, teller, signals, guardian)
         }
     };
     match answer {
@@ -103,7 +103,7 @@ fn acquire_or_wait(
     outer: &Outer,
     teller: &Teller,
     signals: &Signals,
-    start: Option<&mut Start<'_>>,
+    guardian: Option<&Guardian>,
 ) -> Result<Answer, StoreError> {
     // With several slots another one may come free.
     let waits_for_itself = |held: &Held| claim.slots == 1 && outer.has(held.token.as_ref());
@@ -118,7 +118,7 @@ fn acquire_or_wait(
             acquired => return Ok(Answer::of(acquired)),
         }
     }
-    let watcher = &mut Progress::new(teller, &waits_for_itself, start);
+    let watcher = &mut Progress::new(teller, &waits_for_itself, guardian);
     Ok(match store.acquire(claim, Some(Wait { until, signals, watcher }))? {
         Acquired::Held(held) if waits_for_itself(&held) => Answer::HeldAround(held),
         acquired => Answer::of(acquired),

@@ -3,6 +3,7 @@
 //! It decides nothing by itself: [`crate::lease`] says what is due, and the guardian, who is told of every renewal, ends
 //! COMMAND when the news stop, whatever became of this thread.
 
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -16,26 +17,11 @@ use crate::event::Event;
 use crate::lease::{Answer, Due, Lease};
 use crate::store::{Claim, Held, Renewed, Store, StoreError};
 use crate::supervise::guardian::Control;
-use crate::supervise::{memory, readable};
+use crate::supervise::readable;
 use crate::teller::Teller;
 
 /// Requests need little, a TLS handshake more; pages that are not touched cost nothing.
 const STACK: usize = 512 * 1024;
-
-/// What the keeper needs of the system, had before COMMAND starts.
-pub struct Provisions {
-    stop: Arc<EventFd>,
-    alarm: Alarm,
-}
-
-impl Provisions {
-    /// Fails if the process has no descriptor left.
-    pub fn new() -> Result<Self, anyhow::Error> {
-        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let stop = stop.context("cannot prepare to renew the lease")?;
-        Ok(Provisions { stop: Arc::new(stop), alarm: Alarm::new().context("cannot prepare to renew the lease")? })
-    }
-}
 
 /// A store that is lent to the keeper until it is taken back. Whoever uses it has it for as long as that takes.
 pub struct Lent(Arc<Mutex<Option<Box<dyn Store>>>>);
@@ -56,36 +42,49 @@ impl Lent {
 pub struct Keeper {
     thread: JoinHandle<()>,
     stop: Arc<EventFd>,
+    work: SyncSender<Work>,
 }
 
-/// What the thread works with.
+/// A lease that is to be renewed.
 struct Work {
     store: Lent,
     claim: Claim,
     lease: Lease,
     /// Whom to tell; nobody if a lost lease is only worth a warning.
     control: Option<Control>,
-    stop: Arc<EventFd>,
-    alarm: Alarm,
     teller: Arc<Teller>,
     last_error: Option<StoreError>,
 }
 
+/// The thread, at work.
+struct Renewing {
+    work: Work,
+    stop: Arc<EventFd>,
+    alarm: Alarm,
+}
+
 impl Keeper {
+    /// Makes the thread, which waits for [`Keeper::start`]; dropped before that, it ends. Fails if a descriptor or a thread
+    /// cannot be had: that must come out before there is a COMMAND.
+    pub fn prepare() -> Result<Self, anyhow::Error> {
+        let what = "cannot prepare to renew the lease";
+        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).context(what)?);
+        let (alarm, its_stop) = (Alarm::new().context(what)?, Arc::clone(&stop));
+        let (work, works) = sync_channel(1);
+        let wait_and_keep = move || {
+            if let Ok(work) = works.recv() {
+                Renewing { work, stop: its_stop, alarm }.keep();
+            }
+        };
+        let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(wait_and_keep);
+        Ok(Keeper { thread: thread.context("cannot start the renewal thread")?, stop, work })
+    }
+
     /// Starts to renew. With a `control` COMMAND is ended when the lease is lost, without one that is only told.
-    pub fn start(
-        provisions: Provisions,
-        store: &Lent,
-        claim: Claim,
-        lease: Lease,
-        control: Option<Control>,
-        teller: Arc<Teller>,
-    ) -> Result<Self, anyhow::Error> {
-        let Provisions { stop, alarm } = provisions;
+    pub fn start(&self, store: &Lent, claim: Claim, lease: Lease, control: Option<Control>, teller: Arc<Teller>) {
         let store = Lent(Arc::clone(&store.0));
-        let mut work = Work { store, claim, lease, control, stop: Arc::clone(&stop), alarm, teller, last_error: None };
-        let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(move || work.keep());
-        Ok(Keeper { thread: thread.context("cannot start the renewal thread")?, stop })
+        // If the thread is gone, nothing is renewed, and COMMAND is ended in time like under any lease that is not.
+        let _ = self.work.send(Work { store, claim, lease, control, teller, last_error: None });
     }
 
     /// Ends the thread. The store was taken back before.
@@ -105,11 +104,11 @@ enum Kept {
     Over,
 }
 
-impl Work {
+impl Renewing {
     /// Renews until told to stop, or until there is nothing left to renew.
     fn keep(&mut self) {
         loop {
-            match self.lease.due(Moment::now()) {
+            match self.work.lease.due(Moment::now()) {
                 Due::Sleep(until) => {
                     if self.is_told_to_stop_before(until) {
                         return;
@@ -117,13 +116,12 @@ impl Work {
                 }
                 Due::Renew if self.is_told_to_stop() => return,
                 Due::Renew => match self.renew() {
-                    // The next one is far away.
-                    Kept::Going => memory::forget_program_pages(),
+                    Kept::Going => {}
                     Kept::Lost(why) => return self.lost(&why),
                     Kept::Over => return,
                 },
                 Due::Stop => {
-                    let why = self.last_error.take().map_or_else(
+                    let why = self.work.last_error.take().map_or_else(
                         || "it could not be renewed in time".into(),
                         |error| format!("it could not be renewed in time: {error:#}"),
                     );
@@ -135,38 +133,39 @@ impl Work {
 
     /// Renews once, if the store was not taken back meanwhile.
     fn renew(&mut self) -> Kept {
-        if self.control.as_ref().is_some_and(Control::is_stopped) {
-            self.last_error = Some(anyhow::anyhow!("lockrun is stopped"));
-            self.lease.answered(Moment::now(), Answer::Unknown, Moment::now());
+        if self.work.control.as_ref().is_some_and(Control::is_stopped) {
+            self.work.last_error = Some(anyhow::anyhow!("lockrun is stopped"));
+            self.work.lease.answered(Moment::now(), Answer::Unknown, Moment::now());
             return Kept::Going;
         }
-        let mut lent = self.store.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lent = self.work.store.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(store) = &mut *lent else { return Kept::Over };
         let sent_at = Moment::now();
-        let (answer, kept) = match store.renew(&self.claim.key, &self.claim.token, Some(self.claim.ttl)) {
+        let (answer, kept) = match store.renew(&self.work.claim.key, &self.work.claim.token, Some(self.work.claim.ttl))
+        {
             Ok(Renewed::Mine) => (Answer::Mine, Kept::Going),
             Ok(Renewed::NotMine(held)) => {
                 (Answer::NotMine, Kept::Lost(format!("it is not ours any more: {}", whose(held))))
             }
             Ok(Renewed::TakenAway(by)) => (Answer::NotMine, Kept::Lost(format!("it was taken away by {by}"))),
             Err(error) => {
-                self.last_error = Some(error);
+                self.work.last_error = Some(error);
                 (Answer::Unknown, Kept::Going)
             }
         };
         drop(lent);
-        let moved = self.lease.answered(sent_at, answer, Moment::now());
-        if let (Some(deadline), Some(control)) = (moved, &self.control) {
+        let moved = self.work.lease.answered(sent_at, answer, Moment::now());
+        if let (Some(deadline), Some(control)) = (moved, &self.work.control) {
             control.renewed(deadline);
         }
         kept
     }
 
     fn lost(&self, why: &str) {
-        if let Some(control) = &self.control {
+        if let Some(control) = &self.work.control {
             control.lost();
         }
-        self.teller.tell(Event::Lost { why, stops: self.control.is_some() });
+        self.work.teller.tell(Event::Lost { why, stops: self.work.control.is_some() });
     }
 
     fn is_told_to_stop(&self) -> bool {

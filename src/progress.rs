@@ -10,8 +10,7 @@ use crate::clock::Moment;
 use crate::duration;
 use crate::event::Event;
 use crate::report::Verbosity;
-use crate::start::Start;
-use crate::store::{Grant, Held, Watcher};
+use crate::store::{Held, Watcher};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::interrupt::Ticking;
 use crate::supervise::terminal;
@@ -21,11 +20,11 @@ use crate::teller::Teller;
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// What is shown of one wait.
-pub struct Progress<'a, 'b> {
+pub struct Progress<'a> {
     teller: &'a Teller,
     /// Whether it is of no use to wait for a holder.
     is_hopeless: &'a dyn Fn(&Held) -> bool,
-    start: Option<&'a mut Start<'b>>,
+    guardian: Option<&'a Guardian>,
     on_terminal: bool,
     began: Moment,
     told: bool,
@@ -33,18 +32,12 @@ pub struct Progress<'a, 'b> {
     latest: Option<(Held, Moment)>,
 }
 
-impl<'a, 'b> Progress<'a, 'b> {
+impl<'a> Progress<'a> {
     /// A wait that begins now, of which `teller` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
-    /// It ends in the `start` of a command, if there is to be one.
-    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, start: Option<&'a mut Start<'b>>) -> Self {
+    /// It is the `guardian` that waits, if there is one.
+    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
         let on_terminal = teller.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { teller, is_hopeless, start, on_terminal, began: Moment::now(), told: false, latest: None }
-    }
-
-    /// The start of a command that may begin before anything is told of its lock, since nothing is: otherwise that comes first.
-    fn silent_start(&mut self) -> Option<&mut Start<'b>> {
-        let is_silent = !self.on_terminal && self.teller.is_silent_when_all_is_well();
-        self.start.as_deref_mut().filter(|_| is_silent)
+        Progress { teller, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
     /// Writes the line anew.
@@ -69,7 +62,7 @@ impl<'a, 'b> Progress<'a, 'b> {
     }
 }
 
-impl Watcher for Progress<'_, '_> {
+impl Watcher for Progress<'_> {
     fn waiting(&mut self, held: &Held) -> ControlFlow<()> {
         if (self.is_hopeless)(held) {
             return ControlFlow::Break(());
@@ -77,9 +70,6 @@ impl Watcher for Progress<'_, '_> {
         if !self.told {
             self.teller.tell(Event::Waiting(held));
             self.told = true;
-            if let Some(start) = self.silent_start() {
-                start.wait_begins();
-            }
         }
         self.latest = Some((held.clone(), Moment::now()));
         self.draw();
@@ -87,17 +77,11 @@ impl Watcher for Progress<'_, '_> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.start.as_ref().and_then(|start| start.guardian()).is_some_and(Guardian::is_stopped)
-    }
-
-    fn asking(&mut self, sent_at: Moment, answer: &mut dyn FnMut(Moment) -> Option<Grant>) {
-        if let Some(start) = self.silent_start() {
-            start.while_asking(sent_at, answer);
-        }
+        self.guardian.is_some_and(Guardian::is_stopped)
     }
 }
 
-impl Ticking for Progress<'_, '_> {
+impl Ticking for Progress<'_> {
     fn tick_every(&self) -> Option<Duration> {
         self.on_terminal.then_some(REFRESH)
     }
@@ -111,11 +95,11 @@ impl Ticking for Progress<'_, '_> {
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
-        self.start.as_ref().and_then(|start| start.guardian()).map(AsFd::as_fd)
+        self.guardian.map(AsFd::as_fd)
     }
 }
 
-impl Drop for Progress<'_, '_> {
+impl Drop for Progress<'_> {
     fn drop(&mut self) {
         self.clear();
     }

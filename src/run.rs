@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::event::{Event, Reason};
 use crate::holder::Holder;
-use crate::keeper::{Keeper, Lent, Provisions};
+use crate::keeper::{Keeper, Lent};
 use crate::lease::{Lease, Ttl};
 use crate::outcome::{Ending, Outcome};
 use crate::outer::{self, Outer};
@@ -124,19 +124,19 @@ impl<'a> Run<'a> {
             Ok(start) => start,
             Err(why) => return Ok(self.tell_why_not_begun(why)),
         };
-        let grant = match self.take(&mut *store, signals, &mut start) {
+        let grant = match self.take(&mut *store, signals, &mut start, guardian) {
             Ok(grant) => grant,
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
-        let begun = match await_lockrun(&start, signals) {
+        let begun = match await_lockrun(guardian, signals) {
             Some(signal) => {
                 self.teller.tell(Event::Interrupted(signal));
                 Err(Outcome::Ended(Ending::Signaled(signal)))
             }
             None => start.begin(&grant).map_err(|why| self.tell_why_not_begun(why)),
         };
-        let Begun { mut running, provisions } = match begun {
+        let Begun { mut running, keeper } = match begun {
             Ok(begun) => begun,
             Err(outcome) => {
                 self.release(&mut *store, Parting::at_once(None));
@@ -145,14 +145,7 @@ impl<'a> Run<'a> {
         };
         self.teller.tell(Event::Started { program: &self.program() });
         let store = Lent::new(store);
-        let keeper = match self.keep(&store, &grant, &running, provisions) {
-            Ok(keeper) => keeper,
-            Err(error) => {
-                running.abandon(signals);
-                self.release(&mut *store.take_back(), Parting::at_once(None));
-                return Err(error);
-            }
-        };
+        let keeper = self.keep(&store, &grant, &running, keeper);
         let finished = running.until_the_end(signals).context("cannot wait for the command")?;
         let mut store = store.take_back();
         self.let_go(&mut *store, finished, self.parting(finished, granted_at));
@@ -176,14 +169,20 @@ impl<'a> Run<'a> {
     }
 
     /// Takes the lock, or the next value of a sequence, for the `start`.
-    fn take(&self, store: &mut dyn Store, signals: &Signals, start: &mut Start<'_>) -> Result<Grant, Outcome> {
+    fn take(
+        &self,
+        store: &mut dyn Store,
+        signals: &Signals,
+        start: &mut Start<'_>,
+        guardian: Option<&Guardian>,
+    ) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
             let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
             start.set_value(&value);
             return Ok(grant);
         }
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
-        acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, Some(start))
+        acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, guardian)
     }
 
     /// Tells why COMMAND has not begun, and gives what that makes of the run.
@@ -205,9 +204,6 @@ impl<'a> Run<'a> {
                 format!("the lock \"{}\" came too late to be of use; the command was not started", self.key()),
                 Outcome::StoreFailed,
             ),
-            StartFailure::NotGranted => {
-                (format!("the lock \"{}\" is not ours; the command was not started", self.key()), Outcome::StoreFailed)
-            }
             StartFailure::Orphaned => {
                 ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
             }
@@ -224,17 +220,12 @@ impl<'a> Run<'a> {
     }
 
     /// Starts to renew the lock, if it is one that has to be renewed.
-    fn keep(
-        &self,
-        store: &Lent,
-        grant: &Grant,
-        running: &Running,
-        provisions: Option<Provisions>,
-    ) -> Result<Option<Keeper>> {
-        let (Custody::Lease(sent_at), Some(provisions)) = (grant.custody, provisions) else { return Ok(None) };
+    fn keep(&self, store: &Lent, grant: &Grant, running: &Running, keeper: Option<Keeper>) -> Option<Keeper> {
+        let (Custody::Lease(sent_at), Some(keeper)) = (grant.custody, keeper) else { return None };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
-        Keeper::start(provisions, store, self.claim.clone(), lease, control, Arc::clone(&self.teller)).map(Some)
+        keeper.start(store, self.claim.clone(), lease, control, Arc::clone(&self.teller));
+        Some(keeper)
     }
 
     /// How to let go of the lock, which was granted at that moment, after COMMAND has ended so. One that had to be stopped has
@@ -305,16 +296,15 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Waits while lockrun is stopped: nothing begins in its name. Gives a signal that came and would end it. Not if COMMAND has begun.
-fn await_lockrun(start: &Start<'_>, signals: &Signals) -> Option<i32> {
-    while !start.is_decided() {
+/// Waits while lockrun is stopped: nothing begins in its name. Gives a signal that came and would end it.
+fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
+    loop {
         let signal = signals.obey();
-        if signal.is_some() || !start.guardian().is_some_and(Guardian::is_stopped) {
+        if signal.is_some() || !guardian.is_some_and(Guardian::is_stopped) {
             return signal;
         }
         thread::sleep(STOPPED);
     }
-    None
 }
 
 /// What has come of a run that ended so.

@@ -313,10 +313,6 @@ pub trait Watcher: Ticking {
     fn is_stopped(&self) -> bool {
         false
     }
-
-    /// The lock is about to be ours: the store is asked by a request that left at `sent_at`. Whatever can be done meanwhile may be
-    /// done now. `answer` waits for the answer, until the moment that it is given at the latest, and gives the grant if it is one.
-    fn asking(&mut self, _sent_at: Moment, _answer: &mut dyn FnMut(Moment) -> Option<Grant>) {}
 }
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.

@@ -28,11 +28,6 @@ impl Teller {
         Teller { journal: path.map(|path| Journal::open(path, run.clone())), ..self }
     }
 
-    /// Whether nothing is told, to anybody, of a run in which all goes well.
-    pub fn is_silent_when_all_is_well(&self) -> bool {
-        self.verbosity < Verbosity::Verbose && self.journal.is_none()
-    }
-
     /// Tells an event.
     pub fn tell(&self, event: Event<'_>) {
         if self.verbosity >= event.is_said_from() {

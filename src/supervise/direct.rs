@@ -4,11 +4,10 @@ use std::os::fd::AsFd;
 
 use libc::c_int;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::memory::poll_at_rest;
 use super::signals::{self, Signals};
-use super::spawn::{Failure, Gate, Ready, Setup};
+use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
 use super::{Granted, Launch, terminal};
@@ -26,7 +25,7 @@ impl Direct {
     pub(super) fn start(mut ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, Failure> {
         let has_terminal = terminal::is_controlling();
         let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
-        let tree = Tree::start(&mut ready, setup, None, Gate::Open(granted))?;
+        let tree = Tree::start(&mut ready, setup, None, granted)?;
         Ok(Direct { supervisor: Supervisor::new(tree, launch, None, Moment::now()), has_terminal })
     }
 
@@ -60,12 +59,12 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         let waited = match &mut alarm {
             Some(alarm) => {
                 alarm.set(wakes_at)?;
-                poll_at_rest(&mut [readable(signals), readable(alarm)])
+                poll(&mut [readable(signals), readable(alarm)], PollTimeout::NONE)
             }
-            None => poll_at_rest(&mut [readable(signals)]),
+            None => poll(&mut [readable(signals)], PollTimeout::NONE),
         };
         match waited {
-            Ok(()) | Err(Errno::EINTR) => {}
+            Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
     }

@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use libc::pid_t;
 use nix::errno::Errno;
+use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
 use super::direct::{JobControl, readable, watch};
 use super::guardian::Guardian;
 use super::link::{Link, News};
-use super::memory::poll_at_rest;
 use super::process::Process;
 use super::signals::{self, Signals};
 use super::supervisor::{Finished, Supervisor, Why};
@@ -161,8 +161,9 @@ impl Front {
             let look_at = self.look_every.filter(|_| self.stage == Stage::Waiting).map(|span| Moment::now() + span);
             // Without an alarm there is still the guardian.
             let _ = self.alarm.set(backstop.or(look_at));
-            match poll_at_rest(&mut [readable(signals), readable(&self.link), readable(&self.alarm)]) {
-                Ok(()) | Err(Errno::EINTR) => {}
+            let mut sources = [readable(signals), readable(&self.link), readable(&self.alarm)];
+            match poll(&mut sources, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }

@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libc::pid_t;
+use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
 use super::cgroup::{Cgroup, Place};
 use super::direct::readable;
 use super::exit;
 use super::link::{Link, News, Order, Orders};
-use super::memory::poll_at_rest;
 use super::process;
 use super::signals::Signals;
-use super::spawn::{self, Failure, Gate, Ready, Setup};
+use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::Tree;
 use super::{Granted, Launch};
@@ -72,16 +72,6 @@ pub struct Prepared<'a> {
     alarm: Alarm,
     orders: (Orders, Orders),
     place: Option<Place>,
-    /// Whether [`Prepared::start_if`] can work, as far as that is known.
-    can_ask: Option<bool>,
-}
-
-/// COMMAND, started under a lease, before anybody takes charge of it.
-pub struct Started {
-    tree: Tree,
-    at: Moment,
-    /// When it is ended, if it is ended for the lease's sake.
-    ends_at: Option<Deadline>,
 }
 
 impl<'a> Prepared<'a> {
@@ -93,7 +83,6 @@ impl<'a> Prepared<'a> {
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             orders: Orders::pair().map_err(Failure::Preparing)?,
             place: Place::find(),
-            can_ask: None,
         })
     }
 
@@ -102,42 +91,15 @@ impl<'a> Prepared<'a> {
         &mut self.ready
     }
 
-    /// Finds out, while there is time, whether [`Prepared::start_if`] can work here.
-    pub fn get_ready_to_ask(&mut self) {
-        self.can_ask.get_or_insert_with(spawn::shares_memory);
-    }
-
-    /// Starts COMMAND under this grant, if lockrun is still there and there is time for it before the `deadline`. If that
-    /// `ends_command`, COMMAND is ended in time; otherwise only when lockrun dies.
+    /// Starts COMMAND under this grant as `launch` says, if lockrun is still there and there is time for it before the
+    /// `deadline`. If that `ends_command`, COMMAND is ended in time; otherwise only when lockrun dies.
     pub fn start(
-        &mut self,
+        mut self,
         deadline: Option<Deadline>,
         ends_command: bool,
         granted: Granted,
-    ) -> Result<Started, Failure> {
-        self.start_through(deadline, ends_command, Gate::Open(granted))
-    }
-
-    /// The same, if the lock turns out to be ours when COMMAND's process is ready to execute it: `asks` gives the grant then, in that
-    /// process, which has our memory while we stand still. Does nothing where it is not known that that works.
-    pub fn start_if(
-        &mut self,
-        deadline: Option<Deadline>,
-        ends_command: bool,
-        asks: &mut dyn FnMut() -> Option<Granted>,
-    ) -> Result<Started, Failure> {
-        if self.can_ask != Some(true) {
-            return Err(Failure::NotGranted);
-        }
-        self.start_through(deadline, ends_command, Gate::Asks(asks))
-    }
-
-    fn start_through(
-        &mut self,
-        deadline: Option<Deadline>,
-        ends_command: bool,
-        gate: Gate<'_>,
-    ) -> Result<Started, Failure> {
+        launch: &Launch,
+    ) -> Result<Guarded, Failure> {
         let lockrun = &self.guardian.lockrun;
         if lockrun.is_dead() {
             return Err(Failure::Orphaned);
@@ -161,7 +123,7 @@ impl<'a> Prepared<'a> {
             not_after: deadline.map(|deadline| deadline.term_at),
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
-        let started = Tree::start(&mut self.ready, setup, cgroup, gate);
+        let started = Tree::start(&mut self.ready, setup, cgroup, granted);
         // It may have been told to stop, and have put that off.
         let tree = started.inspect_err(|_| lockrun.link.tell_now(News::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
@@ -171,14 +133,8 @@ impl<'a> Prepared<'a> {
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
         lockrun.link.tell_now(News::Started(tree.command()));
-        Ok(Started { tree, at: Moment::now(), ends_at })
-    }
-
-    /// Takes charge of COMMAND, which is to run as `launch` says.
-    pub fn take_charge(self, started: Started, launch: &Launch) -> Guarded {
-        let Prepared { guardian, alarm, orders, .. } = self;
-        let supervisor = Supervisor::new(started.tree, launch, started.ends_at, started.at);
-        Guarded { lockrun: guardian.lockrun.clone(), supervisor, alarm, orders }
+        let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
+        Ok(Guarded { lockrun: lockrun.clone(), supervisor, alarm: self.alarm, orders: self.orders })
     }
 }
 
@@ -222,12 +178,6 @@ impl Guarded {
         Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
     }
 
-    /// Ends COMMAND at once.
-    pub(super) fn abandon(mut self, signals: &Signals) {
-        self.supervisor.end(Why::Unguarded, Moment::now());
-        self.until_the_end(signals);
-    }
-
     /// Waits for COMMAND, for what the keeper says, for signals and for lockrun's death, until all is over.
     pub(super) fn until_the_end(&mut self, signals: &Signals) -> Finished {
         let supervisor = &mut self.supervisor;
@@ -260,9 +210,9 @@ impl Guarded {
             let (alarm, orders) = (readable(&self.alarm), readable(&self.orders.0));
             // A link that has closed would be readable for ever.
             let _ = if orphaned {
-                poll_at_rest(&mut [readable(signals), alarm, orders])
+                poll(&mut [readable(signals), alarm, orders], PollTimeout::NONE)
             } else {
-                poll_at_rest(&mut [readable(signals), alarm, orders, readable(&self.lockrun)])
+                poll(&mut [readable(signals), alarm, orders, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
         supervisor.dismiss();

@@ -14,7 +14,6 @@ mod cgroup;
 mod direct;
 mod exit;
 mod link;
-pub mod memory;
 mod process;
 mod spawn;
 mod supervisor;
@@ -87,15 +86,6 @@ impl Running {
         match self {
             Running::Direct(direct) => direct.until_the_end(signals),
             Running::Guarded(guarded) => Ok(guarded.until_the_end(signals)),
-        }
-    }
-
-    /// Ends COMMAND at once and waits until it is gone, where lockrun cannot do its part.
-    pub fn abandon(self, signals: &Signals) {
-        match self {
-            // Without a lease there is nothing that lockrun would have to do beside waiting.
-            Running::Direct(_) => {}
-            Running::Guarded(guarded) => guarded.abandon(signals),
         }
     }
 

@@ -150,17 +150,6 @@ pub fn is_fatal(signal: libc::c_int) -> bool {
     )
 }
 
-/// Whether a signal has come to this process that would stop or end it. It is still there to be taken.
-pub fn has_come() -> bool {
-    let mut come = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigpending fills the set that it is given, which is read only if it has.
-    unsafe {
-        libc::sigpending(come.as_mut_ptr()) == 0
-            && (1..=LAST)
-                .any(|signal| (is_stop(signal) || is_fatal(signal)) && libc::sigismember(come.as_ptr(), signal) == 1)
-    }
-}
-
 /// Whether a terminal sends `signal`, or a shell for it, to the whole process group in front of it.
 pub fn is_terminals(signal: libc::c_int) -> bool {
     FOR_ALL.contains(&signal) || is_stop(signal)

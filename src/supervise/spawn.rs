@@ -1,8 +1,7 @@
 //! Starting COMMAND: everything between lockrun's process and COMMAND's first instruction.
 //!
 //! The child shares lockrun's memory until it executes (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) works), and lockrun
-//! stands still: nothing is copied, and what happens is told through memory. Last of all the child asks whether it may: a
-//! process that is made while the lock is not ours yet is a system call away from COMMAND when it is.
+//! stands still: nothing is copied, and a failure is reported through memory.
 
 #![allow(unsafe_code)]
 
@@ -26,8 +25,6 @@ pub enum Failure {
     NotFound,
     /// It is there, but the system does not execute it.
     CannotExecute(Errno),
-    /// The lock has not turned out to be ours.
-    NotGranted,
     /// The lease would have been over too soon.
     TooLate,
     /// lockrun has died, for which it was to be started.
@@ -63,18 +60,9 @@ pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(high) })
 }
 
-/// Whether COMMAND may begin.
-pub(super) enum Gate<'a> {
-    /// It may, under this grant.
-    Open(Granted),
-    /// That is asked in the child, when it is ready to execute COMMAND: gives the grant under which it does, or `None` if it does not.
-    /// Runs in its parent's memory, as if it were called there; so only where [`shares_memory`].
-    Asks(&'a mut dyn FnMut() -> Option<Granted>),
-}
-
-/// The size of the child's stack, in words of 16 bytes: enough for a gate that asks a server over TLS, and for the second
-/// argument vector that the C library builds there for a script without an interpreter line.
-const STACK: usize = 6 * 1024;
+/// The size of the child's stack in words of 16 bytes, beside the second argument vector that the C library builds there for
+/// a script without an interpreter line: 32 KiB, as much as the C library's own posix_spawn(3) takes.
+const STACK: usize = 2 * 1024;
 
 /// COMMAND in the form that the system calls take: what can be had before it is to be started.
 pub struct Ready {
@@ -134,20 +122,15 @@ impl Ready {
         }
     }
 
-    /// Starts COMMAND if the `gate` is open, and gives its process id. On return it is executing.
-    pub(super) fn spawn(&mut self, setup: Setup, gate: Gate<'_>) -> Result<pid_t, Failure> {
-        let (passed, asks) = match gate {
-            Gate::Open(granted) => {
-                self.complete(granted);
-                (true, None)
-            }
-            Gate::Asks(asks) => (false, Some(asks)),
-        };
+    /// Starts COMMAND under the lock that was `granted`, and returns its process id. On return it is executing.
+    pub(super) fn spawn(&mut self, setup: Setup, granted: Granted) -> Result<pid_t, Failure> {
+        self.complete(granted);
+        self.envp.push(ptr::null());
         // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack.
         let top = unsafe { self.stack.as_mut_ptr().add(self.stack.capacity()) };
         // SAFETY: cannot fail.
         let parent = unsafe { libc::getpid() };
-        let mut child = Child { ready: self, setup, asks, parent, passed, failure: 0 };
+        let mut child = Child { ready: self, setup, parent, failure: 0 };
         // SAFETY: the parent sleeps until the child has executed or ended, so `child`, what it refers to and the stack outlive
         // its use of them, and nobody else looks at them meanwhile. No handlers are installed that the child could run in
         // our memory.
@@ -161,15 +144,13 @@ impl Ready {
         };
         let pid = Errno::result(pid).map_err(Failure::Preparing)?;
         // SAFETY: the child may have written here while we slept, behind the compiler's back.
-        let (passed, failure) =
-            unsafe { (ptr::read_volatile(&raw const child.passed), ptr::read_volatile(&raw const child.failure)) };
-        if passed && failure == 0 {
+        let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
+        if failure == 0 {
             return Ok(pid);
         }
         // SAFETY: reaps the child that has just ended.
         unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
         Err(match Errno::from_raw(failure) {
-            _ if !passed => Failure::NotGranted,
             Errno::ENOENT => Failure::NotFound,
             Errno::ETIME => Failure::TooLate,
             errno => Failure::CannotExecute(errno),
@@ -178,24 +159,21 @@ impl Ready {
 }
 
 /// All that the child needs.
-struct Child<'a, 'b> {
-    ready: &'a mut Ready,
+struct Child<'a> {
+    ready: &'a Ready,
     setup: Setup,
-    asks: Option<&'b mut dyn FnMut() -> Option<Granted>>,
     parent: pid_t,
-    /// The gate is open.
-    passed: bool,
-    /// The error number, if it could not execute COMMAND then.
+    /// The error number, if it could not execute COMMAND.
     failure: c_int,
 }
 
 /// The child, up to its end or to COMMAND's beginning.
 extern "C" fn run(child: *mut c_void) -> c_int {
-    // SAFETY: the pointer is to the parent's `Child`, which nobody else uses meanwhile. The parent sleeps, so to use its memory and
-    // what the C library keeps for the thread is no more than to call a function there. Signals are blocked until the inherited
-    // mask is set, and then do what they would do to COMMAND.
+    // SAFETY: the pointer is to the parent's `Child`, which nobody else uses meanwhile, because the thread that made it sleeps. Only
+    // system calls are made, and nothing is allocated. Signals are blocked until the inherited mask is set, and then do what they
+    // would do to COMMAND.
     unsafe {
-        let child = &mut *child.cast::<Child<'_, '_>>();
+        let child = &mut *child.cast::<Child<'_>>();
         if child.setup.own_group {
             libc::setpgid(0, 0);
         }
@@ -212,15 +190,6 @@ extern "C" fn run(child: *mut c_void) -> c_int {
         if child.ready.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
-        if let Some(asks) = &mut child.asks {
-            let Some(granted) = asks() else { libc::_exit(127) };
-            // A server on this processor, that has just answered, comes to rest first: otherwise the processor looks
-            // busy, and the kernel moves COMMAND to another one, which takes longer.
-            libc::sched_yield();
-            child.ready.complete(granted);
-            ptr::write_volatile(&raw mut child.passed, true);
-        }
-        child.ready.envp.push(ptr::null());
         libc::sigprocmask(libc::SIG_SETMASK, &raw const child.ready.mask, ptr::null_mut());
         // The last look at the clock: lockrun may have stood still since the lock was granted.
         if child.setup.not_after.is_some_and(|limit| Moment::now() >= limit) {
@@ -230,26 +199,6 @@ extern "C" fn run(child: *mut c_void) -> c_int {
         libc::execvpe(child.ready.argv[0], child.ready.argv.as_ptr(), child.ready.envp.as_ptr());
         ptr::write_volatile(&raw mut child.failure, *libc::__errno_location());
         libc::_exit(127)
-    }
-}
-
-/// Whether a child that is to share our memory does. An emulator may make one that has a copy.
-pub(super) fn shares_memory() -> bool {
-    extern "C" fn tell(told: *mut c_void) -> c_int {
-        // SAFETY: the pointer is to the parent's flag, or to a copy of it.
-        unsafe {
-            ptr::write_volatile(told.cast::<bool>(), true);
-            libc::_exit(0)
-        }
-    }
-    let (mut told, mut stack) = (false, Vec::<u128>::with_capacity(1024));
-    // SAFETY: as in [`Ready::spawn`]: the parent sleeps, and the child writes to the flag alone, from the top of a stack of its own.
-    // Then it is reaped, and the flag is read behind the compiler's back.
-    unsafe {
-        let top = stack.as_mut_ptr().add(stack.capacity());
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        let pid = libc::clone(tell, top.cast(), flags, (&raw mut told).cast());
-        pid > 0 && libc::waitpid(pid, ptr::null_mut(), 0) == pid && ptr::read_volatile(&raw const told)
     }
 }
 

@@ -11,11 +11,12 @@ use libc::{c_int, pid_t};
 use nix::errno::Errno;
 use nix::sys::prctl;
 
+use super::Granted;
 use super::cgroup::Cgroup;
 use super::ending;
 use super::process::{self, Process};
 use super::signals;
-use super::spawn::{self, Gate, Ready, Setup};
+use super::spawn::{self, Ready, Setup};
 use crate::outcome::Ending;
 
 /// The processes that lockrun is responsible for.
@@ -52,16 +53,16 @@ enum Motion {
 }
 
 impl Tree {
-    /// Makes this process a child subreaper, and starts COMMAND if the `gate` is open.
+    /// Makes this process a child subreaper, and starts COMMAND under the lock that was `granted`.
     pub(super) fn start(
         ready: &mut Ready,
         setup: Setup,
         mut cgroup: Option<Cgroup>,
-        gate: Gate<'_>,
+        granted: Granted,
     ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let strangers = children_before();
-        let started = ready.spawn(setup, gate);
+        let started = ready.spawn(setup, granted);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
             if started.is_err() {

@@ -8,7 +8,7 @@ use nix::unistd::Uid;
 use tempfile::TempDir;
 
 use crate::support::fake::{Fake, Manner};
-use crate::support::lockrun::PROGRAM;
+use crate::support::lockrun::program_for_all;
 use crate::support::namespace::with_mounts;
 use crate::support::processes::need_root;
 use crate::support::{Holder, Lockrun, Store};
@@ -362,14 +362,9 @@ fn the_users_file_is_found() {
 fn the_home_of_another_user_is_not_ours() {
     need_root("become another user");
     let home = TempDir::new().expect("a temporary directory, of mode 0700");
-    // The program itself may lie where only we can see it.
-    let open = TempDir::new().expect("a temporary directory");
-    fs::set_permissions(open.path(), fs::Permissions::from_mode(0o755)).expect("our own");
-    let program = open.path().join("lockrun");
-    fs::copy(PROGRAM, &program).expect("a copy");
-    let program = program.to_str().expect("a plain path");
+    let (_place, program) = program_for_all();
     let other = |home: &str| {
-        let words = ["setpriv", "--reuid", "65534", "--clear-groups", program, "--key", "k", "--ttl", "soon", "true"];
+        let words = ["setpriv", "--reuid", "65534", "--clear-groups", &program, "--key", "k", "--ttl", "soon", "true"];
         Lockrun::bare().env("HOME", home).command(words).alone()
     };
     let path = home.path().to_str().expect("a plain path");

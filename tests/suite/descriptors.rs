@@ -1,9 +1,11 @@
-//! A machine, or a shell, that grants next to nothing: few descriptors.
+//! A machine, or a shell, that grants next to nothing: few descriptors, few processes.
 
 use nix::sys::resource::Resource;
 
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
+use crate::support::lockrun::program_for_all;
+use crate::support::processes::need_root;
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Store, eventually};
 
@@ -40,4 +42,33 @@ fn a_lease_that_could_not_be_kept_starts_nothing() {
     assert!(matches!(output.status, Some(69 | 125)), "{output}");
     output.printed("").said("lockrun: ");
     assert!(is_free(&store, "eight"));
+}
+
+// "125: lockrun itself failed": where the user may have one process or thread less than it takes, COMMAND is not started only to be
+// killed, however far lockrun comes.
+#[test]
+fn too_few_processes_start_nothing() {
+    need_root("become another user");
+    let store = Store::redis();
+    let (_place, program) = program_for_all();
+    let mut statuses = Vec::new();
+    for limit in 1..=5 {
+        let key = format!("processes-{limit}");
+        // A user of its own, who has no other process.
+        let user = (40_000 + std::process::id() % 20_000 + limit).to_string();
+        let limit = format!("--nproc={limit}");
+        let url = store.url();
+        let words = ["setpriv", "--reuid", &user, "--clear-groups", "prlimit", &limit, &program, "--store", &url];
+        let call = ["--key", &key, "--ttl", "60s", "--", "/bin/sh", "-c", "echo begun; read -r line; echo ran"];
+        let output = Lockrun::bare().command(words.into_iter().chain(call)).stdin("\n").alone();
+        match output.status {
+            Some(0) => assert_eq!(output.stdout(), "begun\nran\n", "{limit}: {output}"),
+            Some(125) => assert_eq!(output.stdout(), "", "{limit}: {output}"),
+            _ => panic!("{limit}: {output}"),
+        }
+        assert!(is_free(&store, &key), "the lock is left with {limit}: {output}");
+        statuses.push(output.status);
+    }
+    // One limit after the other is passed.
+    assert_eq!((statuses[0], statuses[4]), (Some(125), Some(0)), "{statuses:?}");
 }

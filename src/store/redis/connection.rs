@@ -7,12 +7,11 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::anyhow;
-use nix::poll::PollFlags;
 use redis::{Cmd, Parser, ServerError, Value};
 
 use super::dial::dial;
 use super::reply::Strange;
-use super::stream::{Stream, await_ready};
+use super::stream::Stream;
 use super::tls::Tls;
 use crate::clock::Moment;
 use crate::escape::escaped;
@@ -103,11 +102,6 @@ impl Connection {
         self.stream.set_deadline(deadline);
         let sent = self.stream.write_all(&command.get_packed_command()).and_then(|()| self.stream.flush());
         sent.map_err(|error| Failure::of_write(&error))
-    }
-
-    /// Waits until there is something to read; fails with `TimedOut` at `deadline`, and then nothing is lost.
-    pub(super) fn await_answer(&self, deadline: Moment) -> io::Result<()> {
-        await_ready(self, PollFlags::POLLIN, deadline)
     }
 
     /// Waits for the answer to `command`, which was sent.

@@ -95,7 +95,7 @@ impl RedisStore {
             }
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let asked = match granted.take().map_or(Ok(None), |turn| self.take_turn(turn, watcher)) {
+            let asked = match granted.take().map_or(Ok(None), |turn| self.take_turn(turn)) {
                 Ok(Some(grant)) => return Ok(Acquired::Mine(grant)),
                 Ok(None) => self.ask(claim, !out_of_patience, seen.as_ref()),
                 Err(failure) => Err(failure),
@@ -173,29 +173,13 @@ impl RedisStore {
         Turn { claim: script, let_go: (claim.slots == 1).then(|| self.script(&LET_GO, &claim.key, &claim.token)) }
     }
 
-    /// Claims the lock in our `turn`, and tells the `watcher` as soon as that is on its way. `None`: it is not granted to us, or
-    /// not any more.
-    fn take_turn(&mut self, turn: Turn, watcher: &mut dyn Watcher) -> Result<Option<Grant>, Failure> {
+    /// Claims the lock in our `turn`. `None`: it is not granted to us, or not any more.
+    fn take_turn(&mut self, turn: Turn) -> Result<Option<Grant>, Failure> {
         self.let_go = turn.let_go;
-        // The lease may begin with the first request, though it is the second one that is answered.
+        // The lease may begin with the first request, though it is a second one that is answered.
         let sent_at = Moment::now();
-        let answer = match &mut self.connection {
-            Some(connection) => claim(connection, &turn.claim, sent_at, self.timeout, watcher),
-            None => Err(Failure::Closed),
-        };
-        match answer {
-            Ok(grant) => Ok(grant),
-            // Closed meanwhile, or without our scripts. To ask again does no harm.
-            Err(Failure::Closed | Failure::Refused { .. }) => {
-                self.connection = None;
-                let reply = self.run(&turn.claim, self.timeout)?;
-                read_claim(&reply, sent_at).map_err(Failure::Strange)
-            }
-            Err(failure) => {
-                self.connection = None;
-                Err(failure)
-            }
-        }
+        let reply = self.run(&turn.claim, self.timeout)?;
+        read_claim(&reply, sent_at).map_err(Failure::Strange)
     }
 
     /// Sleeps until mail comes, or until `until`.
@@ -233,29 +217,6 @@ impl RedisStore {
             }
         }
     }
-}
-
-/// Claims the lock by that `script`, on this connection, in a request that leaves at `sent_at`.
-fn claim(
-    connection: &mut Connection,
-    script: &Cmd,
-    sent_at: Moment,
-    timeout: Duration,
-    watcher: &mut dyn Watcher,
-) -> Result<Option<Grant>, Failure> {
-    let deadline = sent_at + timeout;
-    connection.send(script, deadline)?;
-    let receive = |connection: &mut Connection, until| {
-        let reply = connection.receive(script, until)?;
-        read_claim(&reply, sent_at).map_err(Failure::Strange)
-    };
-    let mut answer = None;
-    watcher.asking(sent_at, &mut |until| {
-        let until = until.min(deadline);
-        connection.await_answer(until).ok()?;
-        answer.insert(receive(connection, until)).as_ref().ok().copied().flatten()
-    });
-    answer.unwrap_or_else(|| receive(connection, deadline))
 }
 
 /// The pause before the next attempt, and twice as long a one after that.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{LONG, eventually, eventually_some};
@@ -21,6 +23,16 @@ use super::store::Store;
 
 /// The program that is tested.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_lockrun");
+
+/// A copy of the program where every user can execute it, and the directory that goes with it.
+pub(crate) fn program_for_all() -> (TempDir, String) {
+    let directory = TempDir::new().expect("a temporary directory");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("our own");
+    let program = directory.path().join("lockrun");
+    fs::copy(PROGRAM, &program).expect("a copy");
+    let path = program.to_str().expect("a plain path").to_owned();
+    (directory, path)
+}
 
 /// One call of the program, with an environment that holds only `PATH`, `HOME` and what the test adds.
 #[derive(Clone)]
