@@ -36,7 +36,7 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -l renew-every -d 'The tim
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
 warn\t''"
-complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING by `sh -c`' -r -f -a "(__fish_complete_command)"
 complete -c lockrun -n "__fish_lockrun_needs_command" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
@@ -103,7 +103,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l renew-every 
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
 warn\t''"
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s c -l command -d 'Run STRING by `sh -c`, as flock(1) does' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s c -l command -d 'Run STRING by `sh -c`' -r -f -a "(__fish_complete_command)"
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''

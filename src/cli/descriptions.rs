@@ -174,7 +174,8 @@ const ALL: [Description; 33] = [
         "Do not let go of the lock when COMMAND has ended with status 0: it stays held until its lease runs out, or `lockrun release` \
          or `lockrun break` frees it.",
     ),
-    option(name::COMMAND_STRING, "STRING", RUN, "Run STRING by `sh -c`, as flock(1) does")
+    option(name::COMMAND_STRING, "STRING", RUN, "Run STRING by `sh -c`")
+        .more("Run STRING by `sh -c`, whatever SHELL says. (flock(1) takes the shell that SHELL names.)")
         .hint(ValueHint::CommandString),
     option(name::MAX_RUNTIME, "DURATION", RUN, "Stop COMMAND when it has run for that long, and exit 124"),
     option(

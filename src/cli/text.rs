@@ -56,6 +56,13 @@ pub const SETTINGS: &str = "Every option but --key can also be set by an environ
 pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set in the same places, \
     such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
 
+/// Which signals reach which processes.
+pub const SIGNALS: &str = "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH that are sent to lockrun are passed on to COMMAND's whole \
+    process group, every other signal (USR1, for example) to COMMAND's own process alone. Without a controlling terminal COMMAND leads \
+    a process group of its own. With one it shares lockrun's: signals are then passed on to those members that descend from \
+    COMMAND, and what the terminal itself sends to the group is not sent again. After TERM, a process that is stopped gets CONT. \
+    A signal that was ignored when lockrun started stays ignored.";
+
 /// The configuration files.
 pub const FILES: [(&str, &str); 2] = [
     (

@@ -41,6 +41,7 @@ fn manual(out: &mut impl Write) -> Result<()> {
     rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SETTINGS)]);
     rest.control("PP", []).text([roman("COMMAND finds in its environment:")]);
     table(&mut rest, &text::ENVIRONMENT);
+    rest.control("SH", ["SIGNALS"]).text([roman(text::SIGNALS)]);
     rest.control("SH", ["FILES"]);
     table(&mut rest, &text::FILES);
     rest.control("PP", []).text([roman(text::FILE_FORMAT)]);
