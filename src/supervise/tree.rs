@@ -15,9 +15,9 @@ use super::Granted;
 use super::cgroup::Cgroup;
 use super::ending;
 use super::process::{self, Process};
-use super::signals;
 use super::spawn::{self, Ready, Setup};
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::sys::signals;
 
 /// The processes that lockrun is responsible for.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::words::{between, ending, span};
-use crate::escape::escaped;
 use crate::store::KeyStatus;
+use crate::text::escape::escaped;
 
 /// The text, with an end of line.
 pub(super) fn text(status: &KeyStatus) -> String {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
 
 /// The span between two moments in milliseconds; none if they are the wrong way round.
 pub(super) fn between(earlier_ms: u64, later_ms: u64) -> Duration {

@@ -17,7 +17,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
-use crate::key::Key;
+use crate::lock::key::Key;
 use crate::store::StoreError;
 
 /// Where the default directory is made, the first that takes it. The environment has no say in this: the directory must

@@ -26,10 +26,10 @@ use super::copies::{Copies, Damage};
 use super::directory::{self, Directory};
 use super::record::Record;
 use super::unreadable::Unreadable;
-use crate::clock::Moment;
-use crate::key::Key;
+use crate::lock::key::Key;
 use crate::store::{Held, StoreError};
-use crate::supervise;
+use crate::sys::clock::Moment;
+use crate::sys::descriptor;
 
 const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
@@ -56,7 +56,7 @@ impl LockFile {
         let name = directory::file_name(key);
         let opened = openat(directory.as_fd(), name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
         let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
-        let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
+        let file = descriptor::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
         Ok(LockFile { file: file.into(), path, kind: libc::F_WRLCK })
     }
 

@@ -1,0 +1,149 @@
+//! The directories on the way to the lock directory: whoever can write to one of them can put another directory in the place
+//! of the next, and then some runs lock here and others there.
+
+use std::ffi::OsString;
+use std::fs::{Metadata, read_link, symlink_metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::unistd::geteuid;
+
+use crate::report::diagnostic::Finding;
+
+const STICKY: u32 = 0o1000;
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+
+/// The most symbolic links that the kernel follows on one path.
+const LINKS_MAX: u32 = 40;
+
+/// Something that is passed on the way.
+struct Step {
+    path: PathBuf,
+    is_link: bool,
+    owner: u32,
+    group: u32,
+    mode: u32,
+}
+
+/// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
+pub(super) fn examine(directory: &Path) -> Vec<Finding> {
+    let steps = match walk(directory) {
+        Ok(steps) => steps,
+        Err(error) => {
+            let text = format!("cannot look at the directories above {}: {error}", directory.display());
+            return vec![Finding::note(text, "see with namei -l that nobody else can write to one of them")];
+        }
+    };
+    let us = geteuid().as_raw();
+    let found: Vec<Finding> = steps.iter().filter_map(|step| judge(step, us)).collect();
+    if found.is_empty() { vec![Finding::ok("nobody else can write to a directory above it")] } else { found }
+}
+
+/// Everything on the way to `goal`, an absolute path, as the kernel goes; without its end.
+fn walk(goal: &Path) -> io::Result<Vec<Step>> {
+    let mut here = PathBuf::from("/");
+    let mut steps = vec![Step::new(&here, &symlink_metadata(&here)?)];
+    let mut ahead = reversed(goal);
+    let mut links = 0;
+    while let Some(name) = ahead.pop() {
+        if name == ".." {
+            here.pop();
+            continue;
+        }
+        let next = here.join(name);
+        let metadata = symlink_metadata(&next)?;
+        if metadata.is_symlink() {
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Errno::ELOOP.into());
+            }
+            let target = read_link(&next)?;
+            if target.is_absolute() {
+                here = PathBuf::from("/");
+            }
+            ahead.extend(reversed(&target));
+        } else {
+            here.clone_from(&next);
+        }
+        steps.push(Step::new(&next, &metadata));
+    }
+    steps.pop();
+    Ok(steps)
+}
+
+/// The names in a path, the first one last.
+fn reversed(path: &Path) -> Vec<OsString> {
+    let names = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    names.rev().map(|part| part.as_os_str().to_owned()).collect()
+}
+
+impl Step {
+    fn new(path: &Path, metadata: &Metadata) -> Self {
+        let (owner, group, mode) = (metadata.uid(), metadata.gid(), metadata.mode());
+        Step { path: path.to_owned(), is_link: metadata.is_symlink(), owner, group, mode }
+    }
+}
+
+/// What is wrong with a step, if we are `us`. Whoever is root can do everything anyway.
+fn judge(step: &Step, us: u32) -> Option<Finding> {
+    let Step { path, is_link, owner, group, mode } = step;
+    let path = path.display();
+    let kind = if *is_link { "symbolic link" } else { "directory" };
+    // In a sticky directory only the owner of a thing can remove it, and every step is looked at for its owner.
+    let writes = |bits: u32| !is_link && mode & bits != 0 && mode & STICKY == 0;
+    if *owner != 0 && *owner != us {
+        Some(Finding::fail(
+            format!("the {kind} {path} on the way to the locks belongs to uid {owner}"),
+            "that user can put another lock directory in the place of ours, and two runs hold one lock; name one elsewhere",
+        ))
+    } else if writes(OTHERS_WRITE) {
+        Some(Finding::fail(
+            format!("every user can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
+            format!(
+                "any of them can put another lock directory in the place of ours, and two runs hold one lock; chmod o-w {path}"
+            ),
+        ))
+    } else if writes(GROUP_WRITES) && *group != 0 {
+        Some(Finding::warn(
+            format!("the group with gid {group} can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
+            format!("whoever else is in it can put another lock directory in the place of ours; chmod g-w {path}"),
+        ))
+    } else if *is_link {
+        Some(Finding::warn(
+            format!("the way to the locks leads through the symbolic link {path}"),
+            "when it is pointed elsewhere while a lock is held, the next run gets the lock too; name the directory by its real path",
+        ))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::diagnostic::Level;
+
+    fn level(is_link: bool, owner: u32, group: u32, mode: u32) -> Option<Level> {
+        judge(&Step { path: "/x".into(), is_link, owner, group, mode }, 1000).map(|finding| finding.level)
+    }
+
+    #[test]
+    fn whoever_can_replace_the_directory_is_found() {
+        assert_eq!(level(false, 0, 0, 0o755), None);
+        assert_eq!(level(false, 1000, 1000, 0o700), None);
+        assert_eq!(level(false, 0, 0, 0o1777), None);
+        assert_eq!(level(false, 0, 0, 0o777), Some(Level::Fail));
+        assert_eq!(level(false, 1001, 0, 0o755), Some(Level::Fail));
+        assert_eq!(level(false, 1000, 1000, 0o775), Some(Level::Warn));
+        assert_eq!(level(false, 0, 0, 0o775), None);
+    }
+
+    #[test]
+    fn links_are_told() {
+        assert_eq!(level(true, 0, 0, 0o777), Some(Level::Warn));
+        assert_eq!(level(true, 1001, 0, 0o777), Some(Level::Fail));
+    }
+}

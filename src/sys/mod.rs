@@ -1,0 +1,7 @@
+//! The system as the rest of the program uses it: time, signals, waiting, descriptors, files that a user has named.
+
+pub mod clock;
+pub mod descriptor;
+pub mod input;
+pub mod signals;
+pub mod wait;
