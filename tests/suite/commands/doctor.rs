@@ -49,7 +49,7 @@ fn as_user(redis: &Redis, user: &str) -> String {
 
 /// The commands that README tells people to grant.
 fn commands() -> Vec<String> {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../../README.md");
     let rule = readme.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
     rule.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
 }

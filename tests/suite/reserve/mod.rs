@@ -6,3 +6,4 @@ mod faults;
 mod many;
 mod program;
 mod seen;
+mod serials;

@@ -93,7 +93,7 @@ fn idle_waiters_share_the_watch_over_a_short_lease() {
 // "A Redis user (ACL) needs no more than this".
 #[test]
 fn the_rights_in_the_readme_are_enough() {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../../README.md");
     let (_, rest) = readme.split_once("ACL SETUSER").expect("the README names the rights");
     let words: Vec<&str> = rest.split("```").next().expect("some text").split_whitespace().collect();
 
