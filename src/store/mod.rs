@@ -10,6 +10,9 @@ use std::time::Duration;
 
 pub use address::Address;
 
+pub use crate::lock::claim::Claim;
+pub use crate::lock::state::{Release as Parting, Retain as Stays, Wanted, integer};
+
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
@@ -20,25 +23,6 @@ use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::Ticking;
 use crate::text::duration;
-
-/// What a run asks of a store: this lock, under this token, for itself.
-#[derive(Clone, Debug)]
-pub struct Claim {
-    /// The lock's name.
-    pub key: Key,
-    /// The name of this one acquisition. Every later change is checked against it.
-    pub token: Token,
-    /// How long the lease lasts from one renewal.
-    pub ttl: Ttl,
-    /// Who asks.
-    pub holder: Holder,
-    /// How many may hold the lock at once, at least 1.
-    pub slots: u32,
-    /// Whether the lock is taken by hand, to outlive this process. Otherwise it is a run's, that keeps it.
-    pub by_hand: bool,
-    /// Whether the token is the user's own, who may ask again under it when no answer came.
-    pub own_token: bool,
-}
 
 /// A lock that is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,40 +93,6 @@ pub enum Renewed {
     TakenAway(Holder),
 }
 
-/// How somebody lets go of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parting {
-    /// A run is over.
-    Run {
-        /// How COMMAND ended; `None` if it was never started.
-        ending: Option<Ending>,
-        /// Whether it has used the value of a sequence that it had reserved.
-        uses_value: bool,
-        /// Whether the lock stays nevertheless.
-        stays: Stays,
-    },
-    /// By hand, from wherever.
-    ByHand,
-}
-
-impl Parting {
-    /// The end of a run that has failed, and lets go of its lock at once.
-    pub fn at_once(ending: Option<Ending>) -> Self {
-        Parting::Run { ending, uses_value: false, stays: Stays::Not }
-    }
-}
-
-/// Whether a lock stays after its run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stays {
-    /// No.
-    Not,
-    /// Until it has been held for so long.
-    AtLeast(Duration),
-    /// Until it is released by its token, or so long from now on.
-    Kept(Ttl),
-}
-
 /// What came of letting go of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Released {
@@ -183,32 +133,6 @@ pub struct Living {
     pub held: Held,
     /// The processes with whose end it is free, as far as we may look into them.
     pub pids: Vec<u32>,
-}
-
-/// Which value of a sequence is wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// The first that nobody has reserved, `step` after the last one, and so on; `from` if there has been none.
-    Next {
-        /// The first value of all.
-        from: i64,
-        /// From one value to the next. Not 0.
-        step: i64,
-    },
-    /// This one.
-    Value {
-        /// The value.
-        value: String,
-        /// The last one, from which it was found; `None` if there has been none.
-        after: Option<String>,
-        /// How many steps it is from that one; the first of all is 1 step from none.
-        steps: u32,
-    },
-}
-
-/// The integer that a value of a sequence is, if it is one as it is written here.
-pub fn integer(value: &str) -> Option<i64> {
-    value.parse().ok().filter(|integer: &i64| integer.to_string() == value)
 }
 
 /// What came of reserving a value of a sequence.

@@ -1,0 +1,210 @@
+//! Who gets the lock: slots, fences, and requests that are repeated.
+
+use std::fmt;
+
+use super::{Applied, Facts, Held, HolderState, Lease, LockState, Now, Purpose, Value};
+use crate::lock::claim::Claim;
+use crate::lock::token::Token;
+
+/// A request for the lock. (`--once-per` belongs here: it is answered in the same step, beside the free slot.)
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// What is asked.
+    pub claim: &'a Claim,
+    /// Whether the lock is to be held by a lease. Otherwise it is for as long as [`Facts::holds_slot`] says.
+    pub leased: bool,
+    /// Which request this is, where there may be several under its token: a user's own. [`LockState::cancel`] drops only what
+    /// the request obtained that it cancels.
+    pub request: Option<&'a Token>,
+    /// What to do if the lock is held.
+    pub on_held: OnHeld,
+    /// The holder that this waiter has seen when it last looked, unless it has waited for the end of that one's lease since.
+    pub seen: Option<Seen>,
+}
+
+/// What a request does if the lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnHeld {
+    /// It joins the queue, or stays in it. (`--max-waiting` belongs here: it is decided in the same step.)
+    Wait,
+    /// It leaves the queue, if it is in it.
+    Leave,
+}
+
+/// That a waiter has seen a holder with a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// When that was, in Unix time.
+    pub at_unix_ms: u64,
+}
+
+/// The answer to a request for the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// It is its own.
+    Mine {
+        /// The fencing token.
+        fence: u64,
+        /// The slot.
+        slot: u32,
+        /// Whether it is held by a lease, from the moment on at which this request left.
+        leased: bool,
+    },
+    /// It is held, or others are ahead.
+    Held {
+        /// By whom.
+        first: Option<Held>,
+        /// The place in the queue, from 0, if it waits.
+        place: Option<usize>,
+        /// Somebody held the lock when this waiter last looked, and has not released it: the store may have forgotten it with its
+        /// data, and its command may still run. The waiter must let that one's lease pass before it asks without [`Ask::seen`].
+        is_forgotten: bool,
+    },
+    /// The request was cancelled before it came.
+    Cancelled,
+}
+
+/// No fence is left that is greater than the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FenceExhausted {
+    /// The last one.
+    pub last: u64,
+}
+
+impl fmt::Display for FenceExhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the fence cannot grow: {} is the greatest there is", self.last)
+    }
+}
+
+impl std::error::Error for FenceExhausted {}
+
+impl LockState {
+    /// Acquires the lock if it was granted to this request, or if a slot is free and no waiter that is listening is ahead of it.
+    /// Otherwise does as [`Ask::on_held`] says.
+    ///
+    /// Asked again under the same token, it answers as the first time: the answer may have been lost.
+    ///
+    /// On failure the state must not be stored.
+    pub fn acquire(&mut self, ask: &Ask<'_>, facts: &impl Facts) -> Result<Applied<Acquired>, FenceExhausted> {
+        let now = facts.now();
+        let token = &ask.claim.token;
+        if self.is_cancelled(token, now) {
+            return Ok(self.unchanged(Acquired::Cancelled, Vec::new()));
+        }
+        let ended = self.drop_ended(Some(token), now, facts);
+        if let Some(at) = self.position(token) {
+            self.answer_again(at, ask, now, facts);
+            let HolderState { fence, slot, lease, .. } = &self.holders[at];
+            let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
+            return Ok(self.applied(mine, now, facts));
+        }
+        let granted = self.heard_of(token);
+        // Where nothing has ended, and nobody holds what somebody held just now, the store has lost it.
+        let seen = ask.seen.filter(|_| ended == 0);
+        let is_forgotten = granted.is_none() && seen.is_some_and(|seen| self.has_forgotten(seen));
+        let may_have =
+            granted.is_some() || !is_forgotten && self.has_room(ask.claim.slots) && self.is_next(token, facts);
+        if may_have {
+            let fence = self.next_fence(now)?;
+            if let Some(slot) = granted.or_else(|| self.free_slot(ask.claim.slots, facts)) {
+                self.leave(token);
+                self.hold(ask, slot, fence, None, now, facts);
+                return Ok(self.applied(Acquired::Mine { fence, slot, leased: ask.leased }, now, facts));
+            }
+        }
+        let place = match ask.on_held {
+            OnHeld::Wait => Some(self.join(ask, seen.filter(|_| is_forgotten), now, facts)),
+            OnHeld::Leave => {
+                self.leave(token);
+                None
+            }
+        };
+        let applied = self.applied((), now, facts);
+        let first = self.first_held(now, facts);
+        let answer = Acquired::Held { first, place, is_forgotten };
+        Ok(Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms })
+    }
+
+    /// The holder at this place asks again. The lease begins anew, except that of a command's run if the lock is asked for by hand
+    /// under its token, and one that was revoked.
+    fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) {
+        let holder = &self.holders[at];
+        let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
+        let lease = (holder.lease.is_some() && is_its_own && holder.revoked_by.is_none())
+            .then(|| self.new_lease(ask.claim.ttl, now, facts));
+        let holder = &mut self.holders[at];
+        holder.lease = lease.or(holder.lease);
+        if holder.request.as_ref() != ask.request {
+            // Two have been told that the lock is theirs, so neither takes it back.
+            holder.request = None;
+        }
+    }
+
+    /// Makes the request a holder.
+    pub(super) fn hold(
+        &mut self,
+        ask: &Ask<'_>,
+        slot: u32,
+        fence: u64,
+        value: Option<Value>,
+        now: Now,
+        facts: &impl Facts,
+    ) {
+        let claim = ask.claim;
+        let lease: Option<Lease> = ask.leased.then(|| self.new_lease(claim.ttl, now, facts));
+        claim.key.as_str().clone_into(&mut self.key);
+        self.fence = fence;
+        self.holders.push(HolderState {
+            token: claim.token.clone(),
+            fence,
+            slot,
+            value,
+            who: claim.holder.clone(),
+            since_ms: now.ms,
+            lease,
+            purpose: if claim.by_hand { Purpose::Hand } else { Purpose::Run },
+            is_released: false,
+            revoked_by: None,
+            request: ask.request.cloned(),
+        });
+    }
+
+    /// Returns the fence after the last one: greater than that, and, should the store have lost that, than any that was given out
+    /// before now, because each is at least the time at which it was.
+    pub(super) fn next_fence(&self, now: Now) -> Result<u64, FenceExhausted> {
+        let next = self.fence.checked_add(1).ok_or(FenceExhausted { last: self.fence })?;
+        Ok(next.max(now.unix_ms))
+    }
+
+    /// Returns the lowest free slot of so many, if fewer hold the lock. A slot that the store finds taken without a holder in the
+    /// state has one all the same, whose record was lost.
+    pub(super) fn free_slot(&self, slots: u32, facts: &impl Facts) -> Option<u32> {
+        let mut held = self.held();
+        for slot in 0..slots {
+            if held >= slots {
+                break;
+            }
+            if self.has_slot(slot) {
+                continue;
+            }
+            if facts.take_slot(slot) {
+                return Some(slot);
+            }
+            held += 1;
+        }
+        None
+    }
+
+    /// Returns whether somebody holds this slot, or was granted it.
+    pub(super) fn has_slot(&self, slot: u32) -> bool {
+        let is_granted = self.waiters.iter().filter_map(|waiter| waiter.grant).any(|grant| grant.slot == slot);
+        is_granted || self.holders.iter().any(|holder| holder.slot == slot)
+    }
+
+    /// Returns whether a holder that was seen then is gone without a trace: no run has ended since.
+    pub(super) fn has_forgotten(&self, seen: Seen) -> bool {
+        let ended = self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms);
+        self.held() == 0 && ended < seen.at_unix_ms
+    }
+}

@@ -1,0 +1,152 @@
+//! Leases: when one has run out, and how it is prolonged.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Applied, Facts, Held, HolderState, LockState, Now, Presence, Purpose};
+use crate::lock::holder::Holder;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+
+/// A lease. At its end the lock is free, whatever its holder does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lease {
+    /// Its end; `None`: it never ends.
+    pub ends_ms: Option<u64>,
+    /// How long it lasts from one renewal; `None`: for ever.
+    pub ttl_ms: Option<u64>,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// The lock is its own for another ttl.
+    Mine,
+    /// It is not its own any more. Final.
+    NotMine(Option<Held>),
+    /// It was revoked, by whom. Final.
+    Revoked(Holder),
+}
+
+impl Lease {
+    /// Returns a lease of `ttl` from `now` on.
+    pub(super) fn new(ttl: Ttl, now: Now) -> Self {
+        let ttl_ms = ttl.length().map(millis);
+        Lease { ends_ms: ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)), ttl_ms }
+    }
+
+    /// Returns whether it still counts at `now`.
+    pub fn is_in_force(&self, now: Now) -> bool {
+        self.ends_ms.is_none_or(|ends| now.ms < ends)
+    }
+}
+
+impl LockState {
+    /// Prolongs the lease under `token` by `ttl` from now, or by as long as it was given for.
+    ///
+    /// A renewal never creates a lock: what has run out may have been another's since. Nor does it shorten the lease of a command
+    /// that runs: lockrun counts on it, and would learn too late that it is less, when somebody renews it by hand.
+    ///
+    /// Nothing becomes free by a renewal, so it does not look at the queue.
+    pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {
+        let now = facts.now();
+        self.void_other_epochs(facts);
+        let at = self.position(token).filter(|at| self.is_in_force(&self.holders[*at], now, facts));
+        let Some(at) = at else {
+            let held = self.first_held(now, facts);
+            return self.unchanged(Renewed::NotMine(held), Vec::new());
+        };
+        let holder = &mut self.holders[at];
+        if let Some(by) = &holder.revoked_by {
+            let by = by.clone();
+            return self.unchanged(Renewed::Revoked(by), Vec::new());
+        }
+        if let Some(lease) = &mut holder.lease {
+            let ttl = ttl.unwrap_or_else(|| lease.ttl());
+            let renewed = Lease::new(ttl, now);
+            if holder.purpose != Purpose::Run {
+                *lease = renewed;
+            } else {
+                // It stays what was promised, and is prolonged by no less.
+                let promised = Lease::new(lease.ttl(), now);
+                lease.ends_ms = [lease.ends_ms, promised.ends_ms, renewed.ends_ms].into_iter().try_fold(0, later);
+            }
+        }
+        self.unchanged(Renewed::Mine, Vec::new())
+    }
+
+    /// Returns whether a holder still holds the lock.
+    pub(super) fn is_in_force(&self, holder: &HolderState, now: Now, facts: &impl Facts) -> bool {
+        match &holder.lease {
+            Some(lease) => lease.is_in_force(now),
+            None => facts.holds_slot(holder),
+        }
+    }
+
+    /// Gives out a lease of `ttl`, whose times are of this epoch.
+    pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, facts: &impl Facts) -> Lease {
+        self.epoch = facts.epoch();
+        Lease::new(ttl, now)
+    }
+
+    /// Forgets all that was to end by a time of an earlier life of the store's clock. What must never be given out twice stays:
+    /// the fence and the sequence; so does the last run.
+    pub(super) fn void_other_epochs(&mut self, facts: &impl Facts) {
+        if self.is_of_another_epoch(facts) {
+            self.holders.clear();
+            self.waiters.clear();
+            self.cancelled.clear();
+            self.epoch.clear();
+        }
+    }
+
+    /// Returns whether the times in the state are of an earlier life of the store's clock.
+    pub(super) fn is_of_another_epoch(&self, facts: &impl Facts) -> bool {
+        !self.epoch.is_empty() && self.epoch != facts.epoch()
+    }
+
+    /// Drops what has ended: the holders whose lease has run out or whose processes are gone, the waiters that are dead, and the
+    /// grants that were not claimed in time. Whoever calls this hands off what has become free. `asking`, who asks now, is alive.
+    ///
+    /// Returns how many have ended.
+    pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) -> usize {
+        self.void_other_epochs(facts);
+        let before = self.held();
+        let mut holders = std::mem::take(&mut self.holders);
+        holders.retain(|holder| self.is_in_force(holder, now, facts));
+        self.holders = holders;
+        let is_there =
+            |waiter: &super::WaiterState| Some(&waiter.token) == asking || facts.presence(waiter) != Presence::Gone;
+        self.waiters.retain(is_there);
+        for waiter in &mut self.waiters {
+            waiter.end_grant_unless_in_time(now);
+        }
+        self.cancelled.retain(|cancelled| now.ms < cancelled.until_ms);
+        (before - self.held()) as usize
+    }
+
+    /// Returns when a lease or a grant ends next.
+    pub(super) fn next_end(&self) -> Option<u64> {
+        let leases = self.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
+        let grants = self.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
+        leases.chain(grants).min()
+    }
+}
+
+impl Lease {
+    fn ttl(&self) -> Ttl {
+        self.ttl_ms.map_or(Ttl::None, |ttl_ms| Ttl::Lasts(Duration::from_millis(ttl_ms)))
+    }
+}
+
+/// Returns the later of two ends, of which `None` is never.
+fn later(a: u64, b: Option<u64>) -> Option<u64> {
+    b.map(|b| a.max(b))
+}
+
+/// Returns a span in whole milliseconds.
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

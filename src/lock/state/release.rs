@@ -1,0 +1,162 @@
+//! The end of a hold: a run is over, or a user releases the lock; and what is recorded as the last run.
+
+use std::time::Duration;
+
+use super::{Applied, Facts, Held, HolderState, LastRun, Lease, LockState, Now, Purpose};
+use crate::lock::ending::Ending;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+
+/// Why a lock is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// A run is over.
+    Run {
+        /// How COMMAND ended; `None` if it was never started.
+        ending: Option<Ending>,
+        /// Whether it has used the value of a sequence that it had reserved.
+        uses_value: bool,
+        /// Whether the lock stays nevertheless.
+        stays: Retain,
+    },
+    /// By hand, by anybody who has the token.
+    ByHand,
+}
+
+/// Whether a lock stays after its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retain {
+    /// No.
+    Not,
+    /// Until it has been held for so long.
+    AtLeast(Duration),
+    /// Until it is released by its token, or so long from now on.
+    Kept(Ttl),
+}
+
+/// The answer to a release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The lock is free.
+    Free,
+    /// It stays as was asked.
+    Stays,
+    /// It will be free when the command has ended that runs under it.
+    WhenItEnds,
+    /// It was not its own (any more). By hand: whose it is.
+    NotMine(Option<Held>),
+}
+
+impl Release {
+    /// Returns the end of a run that has failed, and releases its lock at once.
+    pub fn at_once(ending: Option<Ending>) -> Self {
+        Release::Run { ending, uses_value: false, stays: Retain::Not }
+    }
+}
+
+impl LockState {
+    /// Releases the lock under `token`, or lets it stay, and records the run.
+    ///
+    /// A request for the lock under this token that `is_in_flight` is refused when it arrives.
+    pub fn release(
+        &mut self,
+        token: &Token,
+        release: Release,
+        is_in_flight: bool,
+        facts: &impl Facts,
+    ) -> Applied<Released> {
+        let now = facts.now();
+        self.void_other_epochs(facts);
+        let answer = match release {
+            Release::ByHand => self.release_by_hand(token, now, facts),
+            Release::Run { ending, uses_value, stays } => {
+                // Before those are dropped whose lease has run out: how such a run ended is known all the same.
+                let answer = self.end_run(token, ending, uses_value, stays, now, facts);
+                self.leave(token);
+                answer
+            }
+        };
+        if is_in_flight {
+            self.refuse_from_now_on(token, now, facts);
+        }
+        self.drop_ended(None, now, facts);
+        self.applied(answer, now, facts)
+    }
+
+    /// Releases by hand. A command that runs under the lock counts on it, so it holds it until it has ended; then the lock is not
+    /// kept.
+    fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
+        let at = self.position(token).filter(|at| self.is_in_force(&self.holders[*at], now, facts));
+        let Some(at) = at else { return Released::NotMine(self.first_held(now, facts)) };
+        if self.holders[at].purpose == Purpose::Run {
+            self.holders[at].is_released = true;
+            return Released::WhenItEnds;
+        }
+        let holder = self.holders.remove(at);
+        self.record(&holder, None, now);
+        Released::Free
+    }
+
+    /// The run under `token` is over.
+    fn end_run(
+        &mut self,
+        token: &Token,
+        ending: Option<Ending>,
+        uses_value: bool,
+        stays: Retain,
+        now: Now,
+        facts: &impl Facts,
+    ) -> Released {
+        let Some(at) = self.position(token) else {
+            // A careful waiter wants to hear that a command is dead whose lock was lost.
+            self.lost_unix_ms = now.unix_ms;
+            return Released::NotMine(None);
+        };
+        let is_in_force = self.is_in_force(&self.holders[at], now, facts);
+        if is_in_force && self.holders[at].purpose != Purpose::Run && stays != Retain::Not {
+            // It was done, and the answer was lost.
+            return Released::Stays;
+        }
+        let holder = self.holders.remove(at);
+        // A later run may have had the lock since this one's lease ran out, and be over by now.
+        let started = now.unix_of(holder.since_ms);
+        if is_in_force || self.last.as_ref().is_none_or(|last| last.ended_unix_ms <= started) {
+            self.record(&holder, ending, now);
+        }
+        // That the lease ran out unnoticed changes nothing: used is used.
+        if uses_value {
+            self.use_value(&holder);
+        }
+        // What was revoked does not stay, even if its command ended before it learnt of that.
+        if !is_in_force || holder.revoked_by.is_some() {
+            return Released::NotMine(None);
+        }
+        let Some(lease) = lease_after(&holder, stays, now) else { return Released::Free };
+        self.epoch = facts.epoch();
+        self.holders.insert(at, HolderState { lease: Some(lease), purpose: Purpose::Kept, ..holder });
+        Released::Stays
+    }
+
+    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays.
+    pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
+        if holder.purpose != Purpose::Kept {
+            self.last = Some(LastRun {
+                who: holder.who.clone(),
+                started_unix_ms: now.unix_of(holder.since_ms),
+                ended_unix_ms: now.unix_ms,
+                ending,
+            });
+        }
+    }
+}
+
+/// Returns the lease under which the lock stays after the run of `holder`, if it does.
+fn lease_after(holder: &HolderState, stays: Retain, now: Now) -> Option<Lease> {
+    let lease = match stays {
+        Retain::Not => return None,
+        Retain::Kept(_) if holder.is_released => return None,
+        Retain::Kept(ttl) => Lease::new(ttl, now),
+        Retain::AtLeast(span) => Lease::new(Ttl::Lasts(span), Now { ms: holder.since_ms, ..now }),
+    };
+    Some(lease).filter(|lease| lease.is_in_force(now))
+}

@@ -1,0 +1,127 @@
+//! Sequences: each run reserves a value, and a value that was used never comes up again.
+
+use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, SequenceState, Value};
+
+/// Which value of a sequence is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The first that nobody has reserved, `step` after the last one, and so on; `from` if there has been none.
+    Next {
+        /// The first value of all.
+        from: i64,
+        /// From one value to the next. Not 0.
+        step: i64,
+    },
+    /// This one.
+    Value {
+        /// The value.
+        value: String,
+        /// The last one, from which it was found; `None` if there has been none.
+        after: Option<String>,
+        /// How many steps it is from that one; the first of all is 1 step from none.
+        steps: u32,
+    },
+}
+
+/// The answer to a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// It is its own.
+    Mine {
+        /// The fencing token.
+        fence: u64,
+        /// The slot, in which the store keeps the reservation.
+        slot: u32,
+        /// The value.
+        value: String,
+    },
+    /// Another run has reserved it.
+    Taken,
+    /// There is no integer after this value, or it is none.
+    NoNext(String),
+    /// The last value is this one, not the one after which a value was wanted.
+    Moved(Option<String>),
+    /// The request was cancelled before it came.
+    Cancelled,
+}
+
+/// Returns the integer that a value of a sequence is, if it is one as it is written here.
+pub fn integer(value: &str) -> Option<i64> {
+    value.parse().ok().filter(|integer: &i64| integer.to_string() == value)
+}
+
+impl LockState {
+    /// Reserves a value of the key's sequence that nobody else has reserved. It does not wait: there is always a next value.
+    ///
+    /// Asked again under the same token, it answers as the first time. On failure the state must not be stored.
+    pub fn reserve(
+        &mut self,
+        ask: &Ask<'_>,
+        wanted: &Wanted,
+        facts: &impl Facts,
+    ) -> Result<Applied<Reserved>, FenceExhausted> {
+        let now = facts.now();
+        let token = &ask.claim.token;
+        if self.is_cancelled(token, now) {
+            return Ok(self.unchanged(Reserved::Cancelled, Vec::new()));
+        }
+        self.drop_ended(Some(token), now, facts);
+        if let Some(at) = self.position(token) {
+            let lease = ask.leased.then(|| self.new_lease(ask.claim.ttl, now, facts));
+            let holder = &mut self.holders[at];
+            holder.lease = lease.or(holder.lease);
+            let HolderState { fence, slot, value, .. } = holder;
+            let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
+            let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
+            return Ok(self.applied(mine, now, facts));
+        }
+        let value = match self.choose_value(wanted) {
+            Ok(value) => value,
+            Err(refused) => return Ok(self.applied(refused, now, facts)),
+        };
+        let fence = self.next_fence(now)?;
+        // A reservation takes a slot so that each has one of its own. It needs no permission: its value is nobody else's.
+        let slot = (0..).find(|slot| !self.has_slot(*slot) && facts.take_slot(*slot)).unwrap_or_default();
+        let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
+        self.hold(ask, slot, fence, Some(value), now, facts);
+        Ok(self.applied(mine, now, facts))
+    }
+
+    /// Returns the value that a request gets, or the answer if it gets none.
+    fn choose_value(&self, wanted: &Wanted) -> Result<Value, Reserved> {
+        let (last, mut place) =
+            self.sequence.as_ref().map_or((None, 0), |sequence| (Some(&sequence.last), sequence.place));
+        let reserved: Vec<_> = self.holders.iter().filter_map(|holder| holder.value.as_ref()).collect();
+        let is_reserved = |value: &str| reserved.iter().any(|reserved| reserved.value == value);
+        match wanted {
+            Wanted::Value { after, .. } if after.as_ref() != last => Err(Reserved::Moved(last.cloned())),
+            Wanted::Value { value, .. } if is_reserved(value) => Err(Reserved::Taken),
+            Wanted::Value { value, steps, .. } => Ok(Value { value: value.clone(), place: place + u64::from(*steps) }),
+            Wanted::Next { from, step } => {
+                let next_after = |value: &str| integer(value).and_then(|value| value.checked_add(*step));
+                let mut before = last.cloned();
+                loop {
+                    place += 1;
+                    let next = before.as_deref().map_or(Some(*from), next_after);
+                    let Some(next) = next.map(|next| next.to_string()) else {
+                        return Err(Reserved::NoNext(before.unwrap_or_default()));
+                    };
+                    if !is_reserved(&next) {
+                        return Ok(Value { value: next, place });
+                    }
+                    before = Some(next);
+                }
+            }
+        }
+    }
+
+    /// The run of `holder` has used its value: it is the last one, unless one that comes after it in the sequence was used already.
+    /// It is not the later run that counts: it may have been given an earlier value, which another one had failed to use.
+    pub(super) fn use_value(&mut self, holder: &HolderState) {
+        let Some(Value { value, place }) = &holder.value else { return };
+        let (last, fence) = (value.clone(), holder.fence);
+        if self.sequence.as_ref().is_none_or(|sequence| (sequence.place, sequence.fence) < (*place, fence)) {
+            self.sequence = Some(SequenceState { last, place: *place, fence });
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What `status` shows, and what may be pruned.
+
+use std::time::Duration;
+
+use super::{Facts, HolderState, LockState, Presence, WaiterState, millis};
+
+impl LockState {
+    /// Returns who holds the lock, the longest first. Waiters to which it was granted do not yet.
+    pub fn holders_in_force(&self, facts: &impl Facts) -> Vec<&HolderState> {
+        if self.is_of_another_epoch(facts) {
+            return Vec::new();
+        }
+        let now = facts.now();
+        self.holders.iter().filter(|holder| self.is_in_force(holder, now, facts)).collect()
+    }
+
+    /// Returns who waits, the next waiter first, those to which the lock was granted among them.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
+    pub fn living_waiters(&self, facts: &impl Facts) -> Vec<&WaiterState> {
+        if self.is_of_another_epoch(facts) {
+            return Vec::new();
+        }
+        self.waiters.iter().filter(|waiter| facts.presence(waiter) != Presence::Gone).collect()
+    }
+
+    /// Returns whether the key can be pruned: nobody holds it or waits for it, and it has not been used for `unused_for`.
+    ///
+    /// A sequence is never pruned: it would begin anew. Nor is a fence that is ahead of the clock, because the one after it would
+    /// be less; nor a key of which a cancelled request may still be on its way.
+    pub fn is_prunable(&self, unused_for: Duration, facts: &impl Facts) -> bool {
+        let now = facts.now();
+        let is_used = !self.is_of_another_epoch(facts)
+            && (self.holders.iter().any(|holder| self.is_in_force(holder, now, facts))
+                || self.waiters.iter().any(|waiter| facts.presence(waiter) != Presence::Gone)
+                || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
+        // A fence is, as a rule, the time at which it was given out.
+        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms);
+        let is_old = now.unix_ms.saturating_sub(used_at) >= millis(unused_for);
+        !is_used && self.sequence.is_none() && self.fence <= now.unix_ms && is_old
+    }
+}

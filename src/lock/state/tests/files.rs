@@ -1,0 +1,99 @@
+//! A store whose kernel holds the locks of runs, and whose clock starts anew with the machine.
+
+use super::*;
+
+impl Lock {
+    /// A run acquires the lock: its process has the slot.
+    fn run(&mut self, name: &str, slots: u32) -> Option<u32> {
+        let claim = claim(name, slots);
+        let slot = slot(&self.ask(&Ask { leased: false, ..ask(&claim) }))?;
+        self.world.slots.insert(slot);
+        Some(slot)
+    }
+}
+
+#[test]
+fn a_run_holds_the_lock_for_as_long_as_the_kernel_says() {
+    let mut lock = Lock::new();
+    assert_eq!(lock.run("a", 1), Some(0));
+    assert_eq!((lock.look_in, lock.state.epoch.as_str()), (None, ""), "it has no lease, and needs no epoch");
+    lock.pass(1_000_000);
+    assert_eq!(lock.run("b", 1), None);
+    assert_eq!(lock.renew("a", None), Renewed::Mine);
+    lock.world.slots.clear();
+    assert_eq!(lock.run("b", 1), Some(0));
+}
+
+#[test]
+fn a_slot_whose_record_was_lost_counts() {
+    let mut lock = Lock::new();
+    lock.world.slots.insert(0);
+    assert_eq!(lock.run("a", 1), None);
+    assert_eq!(lock.run("a", 2), Some(1));
+    assert_eq!(lock.run("b", 2), None);
+    assert_eq!(lock.run("b", 3), Some(2));
+}
+
+#[test]
+fn a_run_may_be_kept_by_a_lease() {
+    let mut lock = Lock::new();
+    lock.run("a", 1);
+    lock.pass(5000);
+    assert_eq!(lock.release("a", keep(lasts(60))), Released::Stays);
+    lock.world.slots.clear();
+    assert_eq!((lock.holders(), lock.look_in, lock.state.epoch.as_str()), (vec!["a"], Some(60_000), "one"));
+    assert_eq!(lock.run("b", 1), None);
+}
+
+#[test]
+fn what_a_living_process_holds_cannot_be_revoked() {
+    let mut lock = Lock::new();
+    lock.run("a", 2);
+    let claim = Claim { by_hand: true, ..claim("b", 2) };
+    lock.ask(&ask(&claim));
+    let Revoked::From { from, living, .. } = lock.revoke(None, true) else { panic!("it is held") };
+    assert_eq!((from.len(), from[0].token.as_str()), (1, "b"));
+    assert_eq!((living.len(), living[0].held.token.as_str(), living[0].slot), (1, "a", 0));
+    assert_eq!(lock.holders(), ["a"]);
+}
+
+#[test]
+fn a_restart_of_the_clock_voids_all_but_the_fence_the_last_run_and_the_sequence() {
+    let mut lock = Lock::new();
+    lock.run("a", 3);
+    lock.release("a", DONE);
+    lock.world.slots.clear();
+    let claim = Claim { by_hand: true, ttl: Ttl::None, ..claim("b", 3) };
+    lock.ask(&ask(&claim));
+    lock.state.sequence = Some(SequenceState { last: "7".into(), place: 1, fence: 1 });
+    let before = lock.state.clone();
+    lock.world.epoch = "two".into();
+    lock.world.now.ms = 5000;
+    assert_eq!(lock.holders(), [""; 0]);
+    assert!(matches!(lock.renew("b", None), Renewed::NotMine(None)));
+    assert_eq!(lock.state, LockState { holders: Vec::new(), epoch: String::new(), ..before });
+    assert_eq!(fence(&lock.by_hand("c")), START + 2);
+    assert_eq!(lock.state.epoch, "two");
+}
+
+#[test]
+fn the_epoch_goes_with_the_last_time_that_counts() {
+    let mut lock = Lock::new();
+    lock.by_hand("a");
+    assert_eq!(lock.state.epoch, "one");
+    lock.release("a", Release::ByHand);
+    assert_eq!(lock.state.epoch, "");
+}
+
+#[test]
+fn times_for_people_are_of_their_clock() {
+    let mut lock = Lock::new();
+    // The machine is up for a minute.
+    lock.world.now.ms = 60_000;
+    lock.run("a", 1);
+    lock.pass(2000);
+    lock.release("a", DONE);
+    let last = lock.state.last.as_ref().expect("it is recorded");
+    assert_eq!((last.started_unix_ms, last.ended_unix_ms), (START, START + 2000));
+    assert_eq!(lock.state.fence, START);
+}

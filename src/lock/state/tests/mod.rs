@@ -1,0 +1,208 @@
+//! Each rule by its name.
+
+mod acquiring;
+mod files;
+mod leases;
+mod queue;
+mod releasing;
+mod revoking;
+mod sequences;
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::*;
+use crate::lock::claim::Claim;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+
+/// When the tests begin, in Unix time.
+const START: u64 = 1_800_000_000_000;
+
+/// What the store knows.
+#[derive(Clone)]
+pub(in crate::lock::state) struct World {
+    pub(in crate::lock::state) now: Now,
+    pub(in crate::lock::state) epoch: String,
+    /// The slots that the kernel has given away.
+    pub(in crate::lock::state) slots: HashSet<u32>,
+    /// The waiters that are not listening.
+    pub(in crate::lock::state) absent: HashMap<String, Presence>,
+}
+
+impl Facts for World {
+    fn now(&self) -> Now {
+        self.now
+    }
+
+    fn epoch(&self) -> String {
+        self.epoch.clone()
+    }
+
+    fn holds_slot(&self, holder: &HolderState) -> bool {
+        self.slots.contains(&holder.slot)
+    }
+
+    fn take_slot(&self, slot: u32) -> bool {
+        !self.slots.contains(&slot)
+    }
+
+    fn presence(&self, waiter: &WaiterState) -> Presence {
+        self.absent.get(waiter.token.as_str()).copied().unwrap_or(Presence::Listening)
+    }
+}
+
+/// The lock of one key, and the world around it. After each operation the state goes through JSON, as in a store.
+struct Lock {
+    state: LockState,
+    world: World,
+    /// Whom the last operation has granted the lock.
+    granted: Vec<String>,
+    /// When to look again, after the last operation.
+    look_in: Option<u64>,
+}
+
+/// The request of a run named `name`.
+pub(in crate::lock::state) fn claim(name: &str, slots: u32) -> Claim {
+    Claim {
+        key: Key::new("k".as_ref()).expect("is a key"),
+        token: token(name),
+        ttl: Ttl::Lasts(Duration::from_secs(30)),
+        holder: who(name),
+        slots,
+        by_hand: false,
+        own_token: false,
+    }
+}
+
+pub(in crate::lock::state) fn token(name: &str) -> Token {
+    Token::parse(name).expect("is a token")
+}
+
+fn who(name: &str) -> Holder {
+    Holder { command: name.into(), ..Holder::default() }
+}
+
+pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
+    Ask { claim, leased: true, request: None, on_held: OnHeld::Leave, seen: None }
+}
+
+/// The end of a run whose command has ended with 0.
+const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), uses_value: false, stays: Retain::Not };
+
+fn keep(ttl: Ttl) -> Release {
+    Release::Run { ending: Some(Ending::Exited(3)), uses_value: false, stays: Retain::Kept(ttl) }
+}
+
+fn lasts(seconds: u64) -> Ttl {
+    Ttl::Lasts(Duration::from_secs(seconds))
+}
+
+impl Lock {
+    fn new() -> Self {
+        let world = World { now: Now::unix(START), epoch: "one".into(), slots: HashSet::new(), absent: HashMap::new() };
+        Lock { state: LockState::default(), world, granted: Vec::new(), look_in: None }
+    }
+
+    /// Takes note of what came of an operation.
+    fn done<T>(&mut self, applied: Applied<T>) -> T {
+        let text = serde_json::to_string(&self.state).expect("is JSON");
+        let read: LockState = serde_json::from_str(&text).expect("is a state");
+        assert_eq!(read, self.state, "{text}");
+        self.granted = applied.granted.iter().map(|token| token.as_str().to_owned()).collect();
+        self.look_in = applied.look_at_ms.map(|at| at.saturating_sub(self.world.now.ms));
+        applied.answer
+    }
+
+    fn pass(&mut self, millis: u64) {
+        self.world.now.ms += millis;
+        self.world.now.unix_ms += millis;
+    }
+
+    fn try_ask(&mut self, ask: &Ask<'_>) -> Result<Acquired, FenceExhausted> {
+        let applied = self.state.acquire(ask, &self.world)?;
+        Ok(self.done(applied))
+    }
+
+    fn ask(&mut self, ask: &Ask<'_>) -> Acquired {
+        self.try_ask(ask).expect("a fence is left")
+    }
+
+    fn acquire(&mut self, name: &str, slots: u32) -> Acquired {
+        self.ask(&ask(&claim(name, slots)))
+    }
+
+    fn by_hand(&mut self, name: &str) -> Acquired {
+        let claim = Claim { by_hand: true, ..claim(name, 1) };
+        self.ask(&ask(&claim))
+    }
+
+    fn wait(&mut self, name: &str, slots: u32) -> Acquired {
+        let claim = claim(name, slots);
+        self.ask(&Ask { on_held: OnHeld::Wait, ..ask(&claim) })
+    }
+
+    /// A waiter claims what was granted to it.
+    #[track_caller]
+    fn claim(&mut self, name: &str) {
+        assert_eq!(slot(&self.wait(name, 1_000_000)).map(drop), Some(()), "{name} was granted the lock");
+    }
+
+    fn release(&mut self, name: &str, release: Release) -> Released {
+        let applied = self.state.release(&token(name), release, false, &self.world);
+        self.done(applied)
+    }
+
+    fn renew(&mut self, name: &str, ttl: Option<Ttl>) -> Renewed {
+        let applied = self.state.renew(&token(name), ttl, &self.world);
+        self.done(applied)
+    }
+
+    fn cancel(&mut self, name: &str, request: Option<&str>, is_in_flight: bool) -> bool {
+        let request = request.map(token);
+        let applied = self.state.cancel(&token(name), request.as_ref(), is_in_flight, &self.world);
+        self.done(applied)
+    }
+
+    fn revoke(&mut self, fence: Option<u64>, at_once: bool) -> Revoked {
+        let applied = self.state.revoke(fence, &who("admin"), at_once, &self.world);
+        self.done(applied)
+    }
+
+    /// Who holds the lock.
+    fn holders(&self) -> Vec<&str> {
+        self.state.holders_in_force(&self.world).iter().map(|holder| holder.token.as_str()).collect()
+    }
+
+    fn waiters(&self) -> Vec<&str> {
+        self.state.living_waiters(&self.world).iter().map(|waiter| waiter.token.as_str()).collect()
+    }
+
+    /// Whose the last run was, and how it ended.
+    fn last(&self) -> Option<(&str, Option<Ending>)> {
+        self.state.last.as_ref().map(|last| (last.who.command.as_str(), last.ending))
+    }
+}
+
+/// The slot, if the lock was acquired.
+fn slot(acquired: &Acquired) -> Option<u32> {
+    match acquired {
+        Acquired::Mine { slot, .. } => Some(*slot),
+        _ => None,
+    }
+}
+
+fn fence(acquired: &Acquired) -> u64 {
+    match acquired {
+        Acquired::Mine { fence, .. } => *fence,
+        _ => panic!("not acquired: {acquired:?}"),
+    }
+}
+
+/// By whom the lock is held, and which place the waiter has.
+fn held(acquired: &Acquired) -> (Option<&str>, Option<usize>) {
+    match acquired {
+        Acquired::Held { first, place, .. } => (first.as_ref().map(|held| held.token.as_str()), *place),
+        _ => panic!("not held: {acquired:?}"),
+    }
+}

@@ -1,0 +1,135 @@
+//! The end of a run, release by hand, the last run.
+
+use super::*;
+
+const OK: Option<Ending> = Some(Ending::Exited(0));
+
+fn at_least(seconds: u64) -> Release {
+    let stays = Retain::AtLeast(Duration::from_secs(seconds));
+    Release::Run { ending: OK, uses_value: false, stays }
+}
+
+#[test]
+fn a_run_that_is_over_frees_the_lock_and_is_recorded() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.pass(5000);
+    assert_eq!(lock.release("a", DONE), Released::Free);
+    let last = LastRun { who: who("a"), started_unix_ms: START, ended_unix_ms: START + 5000, ending: OK };
+    assert_eq!(lock.state.last, Some(last));
+    assert_eq!(lock.holders(), [""; 0]);
+}
+
+#[test]
+fn a_kept_lock_stays_until_it_is_released_by_hand_and_its_result_stays() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    assert_eq!(lock.release("a", keep(Ttl::None)), Released::Stays);
+    lock.pass(1_000_000);
+    assert_eq!((lock.holders(), lock.last()), (vec!["a"], Some(("a", Some(Ending::Exited(3))))));
+    let ended = lock.state.last.clone();
+    assert_eq!(lock.release("a", Release::ByHand), Released::Free);
+    assert_eq!((lock.holders(), &lock.state.last), (vec![], &ended));
+}
+
+#[test]
+fn a_kept_lock_goes_with_its_lease() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.release("a", keep(lasts(60)));
+    assert_eq!(lock.look_in, Some(60_000));
+    lock.pass(60_000);
+    assert_eq!(slot(&lock.acquire("b", 1)), Some(0));
+}
+
+#[test]
+fn a_kept_lock_whose_release_is_repeated_stays_as_it_is() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.release("a", keep(lasts(60)));
+    lock.pass(1000);
+    assert_eq!(lock.release("a", keep(lasts(60))), Released::Stays);
+    assert_eq!((lock.look_in, lock.state.last.as_ref().map(|last| last.ended_unix_ms)), (Some(59_000), Some(START)));
+}
+
+#[test]
+fn a_lock_is_held_at_least_that_long_from_its_acquisition() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.pass(4000);
+    assert_eq!(lock.release("a", at_least(10)), Released::Stays);
+    assert_eq!(lock.look_in, Some(6000));
+    lock.pass(6000);
+    lock.acquire("b", 1);
+    lock.pass(10_000);
+    assert_eq!(lock.release("b", at_least(10)), Released::Free);
+}
+
+#[test]
+fn a_release_by_hand_frees_what_was_acquired_by_hand() {
+    let mut lock = Lock::new();
+    lock.by_hand("a");
+    lock.wait("b", 1);
+    assert_eq!(lock.release("a", Release::ByHand), Released::Free);
+    assert_eq!((&lock.granted[..], lock.last()), (&["b".to_owned()][..], Some(("a", None))));
+    assert!(matches!(lock.release("a", Release::ByHand), Released::NotMine(Some(held)) if held.token == token("b")));
+}
+
+#[test]
+fn a_release_by_hand_takes_effect_when_the_command_ends() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    assert_eq!(lock.release("a", Release::ByHand), Released::WhenItEnds);
+    assert_eq!(lock.renew("a", None), Renewed::Mine);
+    assert_eq!(lock.holders(), ["a"]);
+    assert_eq!(lock.release("a", keep(Ttl::None)), Released::Free);
+    assert_eq!((lock.holders(), lock.last()), (vec![], Some(("a", Some(Ending::Exited(3))))));
+}
+
+#[test]
+fn a_release_by_hand_does_not_end_a_minimal_hold() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.release("a", Release::ByHand);
+    assert_eq!(lock.release("a", at_least(10)), Released::Stays);
+}
+
+#[test]
+fn a_run_that_has_lost_its_lock_is_recorded_unless_a_later_one_was() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.pass(30_000);
+    assert_eq!(lock.release("a", DONE), Released::NotMine(None));
+    assert_eq!(lock.last(), Some(("a", OK)));
+    lock.acquire("b", 1);
+    lock.pass(30_000);
+    lock.state.last.as_mut().expect("it is recorded").ended_unix_ms = START + 31_000;
+    assert_eq!(lock.release("b", Release::at_once(None)), Released::NotMine(None));
+    assert_eq!(lock.last(), Some(("a", OK)), "a later one has ended");
+}
+
+#[test]
+fn a_run_of_which_nothing_is_known_is_noted_as_lost() {
+    let mut lock = Lock::new();
+    assert_eq!(lock.release("a", DONE), Released::NotMine(None));
+    assert_eq!((lock.last(), lock.state.lost_unix_ms), (None, START));
+}
+
+#[test]
+fn a_release_does_not_touch_another_ones_lock() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.pass(30_000);
+    lock.acquire("b", 1);
+    assert_eq!(lock.release("a", DONE), Released::NotMine(None));
+    assert_eq!(lock.holders(), ["b"]);
+}
+
+#[test]
+fn a_request_in_flight_is_refused_after_the_release() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let applied = lock.state.release(&token("a"), DONE, true, &lock.world);
+    assert_eq!(lock.done(applied), Released::Free);
+    assert_eq!(lock.acquire("a", 1), Acquired::Cancelled);
+}
