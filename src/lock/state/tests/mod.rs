@@ -98,10 +98,15 @@ fn lasts(seconds: u64) -> Ttl {
     Ttl::Lasts(Duration::from_secs(seconds))
 }
 
+impl World {
+    pub(in crate::lock::state) fn new() -> Self {
+        World { now: Now::unix(START), epoch: "one".into(), slots: HashSet::new(), absent: HashMap::new() }
+    }
+}
+
 impl Lock {
     fn new() -> Self {
-        let world = World { now: Now::unix(START), epoch: "one".into(), slots: HashSet::new(), absent: HashMap::new() };
-        Lock { state: LockState::default(), world, granted: Vec::new(), look_in: None }
+        Lock { state: LockState::default(), world: World::new(), granted: Vec::new(), look_in: None }
     }
 
     /// Takes note of what came of an operation.
