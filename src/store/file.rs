@@ -74,10 +74,10 @@ impl Store for FileStore {
         let directory = self.directory()?;
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
-            let take = || take(&file, claim);
+            let take = || take(&directory, &file, claim);
             let passed = match &mut wait {
                 Some(wait) => turnstile::wait(&file, wait, take)?,
-                None if is_full(&file, claim)? => Passed::Held(file.holder()?),
+                None if is_full(&directory, &file, claim)? => Passed::Held(file.holder()?),
                 None => turnstile::pass(&file, take)?,
             };
             match passed {
@@ -144,12 +144,12 @@ impl Store for FileStore {
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
             // The turnstile is not ours to wait at: whoever reserves a value finds one at once.
-            let reserved =
-                file.edit(
-                    |record| {
-                        if file.has_a_name()? { reserve(record, &file, claim, wanted).map(Some) } else { Ok(None) }
-                    },
-                )?;
+            let reserved = file.edit(|record| {
+                if !file.has_its_name(&directory)? {
+                    return Ok(None);
+                }
+                reserve(record, &file, claim, wanted).map(Some)
+            })?;
             let Some(reserved) = reserved else { continue };
             if let Reserved::Mine(grant, _) = &reserved {
                 self.locked = Some(Locked { file, slot: grant.slot });
@@ -214,7 +214,7 @@ impl Store for FileStore {
                 continue;
             }
             // Whoever comes to the turnstile behind us finds that the file has lost its name, and makes a new one.
-            if !file.enter_now()? || !file.has_a_name()? {
+            if !file.enter_now()? || !file.has_its_name(&directory)? {
                 continue;
             }
             let edited = file.edit(|record| {
@@ -285,7 +285,7 @@ impl FileStore {
 
 /// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: whoever is there for
 /// a moment sends those to the end of the kernel's queue who are next.
-fn is_full(file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
+fn is_full(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
     if claim.by_hand {
         // It may be asked for again under the token of one of them.
         return Ok(false);
@@ -295,12 +295,12 @@ fn is_full(file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
             return Ok(false);
         }
     }
-    file.has_a_name()
+    file.has_its_name(directory)
 }
 
 /// Takes the lowest free slot of the claim's. For whoever is past the turnstile.
-fn take(file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
-    if !file.has_a_name()? {
+fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
+    if !file.has_its_name(directory)? {
         return Ok(Found::Vanished);
     }
     file.edit(|record| {

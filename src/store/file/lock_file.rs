@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FlockArg, OFlag, fcntl, openat};
-use nix::sys::stat::{Mode, fchmod, fstat};
+use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
+use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 
 use super::copies::{Copies, Damage};
 use super::directory::{self, Directory};
@@ -39,10 +39,17 @@ const SLOTS: i64 = 1 << 41;
 /// without a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The permissions of a lock file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or
+/// not, keeps one that has the sticky bit.
+fn mode() -> Mode {
+    Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_ISVTX
+}
+
 /// The file of one lock, open.
 #[derive(Debug)]
 pub(super) struct LockFile {
     file: File,
+    name: String,
     path: String,
     /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
     kind: c_int,
@@ -54,10 +61,10 @@ impl LockFile {
         let path = directory.show(key);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
         let name = directory::file_name(key);
-        let opened = openat(directory.as_fd(), name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        let opened = openat(directory.as_fd(), name.as_str(), flags, mode());
         let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
         let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
-        Ok(LockFile { file: file.into(), path, kind: libc::F_WRLCK })
+        Ok(LockFile { file: file.into(), name, path, kind: libc::F_WRLCK })
     }
 
     /// Opens the lock file of this `name`, if there is one, to change it. COMMAND does not inherit it.
@@ -74,7 +81,7 @@ impl LockFile {
         let path = directory.path().join(name).display().to_string();
         let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
         match openat(directory.as_fd(), name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(LockFile { file: file.into(), path, kind })),
+            Ok(file) => Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, kind })),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(anyhow!("cannot open the lock file {path}: {}", errno.desc())),
         }
@@ -85,15 +92,20 @@ impl LockFile {
         &self.path
     }
 
-    /// Whether the file still has its name: somebody may have removed it before we locked it, and then it is not the one
-    /// that others would lock. Makes sure that the next run can open it.
-    pub(super) fn has_a_name(&self) -> Result<bool, StoreError> {
-        let stat = fstat(&self.file).with_context(|| format!("cannot look at {}", self.path))?;
-        if stat.st_mode & 0o777 != 0o600 {
-            // The umask has had its say.
-            let _ = fchmod(&self.file, Mode::S_IRUSR | Mode::S_IWUSR);
+    /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before we locked it is not
+    /// the one that others would lock, even if it has further names. Gives the file its mode, if that is another.
+    pub(super) fn has_its_name(&self, directory: &Directory) -> Result<bool, StoreError> {
+        let cannot_look = || format!("cannot look at {}", self.path);
+        let ours = fstat(&self.file).with_context(cannot_look)?;
+        if ours.st_mode & 0o7777 != mode().bits() {
+            // A umask, or an older version of lockrun.
+            let _ = fchmod(&self.file, mode());
         }
-        Ok(stat.st_nlink > 0)
+        match fstatat(directory.as_fd(), self.name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno).with_context(cannot_look),
+        }
     }
 
     /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for whoever is only passing.
