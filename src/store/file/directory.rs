@@ -17,6 +17,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
+use crate::escape::escaped_path;
 use crate::key::Key;
 use crate::store::StoreError;
 
@@ -46,7 +47,7 @@ impl Directory {
             // Without a slash or dot at its end, which would lead through a symbolic link.
             let path: &Path = &path.components().collect::<PathBuf>();
             return Self::open_or_create(path, OTHERS_WRITE)?
-                .map_err(|error| anyhow!("cannot create the lock directory {}: {error}", path.display()));
+                .map_err(|error| anyhow!("cannot create the lock directory {}: {error}", escaped_path(path)));
         }
         let name = format!("lockrun-{}", geteuid());
         let mut failures = String::new();
@@ -57,11 +58,15 @@ impl Directory {
                 // Only where nothing can ever be made is the next place ours: a full disk, say, is no reason to lock elsewhere
                 // than others do.
                 Err(error) if !is_no_place(&error) => {
-                    bail!("cannot create the lock directory {}: {error}", path.display())
+                    bail!("cannot create the lock directory {}: {error}", escaped_path(&path))
                 }
                 Err(error) => {
-                    let _ =
-                        write!(failures, "{}{}: {error}", if failures.is_empty() { "" } else { ", " }, path.display());
+                    let _ = write!(
+                        failures,
+                        "{}{}: {error}",
+                        if failures.is_empty() { "" } else { ", " },
+                        escaped_path(&path)
+                    );
                 }
             }
         }
@@ -84,7 +89,7 @@ impl Directory {
                     }
                 }
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {
-                    bail!("refuses the lock directory {}: it is a symbolic link or not a directory", path.display())
+                    bail!("refuses the lock directory {}: it is a symbolic link or not a directory", escaped_path(path))
                 }
                 Err(errno) => return Ok(Err(errno.into())),
             }
@@ -94,19 +99,19 @@ impl Directory {
             let made = format!("/proc/self/fd/{}", fd.as_raw_fd());
             let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
         }
-        let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", path.display(), errno.desc()))?;
+        let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", escaped_path(path), errno.desc()))?;
         if stat.st_uid != geteuid().as_raw() {
             bail!(
                 "refuses the lock directory {}: it belongs to uid {}, who could take our locks away; \
                  remove it, or name another with --store file:/DIR",
-                path.display(),
+                escaped_path(path),
                 stat.st_uid
             );
         }
         if stat.st_mode & forbidden != 0 {
             bail!(
                 "refuses the lock directory {}: others can write to it or read it (mode {:03o}); chmod 700 it",
-                path.display(),
+                escaped_path(path),
                 stat.st_mode & 0o777
             );
         }
@@ -120,7 +125,7 @@ impl Directory {
 
     /// The names of all plain files in it that may be a lock's. No lock's file has a name that begins with a dot.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
-        let fails = || format!("cannot list {}", self.path.display());
+        let fails = || format!("cannot list {}", escaped_path(&self.path));
         // By the open descriptor, which is the directory that was checked.
         let opened = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).with_context(fails)?;
         let mut names = Vec::new();
@@ -141,19 +146,19 @@ impl Directory {
         match synced {
             // Some file systems have nothing to do there.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
-            Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", self.path.display())),
+            Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", escaped_path(&self.path))),
         }
     }
 
     /// Removes the file of this name.
     pub(super) fn remove(&self, name: &str) -> Result<(), StoreError> {
         unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir)
-            .with_context(|| format!("cannot remove {}", self.path.join(name).display()))
+            .with_context(|| format!("cannot remove {}", escaped_path(&self.path.join(name))))
     }
 
     /// The path of the lock file of `key`, for messages.
     pub(super) fn show(&self, key: &Key) -> String {
-        self.path.join(file_name(key)).display().to_string()
+        escaped_path(&self.path.join(file_name(key)))
     }
 }
 
