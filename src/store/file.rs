@@ -115,7 +115,7 @@ impl Store for FileStore {
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
         let mut is_used = false;
-        let written = file.edit_and_free(slot, |record| {
+        let recorded = file.edit_and_free(slot, |record| {
             let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else {
                 return Ok(Released::NotMine(None));
             };
@@ -129,14 +129,11 @@ impl Store for FileStore {
             record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
             Ok(Released::Stays)
         });
-        let released = written.context("cannot write down the run in the lock file")?;
-        if is_used {
-            // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
-            // fence, and that goes on with the time.
-            file.sync()?;
-            self.directory()?.sync()?;
-        }
-        Ok(released)
+        // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
+        // fence, and that goes on with the time.
+        let to_disk = || if is_used { file.sync().and_then(|()| self.directory()?.sync()) } else { Ok(()) };
+        let recorded = recorded?.and_then(|released| to_disk().map(|()| released));
+        Ok(recorded.unwrap_or_else(|error| Released::Unrecorded(format!("{error:#}"))))
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
@@ -327,12 +324,12 @@ fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, 
                 continue;
             }
             if !claim.by_hand {
-                let fence = record.add(claim, slot, None);
+                let fence = add(record, file, claim, slot, None)?;
                 return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Kernel }));
             }
             file.free_slot(slot)?;
             let now = Moment::now();
-            let fence = record.add(claim, slot, Some(LeaseRecord::new(now, claim.ttl)?));
+            let fence = add(record, file, claim, slot, Some(LeaseRecord::new(now, claim.ttl)?))?;
             return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Lease(now) }));
         }
         let ends_at = record.holders.iter().filter_map(HolderRecord::ends_at).min();
@@ -374,11 +371,29 @@ fn reserve(record: &mut Record, file: &LockFile, claim: &Claim, wanted: &Wanted)
     while record.holders.iter().any(|holder| holder.slot == slot) || !file.take_slot(slot)? {
         slot += 1;
     }
-    let fence = record.add(claim, slot, None);
+    let fence = add(record, file, claim, slot, None)?;
     if let Some(holder) = record.holder(&claim.token) {
         holder.value = Some(ValueRecord { value: value.clone(), place });
     }
     Ok(Reserved::Mine(Grant { fence, slot, custody: Custody::Kernel }, value))
+}
+
+/// Gives the slot to the claim. Returns the fence.
+fn add(
+    record: &mut Record,
+    file: &LockFile,
+    claim: &Claim,
+    slot: u32,
+    lease: Option<LeaseRecord>,
+) -> Result<u64, StoreError> {
+    let last = record.fence;
+    record.add(claim, slot, lease).with_context(|| {
+        let path = file.path();
+        format!(
+            "the fence in {path} cannot grow: {last} is the greatest there is; make sure that nothing works under the lock, then \
+             empty the file: truncate -s 0 {path}"
+        )
+    })
 }
 
 /// Forgets the holders that hold nothing any more: whose lease has run out, or whose processes are gone.

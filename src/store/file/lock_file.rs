@@ -17,16 +17,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 
-use super::copies::{Copies, Damage};
+use super::copies::{self, Copies, Damage};
 use super::directory::{self, Directory};
 use super::record::Record;
 use super::unreadable::Unreadable;
 use crate::clock::Moment;
+use crate::escape::escaped_path;
 use crate::key::Key;
 use crate::store::{Held, StoreError};
 use crate::supervise;
@@ -61,6 +63,7 @@ impl LockFile {
         let path = directory.show(key);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
         let name = directory::file_name(key);
+        check_limit(&path)?;
         let opened = openat(directory.as_fd(), name.as_str(), flags, mode());
         let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
         let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
@@ -78,7 +81,7 @@ impl LockFile {
     }
 
     fn open_for(directory: &Directory, name: &str, access: OFlag, kind: c_int) -> Result<Option<Self>, StoreError> {
-        let path = directory.path().join(name).display().to_string();
+        let path = escaped_path(&directory.path().join(name));
         let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
         match openat(directory.as_fd(), name, flags, Mode::empty()) {
             Ok(file) => Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, kind })),
@@ -169,18 +172,17 @@ impl LockFile {
         Ok(result)
     }
 
-    /// The same, and lets go of the slot, whatever becomes of the record. That is written first: if we are killed in between,
+    /// The same, and frees the slot, whatever becomes of the record. That is written first: if we are killed in between,
     /// the lock stays if that was wanted, and the run is known to be over. Those who are woken by the change read the
-    /// record when we have left it.
+    /// record when we have left it. The outer error is that the slot is not free, the inner one that the record is as it was.
     pub(super) fn edit_and_free<T>(
         &self,
         slot: u32,
         change: impl FnOnce(&mut Record) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<Result<T, StoreError>, StoreError> {
         let result = self.lock_record().and_then(|()| self.edit_locked(change));
         // For every process that has inherited the descriptor, too.
         let freed = self.free_slot(slot).and(self.free(EDIT));
-        let result = result?;
         freed.with_context(|| format!("cannot unlock {}", self.path))?;
         Ok(result)
     }
@@ -268,6 +270,20 @@ impl AsFd for LockFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Fails if this process may not make files long enough for a record: written once, it could not be written again when the run
+/// ends.
+fn check_limit(path: &str) -> Result<(), StoreError> {
+    let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).context("cannot find out how long a file may be")?;
+    if limit < copies::LEAST_SIZE {
+        bail!(
+            "cannot write the lock file {path}: files may have no more than {limit} bytes (ulimit -f), and it needs {}; raise \
+             the limit",
+            copies::LEAST_SIZE
+        );
+    }
+    Ok(())
 }
 
 /// Where a slot's lock lies.
