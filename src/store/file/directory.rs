@@ -4,8 +4,8 @@
 //! is never reached through a symbolic link in its last place.
 
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, Permissions};
-use std::io;
+use std::fs::{DirBuilder, Permissions, symlink_metadata};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -21,9 +21,15 @@ use crate::escape::escaped_path;
 use crate::key::Key;
 use crate::store::StoreError;
 
-/// Where the default directory is made, the first that takes it. The environment has no say in this: the directory must
-/// be the same from cron and from a shell.
-const PARENTS: [&str; 2] = ["/run/lock", "/tmp"];
+/// The parent and the name of root's default directory: only root can make anything there, so that no other user can keep root out,
+/// nor one who is root in a user namespace alone.
+const OF_ROOT: (&str, &str) = ("/run", "lockrun");
+
+/// The parent of all other users' default directories.
+const OF_USERS: &str = "/run/lock";
+
+/// The same where the machine does not have that.
+const LAST_RESORT: &str = "/tmp";
 
 /// The longest file name that is a key written out. Longer ones, which a file system may not take, end in a hash.
 const NAME_MAX: usize = 200;
@@ -43,34 +49,15 @@ impl Directory {
     /// Opens `named`, or else the default directory, and creates it if it is missing. Refuses one that others could
     /// have planted or can write to.
     pub(super) fn open(named: Option<&Path>) -> Result<Self, StoreError> {
-        if let Some(path) = named {
+        let (path, forbidden) = match named {
             // Without a slash or dot at its end, which would lead through a symbolic link.
-            let path: &Path = &path.components().collect::<PathBuf>();
-            return Self::open_or_create(path, OTHERS_WRITE)?
-                .map_err(|error| anyhow!("cannot create the lock directory {}: {error}", escaped_path(path)));
-        }
-        let name = format!("lockrun-{}", geteuid());
-        let mut failures = String::new();
-        for parent in PARENTS {
-            let path = Path::new(parent).join(&name);
-            match Self::open_or_create(&path, OTHERS_AT_ALL)? {
-                Ok(directory) => return Ok(directory),
-                // Only where nothing can ever be made is the next place ours: a full disk, say, is no reason to lock elsewhere
-                // than others do.
-                Err(error) if !is_no_place(&error) => {
-                    bail!("cannot create the lock directory {}: {error}", escaped_path(&path))
-                }
-                Err(error) => {
-                    let _ = write!(
-                        failures,
-                        "{}{}: {error}",
-                        if failures.is_empty() { "" } else { ", " },
-                        escaped_path(&path)
-                    );
-                }
-            }
-        }
-        bail!("cannot create a lock directory ({failures}); name one with --store file:/DIR")
+            Some(path) => (path.components().collect(), OTHERS_WRITE),
+            None => (default_path()?, OTHERS_AT_ALL),
+        };
+        Self::open_or_create(&path, forbidden)?.map_err(|error| {
+            let above = path.parent().unwrap_or(&path);
+            anyhow!("cannot create the lock directory {}: {error}{}", escaped_path(&path), advice(&error, above))
+        })
     }
 
     /// Opens the directory at `path`, or creates it. The inner error is that it cannot be created, the outer one that
@@ -84,7 +71,7 @@ impl Directory {
                 Err(Errno::ENOENT) if !created => {
                     created = true;
                     match DirBuilder::new().mode(0o700).create(path) {
-                        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Ok(Err(error)),
+                        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Ok(Err(error)),
                         _ => {}
                     }
                 }
@@ -103,7 +90,7 @@ impl Directory {
         if stat.st_uid != geteuid().as_raw() {
             bail!(
                 "refuses the lock directory {}: it belongs to uid {}, who could take our locks away; \
-                 remove it, or name another with --store file:/DIR",
+                 have it removed, or name another for all runs with --store file:/DIR",
                 escaped_path(path),
                 stat.st_uid
             );
@@ -162,10 +149,30 @@ impl Directory {
     }
 }
 
-/// Whether this error says that a directory cannot be made at that place at all.
-fn is_no_place(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::EPERM | Errno::EROFS))
+/// Returns where the locks of this user are if no directory is named. The environment has no say in this, nor whether the directory
+/// can be made: the path must be the same from cron, from a shell and from a service, or two runs would hold one lock.
+fn default_path() -> Result<PathBuf, StoreError> {
+    let user = geteuid();
+    let name = format!("lockrun-{user}");
+    let (parent, name) = if user.is_root() { OF_ROOT } else { (OF_USERS, name.as_str()) };
+    match symlink_metadata(parent) {
+        Ok(_) => Ok(Path::new(parent).join(name)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(Path::new(LAST_RESORT).join(format!("lockrun-{user}")))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot look at {parent}, where the lock directory belongs")),
+    }
+}
+
+/// Returns what to do about `error`, to put after it, if it is that `directory` is not for us to write.
+pub(super) fn advice(error: &io::Error, directory: &Path) -> String {
+    match error.kind() {
+        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => format!(
+            "; name a directory that all runs can write to with --store file:/DIR, or, in a systemd service, set ReadWritePaths={}",
+            escaped_path(directory)
+        ),
+        _ => String::new(),
+    }
 }
 
 impl AsFd for Directory {

@@ -65,7 +65,10 @@ impl LockFile {
         let name = directory::file_name(key);
         check_limit(&path)?;
         let opened = openat(directory.as_fd(), name.as_str(), flags, mode());
-        let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
+        let file = opened.map_err(|errno| {
+            let advice = directory::advice(&errno.into(), directory.path());
+            anyhow!("cannot open the lock file {path}: {}{advice}", errno.desc())
+        })?;
         let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
         Ok(LockFile { file: file.into(), name, path, kind: libc::F_WRLCK })
     }
