@@ -8,7 +8,7 @@ use nix::unistd::Uid;
 use tempfile::TempDir;
 
 use crate::support::birth::Birth;
-use crate::support::lockrun::PROGRAM;
+use crate::support::lockrun::program_for_all;
 use crate::support::namespace::with_mounts;
 use crate::support::processes::{find_program, need_root};
 use crate::support::{Holder, Lockrun, Output};
@@ -175,7 +175,10 @@ fn a_full_file_system_is_no_other_directory() {
 }
 
 /// A user whom no machine has, and a copy of the program that this user can run.
-struct Nobody(TempDir);
+struct Nobody {
+    program: String,
+    _place: TempDir,
+}
 
 impl Nobody {
     const UID: u32 = 424_242;
@@ -186,18 +189,15 @@ impl Nobody {
     #[track_caller]
     fn new() -> Self {
         need_root("become another user");
-        let open = TempDir::new().expect("a temporary directory");
-        set_mode(open.path(), 0o755);
-        fs::copy(PROGRAM, open.path().join("lockrun")).expect("a copy");
-        Self(open)
+        let (place, program) = program_for_all();
+        Self { program, _place: place }
     }
 
     /// The words, after which come lockrun's own, of a call by that user.
     fn words(&self, before: &[&str]) -> Vec<String> {
         let uid = Self::UID.to_string();
-        let program = self.0.path().join("lockrun").display().to_string();
         let become_user = ["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"];
-        [&become_user, before, &[&program]].concat().into_iter().map(str::to_owned).collect()
+        [&become_user, before, &[&self.program]].concat().into_iter().map(str::to_owned).collect()
     }
 
     /// A run of `echo ran` by that user, where these mounts are made.
