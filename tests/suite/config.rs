@@ -64,6 +64,7 @@ struct System {
 impl System {
     #[track_caller]
     fn with(text: &str) -> Self {
+        need_root("have an /etc of its own: to a user namespace, the way there belongs to somebody else");
         let etc = TempDir::new().expect("a temporary directory");
         fs::write(etc.path().join("lockrun.toml"), text).expect("a file");
         fs::copy("/etc/passwd", etc.path().join("passwd")).expect("there are users");
