@@ -39,7 +39,7 @@ pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     read(&file, &metadata)
 }
 
-/// The same, whoever can have written it.
+/// The same, even if another user can have written it.
 pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open_file_or_pipe(path)?;
     read(&file, &metadata)

@@ -31,7 +31,7 @@ pub fn check(path: &Path, metadata: &Metadata) -> io::Result<()> {
     let steps = absolute(path).and_then(|path| ancestors::walk(&path));
     let steps =
         steps.map_err(|error| io::Error::new(error.kind(), format!("cannot look at the way to it: {error}")))?;
-    // Whoever opened a file by a path in which nobody else can change anything has opened the one that is there.
+    // Nobody else can change anything on the way, so the open file is the one that is there.
     steps.iter().find_map(|step| judge_step(step, us)).map_or(Ok(()), refuse)
 }
 

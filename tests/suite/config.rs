@@ -64,7 +64,7 @@ struct System {
 impl System {
     #[track_caller]
     fn with(text: &str) -> Self {
-        need_root("have an /etc of its own: to a user namespace, the way there belongs to somebody else");
+        need_root("have an /etc of its own: to a user namespace, the way there belongs to another user");
         let etc = TempDir::new().expect("a temporary directory");
         fs::write(etc.path().join("lockrun.toml"), text).expect("a file");
         fs::copy("/etc/passwd", etc.path().join("passwd")).expect("there are users");
@@ -483,7 +483,7 @@ fn a_file_of_another_user_is_not_obeyed() {
     output.exited(64).said(":1: ttl: \"of root\" is not a duration");
 }
 
-// "It may also be a pipe": what the caller has opened is obeyed, whoever could write to it; a FIFO by its name is like a file.
+// "It may also be a pipe": what the caller has opened is obeyed, even if others can write to it; a FIFO by its name is like a file.
 #[test]
 fn what_the_caller_has_opened_is_obeyed() {
     need_root("give files away");

@@ -211,7 +211,7 @@ impl Nobody {
 }
 
 // "Nor is the default directory swapped for another one because it cannot be written": a read-only /run/lock (as with
-// `ProtectSystem=strict`), one that only root can write to, and one in which somebody else has the name, are errors that say what to do.
+// `ProtectSystem=strict`), one that only root can write to, and one in which another user has the name, are errors that say what to do.
 #[test]
 fn no_other_default_directory() {
     let nobody = Nobody::new();
@@ -257,7 +257,7 @@ fn where_there_is_no_run_lock() {
     assert!(doctor.stdout().contains("PrivateTmp"), "{doctor}");
 }
 
-// "Root's default directory is one that no other user can make": whatever lies in /run/lock, and whoever says to be root in a user
+// "Root's default directory is one that no other user can make": whatever lies in /run/lock; nor one who is root in a user
 // namespace.
 #[test]
 fn nobody_keeps_root_out() {
@@ -287,7 +287,7 @@ fn no_umask_spoils_the_directory() {
     call.run().exited(0).silent();
 }
 
-// "systemd-tmpfiles, which removes old files, leaves lock files alone", whoever named the directory; also one that is still without
+// "systemd-tmpfiles, which removes old files, leaves lock files alone", in a directory that the user named too; also one that is still without
 // the sticky bit, from its next use on.
 #[test]
 fn no_cleaner_takes_a_lock_away() {
