@@ -126,7 +126,7 @@ fn environment(name: &str) -> Option<OsString> {
 }
 
 fn read_file(path: &Path) -> std::io::Result<String> {
-    input::text(input::read_file_or_pipe(path)?)
+    input::text(input::read_trusted_file_or_pipe(path)?)
 }
 
 /// What to say to a first word that is nothing we know.
