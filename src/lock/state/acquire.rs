@@ -26,6 +26,7 @@ pub struct Ask<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnHeld {
     /// It joins the queue, or stays in it. (`--max-waiting` belongs here: it is decided in the same step.)
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     Wait,
     /// It leaves the queue, if it is in it.
     Leave,

@@ -53,7 +53,7 @@ impl LockState {
     pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {
         let now = facts.now();
         self.void_other_epochs(facts);
-        let at = self.position(token).filter(|at| self.is_in_force(&self.holders[*at], now, facts));
+        let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, facts));
         let Some(at) = at else {
             let held = self.first_held(now, facts);
             return self.unchanged(Renewed::NotMine(held), Vec::new());
@@ -66,23 +66,15 @@ impl LockState {
         if let Some(lease) = &mut holder.lease {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
             let renewed = Lease::new(ttl, now);
-            if holder.purpose != Purpose::Run {
-                *lease = renewed;
-            } else {
+            if holder.purpose == Purpose::Run {
                 // It stays what was promised, and is prolonged by no less.
                 let promised = Lease::new(lease.ttl(), now);
                 lease.ends_ms = [lease.ends_ms, promised.ends_ms, renewed.ends_ms].into_iter().try_fold(0, later);
+            } else {
+                *lease = renewed;
             }
         }
         self.unchanged(Renewed::Mine, Vec::new())
-    }
-
-    /// Returns whether a holder still holds the lock.
-    pub(super) fn is_in_force(&self, holder: &HolderState, now: Now, facts: &impl Facts) -> bool {
-        match &holder.lease {
-            Some(lease) => lease.is_in_force(now),
-            None => facts.holds_slot(holder),
-        }
     }
 
     /// Gives out a lease of `ttl`, whose times are of this epoch.
@@ -114,9 +106,7 @@ impl LockState {
     pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) -> usize {
         self.void_other_epochs(facts);
         let before = self.held();
-        let mut holders = std::mem::take(&mut self.holders);
-        holders.retain(|holder| self.is_in_force(holder, now, facts));
-        self.holders = holders;
+        self.holders.retain(|holder| holder.is_in_force(now, facts));
         let is_there =
             |waiter: &super::WaiterState| Some(&waiter.token) == asking || facts.presence(waiter) != Presence::Gone;
         self.waiters.retain(is_there);
@@ -132,6 +122,16 @@ impl LockState {
         let leases = self.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
         let grants = self.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
         leases.chain(grants).min()
+    }
+}
+
+impl HolderState {
+    /// Returns whether it still holds the lock.
+    pub(super) fn is_in_force(&self, now: Now, facts: &impl Facts) -> bool {
+        match &self.lease {
+            Some(lease) => lease.is_in_force(now),
+            None => facts.holds_slot(self),
+        }
     }
 }
 

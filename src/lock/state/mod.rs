@@ -39,7 +39,7 @@ use super::token::Token;
 
 pub use acquire::{Acquired, Ask, FenceExhausted, OnHeld, Seen};
 pub use lease::{Lease, Renewed, millis};
-pub use queue::{Cancelled, Grant, WaiterState};
+pub use queue::{Cancelled, WaiterState};
 pub use release::{Release, Released, Retain};
 pub use revoke::{Living, Revoked};
 pub use sequence::{Reserved, Wanted, integer};
@@ -196,6 +196,7 @@ pub enum Presence {
     /// It will hear of a grant.
     Listening,
     /// It may be cut off or stopped: it keeps its place, and the others pass it by.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     Silent,
     /// It is dead, or has been silent for so long that it counts as dead.
     Gone,
@@ -285,7 +286,7 @@ impl LockState {
     /// Returns the holder, or waiter with a grant, whose lease ends first; of those whose does not, the one that has held the
     /// lock the longest. That is the one by whose end a waiter gets the lock.
     pub fn first_held(&self, now: Now, facts: &impl Facts) -> Option<Held> {
-        let holders = self.holders.iter().filter(|holder| self.is_in_force(holder, now, facts)).map(HolderState::held);
+        let holders = self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).map(HolderState::held);
         let granted = self.waiters.iter().filter_map(WaiterState::held).filter(|held| held.ends_ms > Some(now.ms));
         holders.chain(granted).min_by_key(|held| held.ends_ms.unwrap_or(u64::MAX))
     }

@@ -86,7 +86,7 @@ impl LockState {
     /// Releases by hand. A command that runs under the lock counts on it, so it holds it until it has ended; then the lock is not
     /// kept.
     fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
-        let at = self.position(token).filter(|at| self.is_in_force(&self.holders[*at], now, facts));
+        let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, facts));
         let Some(at) = at else { return Released::NotMine(self.first_held(now, facts)) };
         if self.holders[at].purpose == Purpose::Run {
             self.holders[at].is_released = true;
@@ -112,7 +112,7 @@ impl LockState {
             self.lost_unix_ms = now.unix_ms;
             return Released::NotMine(None);
         };
-        let is_in_force = self.is_in_force(&self.holders[at], now, facts);
+        let is_in_force = self.holders[at].is_in_force(now, facts);
         if is_in_force && self.holders[at].purpose != Purpose::Run && stays != Retain::Not {
             // It was done, and the answer was lost.
             return Released::Stays;

@@ -74,7 +74,6 @@ impl LockState {
 
 impl Revoked {
     /// Returns in how many milliseconds from `now` the lock is free at the latest.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     pub fn free_in_ms(&self, now: Now) -> u64 {
         match self {
             Revoked::From { free_at_ms: Some(free_at_ms), .. } => free_at_ms.saturating_sub(now.ms),

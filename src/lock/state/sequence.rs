@@ -1,6 +1,7 @@
 //! Sequences: each run reserves a value, and a value that was used never comes up again.
 
 use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, SequenceState, Value};
+use crate::lock::token::Token;
 
 /// Which value of a sequence is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,10 +82,17 @@ impl LockState {
         };
         let fence = self.next_fence(now)?;
         // A reservation takes a slot so that each has one of its own. It needs no permission: its value is nobody else's.
-        let slot = (0..).find(|slot| !self.has_slot(*slot) && facts.take_slot(*slot)).unwrap_or_default();
+        let is_free = |slot: &u32| !self.has_slot(*slot) && facts.take_slot(*slot);
+        let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
         self.hold(ask, slot, fence, Some(value), now, facts);
         Ok(self.applied(mine, now, facts))
+    }
+
+    /// Returns the value that is reserved under this token.
+    pub fn reserved_by(&self, token: &Token) -> Option<&str> {
+        let holder = &self.holders[self.position(token)?];
+        holder.value.as_ref().map(|value| value.value.as_str())
     }
 
     /// Returns the value that a request gets, or the answer if it gets none.

@@ -11,7 +11,7 @@ impl LockState {
             return Vec::new();
         }
         let now = facts.now();
-        self.holders.iter().filter(|holder| self.is_in_force(holder, now, facts)).collect()
+        self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).collect()
     }
 
     /// Returns who waits, the next waiter first, those to which the lock was granted among them.
@@ -30,7 +30,7 @@ impl LockState {
     pub fn is_prunable(&self, unused_for: Duration, facts: &impl Facts) -> bool {
         let now = facts.now();
         let is_used = !self.is_of_another_epoch(facts)
-            && (self.holders.iter().any(|holder| self.is_in_force(holder, now, facts))
+            && (self.holders.iter().any(|holder| holder.is_in_force(now, facts))
                 || self.waiters.iter().any(|waiter| facts.presence(waiter) != Presence::Gone)
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
         // A fence is, as a rule, the time at which it was given out.

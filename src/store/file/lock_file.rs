@@ -23,23 +23,21 @@ use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 
-use super::copies::{self, Copies, Damage};
+use super::copies;
 use super::directory::{self, Directory};
-use super::record::Record;
-use super::unreadable::Unreadable;
 use crate::lock::key::Key;
-use crate::store::{Held, StoreError};
+use crate::store::StoreError;
 use crate::sys::clock::Moment;
 use crate::sys::descriptor;
 use crate::text::escape::escaped_path;
 
-const EDIT: i64 = 1 << 40;
+pub(super) const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
 const SLOTS: i64 = 1 << 41;
 
 /// Whoever reads or changes a record is done in microseconds; one that is stopped in the middle must not hold up the others
 /// without a word.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The permissions of a lock file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or
 /// not, keeps one that has the sticky bit.
@@ -50,9 +48,9 @@ fn mode() -> Mode {
 /// The file of one lock, open.
 #[derive(Debug)]
 pub(super) struct LockFile {
-    file: File,
+    pub(super) file: File,
     name: String,
-    path: String,
+    pub(super) path: String,
     /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
     kind: c_int,
 }
@@ -165,86 +163,7 @@ impl LockFile {
         self.is_taken(byte_of(slot))
     }
 
-    /// Reads the record, lets `change` it, and writes it back if it has become another, while nobody else does.
-    pub(super) fn edit<T>(&self, change: impl FnOnce(&mut Record) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        self.lock_record()?;
-        let result = self.edit_locked(change);
-        let unlocked = self.free(EDIT);
-        let result = result?;
-        unlocked.with_context(|| format!("cannot unlock {}", self.path))?;
-        Ok(result)
-    }
-
-    /// The same, and frees the slot, whatever becomes of the record. That is written first: if we are killed in between,
-    /// the lock stays if that was wanted, and the run is known to be over. Those who are woken by the change read the
-    /// record when we have left it. The outer error is that the slot is not free, the inner one that the record is as it was.
-    pub(super) fn edit_and_free<T>(
-        &self,
-        slot: u32,
-        change: impl FnOnce(&mut Record) -> Result<T, StoreError>,
-    ) -> Result<Result<T, StoreError>, StoreError> {
-        let result = self.lock_record().and_then(|()| self.edit_locked(change));
-        // For every process that has inherited the descriptor, too.
-        let freed = self.free_slot(slot).and(self.free(EDIT));
-        freed.with_context(|| format!("cannot unlock {}", self.path))?;
-        Ok(result)
-    }
-
-    /// Reads the record.
-    pub(super) fn look(&self) -> Result<Record, StoreError> {
-        self.edit(|record| Ok(record.clone()))
-    }
-
-    /// Brings the record to the disk, where it outlasts a power failure.
-    pub(super) fn sync(&self) -> Result<(), StoreError> {
-        self.file.sync_data().with_context(|| format!("cannot bring {} to the disk", self.path))
-    }
-
-    /// Who holds the lock, as far as the record knows.
-    pub(super) fn holder(&self) -> Result<Held, StoreError> {
-        Ok(self.look()?.first_held().unwrap_or_default())
-    }
-
-    fn edit_locked<T>(&self, change: impl FnOnce(&mut Record) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let copies = Copies::read(&self.file).with_context(|| format!("cannot read {}", self.path))?;
-        let unreadable = |damage| Unreadable { path: self.path.clone(), damage };
-        let (place, text) = copies.newest().map_err(unreadable)?;
-        let before = match text {
-            [] => Record::default(),
-            text => serde_json::from_slice(text).map_err(|_| unreadable(Damage::Strange))?,
-        };
-        let mut record = before.clone();
-        let result = change(&mut record)?;
-        if record != before {
-            let text = serde_json::to_vec(&record)?;
-            place.write(&self.file, &text).with_context(|| format!("cannot write {}", self.path))?;
-        }
-        Ok(result)
-    }
-
-    fn lock_record(&self) -> Result<(), StoreError> {
-        let give_up_at = Moment::now() + PATIENCE;
-        let mut tries = 0;
-        while !self.take(EDIT).with_context(|| format!("cannot lock {}", self.path))? {
-            tries += 1;
-            if Moment::now() >= give_up_at {
-                return Err(anyhow!(
-                    "{} has been in use for {}s; is a lockrun stopped?",
-                    self.path,
-                    PATIENCE.as_secs()
-                ));
-            }
-            // Whoever has it may only need the processor.
-            if tries < 20 {
-                thread::yield_now();
-            } else {
-                thread::sleep(Duration::from_micros(200));
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&self, byte: i64) -> nix::Result<bool> {
+    pub(super) fn take(&self, byte: i64) -> nix::Result<bool> {
         match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&one_byte(byte, self.kind))) {
             Ok(_) => Ok(true),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
@@ -252,7 +171,7 @@ impl LockFile {
         }
     }
 
-    fn free(&self, byte: i64) -> nix::Result<()> {
+    pub(super) fn free(&self, byte: i64) -> nix::Result<()> {
         fcntl(&self.file, FcntlArg::F_OFD_SETLK(&one_byte(byte, libc::F_UNLCK))).map(drop)
     }
 

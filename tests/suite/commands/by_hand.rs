@@ -214,7 +214,7 @@ fn a_reboot_voids_a_lease_in_files() {
         let ours = token(&store, "boot", &["--ttl", ttl]);
         assert!(!is_free(&store, "boot"));
         lock_file::edit(&lock_file::path(&store, "boot"), |record| {
-            record["holders"][0]["lease"]["boot"] = "another".into();
+            record["epoch"] = "another".into();
         });
         assert!(!is_held(&store, "boot"), "{ttl}");
         renew(&store, "boot", &ours, &[]).exited(79).said("nobody holds it");

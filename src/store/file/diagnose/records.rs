@@ -15,7 +15,9 @@ pub(super) fn examine(directory: &Directory) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut read = 0;
     for name in names {
-        match LockFile::open_to_look(directory, &name).and_then(|file| file.map(|file| file.look()).transpose()) {
+        match LockFile::open_to_look(directory, &name)
+            .and_then(|file| file.map(|file| file.look(|_, _| Ok(()))).transpose())
+        {
             Ok(record) => read += usize::from(record.is_some()),
             Err(error) => findings.push(judge(&error)),
         }

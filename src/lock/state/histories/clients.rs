@@ -1,0 +1,175 @@
+//! What the clients of a history do, and what they believe.
+
+use std::time::Duration;
+
+use super::super::tests::{ask, claim, token};
+use super::*;
+use crate::lock::claim::Claim;
+use crate::lock::lease::Ttl;
+
+impl History {
+    pub(super) fn ask(&mut self, client: usize, slots: u32, by_hand: bool, on_held: OnHeld) {
+        let name = self.name(client);
+        let claim = Claim { by_hand, ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&name, slots) };
+        let leased = !self.on_files || by_hand;
+        let place = self.state.waiters.iter().position(|waiter| waiter.token == claim.token);
+        let before = place.map(|place| self.state.waiters[place].clone());
+        let ahead = self.state.waiters[..place.unwrap_or(self.state.waiters.len())].to_vec();
+        let request = Ask { leased, on_held, ..ask(&claim) };
+        let answer = self.apply(|state, world| state.acquire(&request, world).expect("a fence is left"));
+        let is_new = !self.believes(&self.clients[client]);
+        match answer {
+            Acquired::Mine { fence, slot, leased } => {
+                assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
+                let limit =
+                    before.as_ref().filter(|waiter| waiter.grant.is_some()).map_or(slots, |waiter| waiter.slots);
+                if is_new {
+                    assert!(slot < limit);
+                    if before.is_none_or(|waiter| waiter.grant.is_none()) {
+                        self.is_not_overtaken(&ahead);
+                    }
+                    self.clients[client].by_hand = by_hand;
+                    self.clients[client].has_value = false;
+                }
+                self.acquired(client, fence, Some(limit));
+                let until = if leased { self.promised(client, by_hand) } else { Some(u64::MAX) };
+                if !leased {
+                    self.world.slots.insert(slot);
+                }
+                let client = &mut self.clients[client];
+                (client.is_waiting, client.slots, client.holds_until) = (false, limit, until);
+            }
+            Acquired::Held { place, .. } => {
+                assert!(is_new, "it has it");
+                assert_eq!(place.is_some(), on_held == OnHeld::Wait);
+                let client = &mut self.clients[client];
+                (client.is_waiting, client.holds_until) = (place.is_some(), None);
+                // What it asked for at first counts.
+                client.slots = place.map_or(slots, |place| self.state.waiters[place].slots);
+            }
+            Acquired::Cancelled => {
+                assert!(self.clients[client].refused_until > self.now());
+                self.has_looked = false;
+            }
+        }
+    }
+
+    /// Until when a client has the lock that was told that it has, now.
+    pub(super) fn promised(&self, client: usize, by_hand: bool) -> Option<u64> {
+        let before = &self.clients[client];
+        let holder = self.state.holders.iter().find(|holder| holder.token == token(&self.name(client)));
+        let is_fixed = self.believes(before) && (by_hand && !before.by_hand || holder?.revoked_by.is_some());
+        if is_fixed { before.holds_until } else { Some(self.now() + TTL * 1000) }
+    }
+
+    pub(super) fn reserve(&mut self, client: usize) {
+        let claim = Claim { ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&self.name(client), 1) };
+        if self.believes(&self.clients[client]) || self.clients[client].is_waiting {
+            self.has_looked = false;
+            return;
+        }
+        let wanted = Wanted::Next { from: 1, step: 1 };
+        let request = Ask { leased: !self.on_files, ..ask(&claim) };
+        let answer = self.apply(|state, world| state.reserve(&request, &wanted, world).expect("a fence is left"));
+        match answer {
+            Reserved::Mine { fence, value, slot } => {
+                assert!(!self.used.contains(&value), "{value} was used");
+                self.acquired(client, fence, None);
+                let until = if self.on_files { u64::MAX } else { self.now() + TTL * 1000 };
+                if self.on_files {
+                    self.world.slots.insert(slot);
+                }
+                let client = &mut self.clients[client];
+                (client.by_hand, client.has_value, client.holds_until) = (false, true, Some(until));
+            }
+            Reserved::Cancelled => {
+                assert!(self.clients[client].refused_until > self.now());
+                self.has_looked = false;
+            }
+            other => panic!("no value: {other:?}"),
+        }
+    }
+
+    pub(super) fn renew(&mut self, client: usize, ttl: Option<u64>) {
+        let name = token(&self.name(client));
+        let holders = self.state.holders.len();
+        let ttl = ttl.map(|seconds| Ttl::Lasts(Duration::from_secs(seconds)));
+        let renewed = self.apply(|state, world| state.renew(&name, ttl, world));
+        assert!(self.state.holders.len() <= holders, "a renewal never creates");
+        let holder = self.state.holders.iter().find(|holder| holder.token == name);
+        match renewed {
+            Renewed::Mine => {
+                assert!(holder.is_none_or(|holder| holder.revoked_by.is_none()), "what was revoked is not renewed");
+                let ends = holder.map(|holder| self.ends(holder));
+                let client = &mut self.clients[client];
+                assert!(client.holds_until.is_some_and(|until| until > self.world.now.ms), "a renewal never creates");
+                assert!(client.by_hand || ends >= client.holds_until, "a command's lease is never shortened");
+                client.holds_until = ends;
+            }
+            Renewed::NotMine(_) => assert!(!self.believes(&self.clients[client]), "it was its own"),
+            Renewed::Revoked(_) => {}
+        }
+    }
+
+    pub(super) fn end(&mut self, client: usize, kept: Option<u64>, uses_value: bool) {
+        let name = token(&self.name(client));
+        let before = self.state.holders.iter().find(|holder| holder.token == name).cloned();
+        let stays = kept.map_or(Retain::Not, |seconds| Retain::Kept(Ttl::Lasts(Duration::from_secs(seconds))));
+        let release = Release::Run { ending: Some(Ending::Exited(0)), uses_value, stays };
+        let released = self.apply(|state, world| state.release(&name, release, false, world));
+        // A repeated request to keep the lock changes nothing.
+        let is_run = before.as_ref().is_some_and(|holder| holder.purpose == Purpose::Run);
+        if uses_value && (is_run || released != Released::Stays) {
+            self.used.extend(before.as_ref().and_then(|holder| Some(holder.value.as_ref()?.value.clone())));
+        }
+        let slot = before.as_ref().filter(|holder| holder.lease.is_none()).map(|holder| holder.slot);
+        if released == Released::Stays {
+            let ends = self.state.holders.iter().find(|holder| holder.token == name).map(|holder| self.ends(holder));
+            let client = &mut self.clients[client];
+            (client.holds_until, client.by_hand) = (ends, true);
+            self.world.slots.retain(|taken| Some(*taken) != slot);
+        } else {
+            assert!(!self.holds_anything(client), "a run that is over leaves nothing");
+            self.world.slots.retain(|taken| Some(*taken) != slot);
+            self.gone(client);
+        }
+    }
+
+    pub(super) fn revoke(&mut self, client: Option<usize>, at_once: bool) {
+        let name = client.map(|client| token(&self.name(client)));
+        let holder = self.state.holders.iter().find(|holder| Some(&holder.token) == name.as_ref());
+        let fence = holder.map(|holder| holder.fence);
+        let by = Holder::default();
+        self.apply(|state, world| state.revoke(fence, &by, at_once, world));
+        // Those that have nothing left do not know it yet; by then another may have the lock: that is what `--now` says.
+        for client in 0..self.clients.len() {
+            if !self.holds_anything(client) {
+                self.clients[client].holds_until = None;
+            }
+        }
+    }
+
+    pub(super) fn claim_all(&mut self) {
+        self.has_looked = false;
+        for _ in 0..self.clients.len() {
+            let granted = (0..self.clients.len()).find(|client| {
+                let name = token(&self.name(*client));
+                self.state.waiters.iter().any(|waiter| waiter.token == name && waiter.grant.is_some())
+            });
+            let Some(client) = granted else { break };
+            let slots = self.clients[client].slots;
+            self.ask(client, slots, false, OnHeld::Wait);
+            self.has_looked = true;
+        }
+    }
+
+    /// The client is done with this acquisition, and so is the kernel.
+    pub(super) fn gone(&mut self, client: usize) {
+        let name = token(&self.name(client));
+        if let Some(holder) = self.state.holders.iter().find(|holder| holder.token == name && holder.lease.is_none()) {
+            self.world.slots.remove(&holder.slot);
+        }
+        let Client { life, refused_until, .. } = self.clients[client];
+        self.clients[client] = Client { life, refused_until, ..Client::default() };
+    }
+}

@@ -1,0 +1,230 @@
+//! Random histories: clients that come, wait, claim, renew, release, cancel, fall silent and die, in any order and at any time,
+//! with different numbers of slots. After each step the promises hold.
+//!
+//! What a client believes is kept apart from the state: it has the lock from the answer that said so until the end of the lease
+//! that it was promised.
+
+mod clients;
+mod promises;
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::tests::{World, token};
+use super::*;
+
+/// The lease of every run, in seconds.
+const TTL: u64 = 10;
+
+/// One step of a history. The client is one of a few, by its number.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Time passes, in ms.
+    Pass(u64),
+    /// Asks once.
+    Try {
+        client: usize,
+        slots: u32,
+        by_hand: bool,
+    },
+    /// Joins the queue, or asks how it stands there.
+    Wait {
+        client: usize,
+        slots: u32,
+    },
+    /// Reserves a value.
+    Reserve(usize),
+    Renew {
+        client: usize,
+        ttl: Option<u64>,
+    },
+    /// Its run ends.
+    End {
+        client: usize,
+        kept: Option<u64>,
+        uses_value: bool,
+    },
+    ReleaseByHand(usize),
+    Cancel {
+        client: usize,
+        is_in_flight: bool,
+    },
+    Revoke {
+        client: Option<usize>,
+        at_once: bool,
+    },
+    /// The waiter stops listening, is heard of again, or dies.
+    Becomes {
+        client: usize,
+        presence: Presence,
+    },
+    /// All that was granted is claimed at once, as by waiters that are awake.
+    ClaimAll,
+    /// It dies with its command. The next request is another one's.
+    Die(usize),
+}
+
+/// How a client stands.
+#[derive(Clone, Debug, Default)]
+struct Client {
+    /// Which of its acquisitions it is at: each has a token of its own.
+    life: u32,
+    /// How many it lets hold the lock.
+    slots: u32,
+    /// The end of the lease that it was promised, if it has the lock.
+    holds_until: Option<u64>,
+    /// By hand no command counts on the lease.
+    by_hand: bool,
+    /// It has reserved a value, which is nobody else's, whoever holds the lock.
+    has_value: bool,
+    is_waiting: bool,
+    /// Until when a request is refused that was cancelled.
+    refused_until: u64,
+}
+
+struct History {
+    state: LockState,
+    world: World,
+    clients: Vec<Client>,
+    /// The fences that were given out, and to whom.
+    fences: BTreeMap<u64, String>,
+    used: Vec<String>,
+    /// Whether the kernel holds the locks of runs.
+    on_files: bool,
+    /// Whether the last step has looked at what is free.
+    has_looked: bool,
+}
+
+impl History {
+    fn new(clients: usize, on_files: bool) -> Self {
+        History {
+            state: LockState::default(),
+            world: World::new(),
+            clients: vec![Client::default(); clients],
+            fences: BTreeMap::new(),
+            used: Vec::new(),
+            on_files,
+            has_looked: false,
+        }
+    }
+
+    fn name(&self, client: usize) -> String {
+        format!("{client}.{}", self.clients[client].life)
+    }
+
+    fn now(&self) -> u64 {
+        self.world.now.ms
+    }
+
+    fn believes(&self, client: &Client) -> bool {
+        client.holds_until.is_some_and(|until| until > self.now())
+    }
+
+    /// What the state becomes by an operation, as a store would keep it.
+    fn apply<T>(&mut self, operation: impl Fn(&mut LockState, &World) -> Applied<T>) -> T {
+        // The first of two attempts loses the race to store it.
+        let mut lost = self.state.clone();
+        operation(&mut lost, &self.world);
+        let before: Vec<_> = self.state.waiters.clone();
+        let applied = operation(&mut self.state, &self.world);
+        assert_eq!(lost, self.state, "the same comes of the same");
+        let text = serde_json::to_string(&self.state).expect("is JSON");
+        self.state = serde_json::from_str(&text).expect("is a state");
+        self.grants_are_in_order(&before, &applied.granted);
+        self.somebody_looks_in_time(applied.look_at_ms);
+        applied.answer
+    }
+
+    fn step(&mut self, step: &Step) {
+        self.has_looked = !matches!(step, Step::Pass(_) | Step::Becomes { .. } | Step::Die(_) | Step::Renew { .. });
+        match *step {
+            Step::Pass(millis) => {
+                self.world.now = Now { ms: self.now() + millis, unix_ms: self.world.now.unix_ms + millis };
+            }
+            Step::Try { client, slots, by_hand } => self.ask(client, slots, by_hand, OnHeld::Leave),
+            Step::Wait { client, slots } => {
+                let on_held = if self.on_files { OnHeld::Leave } else { OnHeld::Wait };
+                self.ask(client, slots, false, on_held);
+            }
+            Step::Reserve(client) => self.reserve(client),
+            Step::Renew { client, ttl } => self.renew(client, ttl),
+            Step::End { client, kept, uses_value } => self.end(client, kept, uses_value),
+            Step::ReleaseByHand(client) => {
+                let name = token(&self.name(client));
+                let released = self.apply(|state, world| state.release(&name, Release::ByHand, false, world));
+                if released == Released::Free {
+                    self.gone(client);
+                }
+            }
+            Step::Cancel { client, is_in_flight } => {
+                let name = token(&self.name(client));
+                assert!(self.apply(|state, world| state.cancel(&name, None, is_in_flight, world)));
+                assert!(!self.holds_anything(client), "a cancelled request holds nothing");
+                self.gone(client);
+                if is_in_flight {
+                    self.clients[client].refused_until = self.now() + 300_000;
+                }
+            }
+            Step::Revoke { client, at_once } => self.revoke(client, at_once),
+            Step::Becomes { client, presence } => {
+                self.world.absent.insert(self.name(client), presence);
+            }
+            Step::ClaimAll => self.claim_all(),
+            Step::Die(client) => {
+                self.world.absent.insert(self.name(client), Presence::Gone);
+                self.gone(client);
+                self.clients[client] = Client { life: self.clients[client].life + 1, ..Client::default() };
+            }
+        }
+        self.holds();
+    }
+}
+
+const CLIENTS: usize = 7;
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let client = || 0..CLIENTS;
+    let slots = || prop_oneof![3 => Just(1_u32), 2 => 2_u32..=4];
+    let presence = prop_oneof![3 => Just(Presence::Listening), 2 => Just(Presence::Silent), 1 => Just(Presence::Gone)];
+    let step = prop_oneof![
+        4 => (0_u64..=2000).prop_map(Step::Pass),
+        2 => (0_u64..=TTL * 1200).prop_map(Step::Pass),
+        4 => (client(), slots(), prop::bool::weighted(0.2))
+            .prop_map(|(client, slots, by_hand)| Step::Try { client, slots, by_hand }),
+        12 => (client(), slots()).prop_map(|(client, slots)| Step::Wait { client, slots }),
+        1 => client().prop_map(Step::Reserve),
+        4 => (client(), prop::option::of(1_u64..=60)).prop_map(|(client, ttl)| Step::Renew { client, ttl }),
+        8 => (client(), prop::option::weighted(0.2, 1_u64..=60), any::<bool>())
+            .prop_map(|(client, kept, uses_value)| Step::End { client, kept, uses_value }),
+        1 => client().prop_map(Step::ReleaseByHand),
+        2 => (client(), prop::bool::weighted(0.2))
+            .prop_map(|(client, is_in_flight)| Step::Cancel { client, is_in_flight }),
+        1 => (prop::option::of(client()), any::<bool>())
+            .prop_map(|(client, at_once)| Step::Revoke { client, at_once }),
+        3 => (client(), presence).prop_map(|(client, presence)| Step::Becomes { client, presence }),
+        6 => Just(Step::ClaimAll),
+        1 => client().prop_map(Step::Die),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+fn play(steps: &[Step], on_files: bool) {
+    let mut history = History::new(CLIENTS, on_files);
+    for step in steps {
+        history.step(step);
+    }
+    history.ends_well();
+}
+
+proptest! {
+    #[test]
+    fn the_promises_hold_on_a_lease_store(steps in steps()) {
+        play(&steps, false);
+    }
+
+    #[test]
+    fn the_promises_hold_on_files(steps in steps()) {
+        play(&steps, true);
+    }
+}

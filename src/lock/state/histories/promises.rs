@@ -1,0 +1,132 @@
+//! The promises that a history must keep.
+
+use std::time::Duration;
+
+use super::super::tests::token;
+use super::*;
+
+impl History {
+    /// Order among live waiters: nobody is granted the lock while one that joined before it listens and has none.
+    pub(super) fn grants_are_in_order(&self, before: &[WaiterState], granted: &[Token]) {
+        for token in granted {
+            let place = before.iter().position(|waiter| waiter.token == *token);
+            // It may have joined just now; then all the others were before it.
+            for ahead in &before[..place.unwrap_or(before.len())] {
+                let now = self.state.waiters.iter().find(|waiter| waiter.token == ahead.token);
+                let is_passed_by = now.is_some_and(|now| self.is_willing(now));
+                assert!(!is_passed_by, "{:?} is passed by for {token:?}", ahead.token.as_str());
+            }
+        }
+    }
+
+    pub(super) fn is_willing(&self, waiter: &WaiterState) -> bool {
+        waiter.grant.is_none() && !waiter.is_unresponsive && self.world.presence(waiter) == Presence::Listening
+    }
+
+    pub(super) fn somebody_looks_in_time(&self, look_at: Option<u64>) {
+        let ends = self.state.holders.iter().filter_map(|holder| holder.lease.and_then(|lease| lease.ends_ms));
+        let ends = ends.chain(self.state.waiters.iter().filter_map(|waiter| waiter.grant.map(|grant| grant.ends_ms)));
+        assert_eq!(look_at, ends.min());
+    }
+
+    /// One more has the lock: never more than it allows, and by a greater fence than anyone before.
+    pub(super) fn acquired(&mut self, client: usize, fence: u64, limit: Option<u32>) {
+        let name = self.name(client);
+        if let Some(limit) = limit
+            && !self.believes(&self.clients[client])
+        {
+            let others = (0..self.clients.len()).filter(|other| *other != client);
+            let others = others.filter(|other| !self.clients[*other].has_value);
+            let beside = others.filter(|other| self.believes(&self.clients[*other])).count();
+            assert!(beside < limit as usize, "{name} holds it beside {beside}, and allows {limit}");
+        }
+        let is_again = self.fences.get(&fence) == Some(&name);
+        let greatest = self.fences.keys().next_back().copied().unwrap_or_default();
+        assert!(is_again || fence > greatest, "{fence} after {greatest}");
+        assert!(fence >= self.world.now.unix_ms || is_again || greatest + 1 == fence);
+        self.fences.insert(fence, name);
+    }
+
+    pub(super) fn is_not_overtaken(&self, ahead: &[WaiterState]) {
+        for ahead in ahead {
+            let now = self.state.waiters.iter().find(|waiter| waiter.token == ahead.token);
+            assert!(!now.is_some_and(|now| self.is_willing(now)), "{:?} is overtaken", ahead.token.as_str());
+        }
+    }
+
+    /// What holds at any time.
+    pub(super) fn holds(&self) {
+        let mut slots: Vec<_> = self.state.holders.iter().map(|holder| holder.slot).collect();
+        slots.extend(self.state.waiters.iter().filter_map(|waiter| waiter.grant.map(|grant| grant.slot)));
+        slots.sort_unstable();
+        assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "no two have the same slot: {slots:?}");
+        for client in (0..self.clients.len()).filter(|client| self.believes(&self.clients[*client])) {
+            let name = token(&self.name(client));
+            let holder = self.state.holders.iter().find(|holder| holder.token == name);
+            let ends = self.ends(holder.expect("what a client was promised is kept"));
+            assert!(Some(ends) >= self.clients[client].holds_until);
+        }
+        if self.has_looked {
+            // Nothing that has ended is in the way: a dead waiter costs no more than its claim window.
+            let leases = self.state.holders.iter().map(|holder| self.ends(holder));
+            let grants = self.state.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
+            assert!(leases.chain(grants).all(|ends| ends > self.now()), "it has ended: {:?}", self.state);
+        }
+        // A free slot with a willing waiter is granted at once.
+        let held = u32::try_from(slots.len()).expect("a few");
+        let is_in_the_way = |waiter: &WaiterState| waiter.grant.is_some() && waiter.slots <= held;
+        if self.has_looked && !self.state.waiters.iter().any(is_in_the_way) {
+            let first = self.state.waiters.iter().find(|waiter| self.is_willing(waiter));
+            assert!(first.is_none_or(|first| first.slots <= held), "a free slot and a willing waiter");
+        }
+    }
+
+    /// Whatever has happened: those that are alive get the lock in the end, and then nothing is left.
+    pub(super) fn ends_well(&mut self) {
+        self.world.absent.retain(|_, presence| *presence == Presence::Gone);
+        for _ in 0..4 * self.clients.len() {
+            for client in 0..self.clients.len() {
+                let is_dead = self.world.absent.contains_key(&self.name(client));
+                if self.clients[client].is_waiting && !is_dead {
+                    let slots = self.clients[client].slots;
+                    self.step(&Step::Wait { client, slots });
+                }
+            }
+            self.step(&Step::ClaimAll);
+            for client in 0..self.clients.len() {
+                if self.believes(&self.clients[client]) {
+                    self.step(&Step::End { client, kept: None, uses_value: false });
+                }
+            }
+            self.step(&Step::Pass(TTL * 1000));
+        }
+        for client in 0..self.clients.len() {
+            let is_dead = self.world.absent.contains_key(&self.name(client));
+            assert!(is_dead || !self.clients[client].is_waiting, "{client} waits for ever");
+        }
+        self.step(&Step::Pass(1_000_000));
+        self.apply(|state, world| state.cancel(&token("nobody"), None, false, world));
+        let LockState { epoch, holders, waiters, cancelled, .. } = &self.state;
+        assert!(
+            epoch.is_empty() && holders.is_empty() && waiters.is_empty() && cancelled.is_empty(),
+            "{:?}",
+            self.state
+        );
+        assert_eq!(self.state.is_prunable(Duration::ZERO, &self.world), self.state.sequence.is_none());
+    }
+
+    /// When a holder loses the lock.
+    pub(super) fn ends(&self, holder: &HolderState) -> u64 {
+        match holder.lease {
+            Some(lease) => lease.ends_ms.unwrap_or(u64::MAX),
+            None if self.world.slots.contains(&holder.slot) => u64::MAX,
+            None => 0,
+        }
+    }
+
+    pub(super) fn holds_anything(&self, client: usize) -> bool {
+        let name = token(&self.name(client));
+        self.state.holders.iter().any(|holder| holder.token == name)
+            || self.state.waiters.iter().any(|waiter| waiter.token == name)
+    }
+}

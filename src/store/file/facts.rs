@@ -1,0 +1,74 @@
+//! What the kernel knows of one lock, for the rules in [`crate::lock::state`].
+
+use std::cell::{Cell, RefCell};
+
+use anyhow::Context;
+
+use super::clock;
+use super::lock_file::LockFile;
+use crate::lock::state::{Facts, HolderState, Now};
+use crate::store::StoreError;
+
+/// The present time, and the kernel's locks on the slots of one file.
+///
+/// What the kernel refuses to tell fails the whole operation: see [`KernelFacts::check`].
+pub(super) struct KernelFacts<'f> {
+    file: &'f LockFile,
+    now: Now,
+    /// The slot that this process holds already by this open file: the kernel says that it is free for us.
+    ours: Option<u32>,
+    /// The slot that the operation took.
+    taken: Cell<Option<u32>>,
+    failure: RefCell<Option<StoreError>>,
+}
+
+impl<'f> KernelFacts<'f> {
+    /// Returns the facts of this moment.
+    pub(super) fn of(file: &'f LockFile, ours: Option<u32>) -> Self {
+        KernelFacts { file, now: clock::now(), ours, taken: Cell::new(None), failure: RefCell::new(None) }
+    }
+
+    /// Frees the slot that the operation took, if it did: what is acquired by hand outlives this process, so a lease holds it.
+    pub(super) fn free_taken(&self) -> Result<(), StoreError> {
+        let Some(slot) = self.taken.take() else { return Ok(()) };
+        self.file.free_slot(slot).with_context(|| format!("cannot unlock {}", self.file.path()))
+    }
+
+    /// Fails if the kernel did not answer something that the operation asked. Then its new state must not be stored.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Returns the answer, or one with which the operation comes to its end.
+    fn note_failure<T>(&self, answer: Result<T, StoreError>, otherwise: T) -> T {
+        answer.unwrap_or_else(|error| {
+            self.failure.replace(Some(error));
+            otherwise
+        })
+    }
+}
+
+impl Facts for KernelFacts<'_> {
+    fn now(&self) -> Now {
+        self.now
+    }
+
+    fn epoch(&self) -> String {
+        let boot = clock::this_boot().context("cannot find out when this machine was started");
+        self.note_failure(boot, String::new())
+    }
+
+    fn holds_slot(&self, holder: &HolderState) -> bool {
+        let ask =
+            || self.file.slot_is_taken(holder.slot).with_context(|| format!("cannot look at {}", self.file.path()));
+        self.ours == Some(holder.slot) || self.note_failure(ask(), true)
+    }
+
+    fn take_slot(&self, slot: u32) -> bool {
+        let take = self.file.take_slot(slot).with_context(|| format!("cannot lock {}", self.file.path()));
+        if matches!(take, Ok(true)) {
+            self.taken.set(Some(slot));
+        }
+        self.note_failure(take, true)
+    }
+}
