@@ -282,14 +282,6 @@ impl LockState {
         let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
         u32::try_from(self.holders.len() + granted).unwrap_or(u32::MAX)
     }
-
-    /// Returns the holder, or waiter with a grant, whose lease ends first; of those whose does not, the one that has held the
-    /// lock the longest. That is the one by whose end a waiter gets the lock.
-    pub fn first_held(&self, now: Now, facts: &impl Facts) -> Option<Held> {
-        let holders = self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).map(HolderState::held);
-        let granted = self.waiters.iter().filter_map(WaiterState::held).filter(|held| held.ends_ms > Some(now.ms));
-        holders.chain(granted).min_by_key(|held| held.ends_ms.unwrap_or(u64::MAX))
-    }
 }
 
 impl HolderState {

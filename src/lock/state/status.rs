@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Facts, HolderState, LockState, Presence, WaiterState, millis};
+use super::{Facts, Held, HolderState, LockState, Now, Presence, WaiterState, millis};
 
 impl LockState {
     /// Returns who holds the lock, the longest first. Waiters to which it was granted do not yet.
@@ -12,6 +12,21 @@ impl LockState {
         }
         let now = facts.now();
         self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).collect()
+    }
+
+    /// Returns the holder, or waiter with a grant, whose lease ends first; of those whose does not, the one that has held the
+    /// lock the longest. That is the one by whose end a waiter gets the lock.
+    pub fn first_held(&self, now: Now, facts: &impl Facts) -> Option<Held> {
+        if self.is_of_another_epoch(facts) {
+            return None;
+        }
+        let ends_of = |holder: &&HolderState| holder.lease.map_or(u64::MAX, |lease| lease.ends_ms.unwrap_or(u64::MAX));
+        let mut holders: Vec<&HolderState> = self.holders.iter().collect();
+        holders.sort_by_key(ends_of);
+        // A store may have to look at a process for each that it is asked about.
+        let holder = holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(HolderState::held);
+        let granted = self.waiters.iter().filter_map(WaiterState::held).filter(|held| held.ends_ms > Some(now.ms));
+        holder.into_iter().chain(granted).min_by_key(|held| held.ends_ms.unwrap_or(u64::MAX))
     }
 
     /// Returns who waits, the next waiter first, those to which the lock was granted among them.

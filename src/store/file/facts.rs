@@ -1,6 +1,6 @@
 //! What the kernel knows of one lock, for the rules in [`crate::lock::state`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 
 use anyhow::Context;
 
@@ -15,6 +15,8 @@ use crate::store::StoreError;
 pub(super) struct KernelFacts<'f> {
     file: &'f LockFile,
     now: Now,
+    /// The name of this boot, once it was asked for.
+    boot: OnceCell<String>,
     /// The slot that this process holds already by this open file: the kernel says that it is free for us.
     ours: Option<u32>,
     /// The slot that the operation took.
@@ -25,7 +27,14 @@ pub(super) struct KernelFacts<'f> {
 impl<'f> KernelFacts<'f> {
     /// Returns the facts of this moment.
     pub(super) fn of(file: &'f LockFile, ours: Option<u32>) -> Self {
-        KernelFacts { file, now: clock::now(), ours, taken: Cell::new(None), failure: RefCell::new(None) }
+        KernelFacts {
+            file,
+            now: clock::now(),
+            boot: OnceCell::new(),
+            ours,
+            taken: Cell::new(None),
+            failure: RefCell::new(None),
+        }
     }
 
     /// Frees the slot that the operation took, if it did: what is acquired by hand outlives this process, so a lease holds it.
@@ -54,8 +63,8 @@ impl Facts for KernelFacts<'_> {
     }
 
     fn epoch(&self) -> String {
-        let boot = clock::this_boot().context("cannot find out when this machine was started");
-        self.note_failure(boot, String::new())
+        let ask = || clock::this_boot().context("cannot find out when this machine was started");
+        self.boot.get_or_init(|| self.note_failure(ask(), String::new())).clone()
     }
 
     fn holds_slot(&self, holder: &HolderState) -> bool {

@@ -163,6 +163,13 @@ impl History {
         }
     }
 
+    /// The client dies. The next one of its number is another.
+    pub(super) fn die(&mut self, client: usize) {
+        self.world.absent.insert(self.name(client), Presence::Gone);
+        self.gone(client);
+        self.clients[client] = Client { life: self.clients[client].life + 1, ..Client::default() };
+    }
+
     /// The client is done with this acquisition, and so is the kernel.
     pub(super) fn gone(&mut self, client: usize) {
         let name = token(&self.name(client));

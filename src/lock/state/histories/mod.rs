@@ -63,6 +63,8 @@ enum Step {
     ClaimAll,
     /// It dies with its command. The next request is another one's.
     Die(usize),
+    /// The machine starts anew, and its clock with it: all are dead.
+    Restart,
 }
 
 /// How a client stands.
@@ -137,7 +139,8 @@ impl History {
     }
 
     fn step(&mut self, step: &Step) {
-        self.has_looked = !matches!(step, Step::Pass(_) | Step::Becomes { .. } | Step::Die(_) | Step::Renew { .. });
+        self.has_looked =
+            !matches!(step, Step::Pass(_) | Step::Becomes { .. } | Step::Die(_) | Step::Restart | Step::Renew { .. });
         match *step {
             Step::Pass(millis) => {
                 self.world.now = Now { ms: self.now() + millis, unix_ms: self.world.now.unix_ms + millis };
@@ -171,10 +174,13 @@ impl History {
                 self.world.absent.insert(self.name(client), presence);
             }
             Step::ClaimAll => self.claim_all(),
-            Step::Die(client) => {
-                self.world.absent.insert(self.name(client), Presence::Gone);
-                self.gone(client);
-                self.clients[client] = Client { life: self.clients[client].life + 1, ..Client::default() };
+            Step::Die(client) => self.die(client),
+            Step::Restart => {
+                for client in 0..self.clients.len() {
+                    self.die(client);
+                }
+                self.world.epoch.push('+');
+                self.world.now.ms = 1000;
             }
         }
         self.holds();
@@ -204,7 +210,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(client, at_once)| Step::Revoke { client, at_once }),
         3 => (client(), presence).prop_map(|(client, presence)| Step::Becomes { client, presence }),
         6 => Just(Step::ClaimAll),
-        1 => client().prop_map(Step::Die),
+        2 => client().prop_map(Step::Die),
+        1 => Just(Step::Restart),
     ];
     prop::collection::vec(step, 1..120)
 }

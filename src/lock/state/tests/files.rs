@@ -77,6 +77,27 @@ fn a_restart_of_the_clock_voids_all_but_the_fence_the_last_run_and_the_sequence(
 }
 
 #[test]
+fn every_operation_sees_that_the_clock_was_restarted() {
+    let held = || {
+        let mut lock = Lock::new();
+        lock.by_hand("a");
+        lock.world.epoch = "two".into();
+        lock.world.now.ms = 5000;
+        lock
+    };
+    assert_eq!(slot(&held().by_hand("b")), Some(0));
+    assert_eq!(held().run("b", 1), Some(0));
+    assert_eq!(held().release("a", Release::ByHand), Released::NotMine(None));
+    assert_eq!(held().release("a", DONE), Released::NotMine(None));
+    assert_eq!(held().renew("a", None), Renewed::NotMine(None));
+    assert_eq!(held().revoke(None, false), Revoked::Free);
+    assert!(held().cancel("a", None, false));
+    let lock = held();
+    assert!(lock.state.is_prunable(Duration::ZERO, &lock.world));
+    assert_eq!((lock.holders(), lock.state.first_held(lock.world.now, &lock.world)), (vec![], None));
+}
+
+#[test]
 fn the_epoch_goes_with_the_last_time_that_counts() {
     let mut lock = Lock::new();
     lock.by_hand("a");
