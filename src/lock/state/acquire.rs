@@ -90,7 +90,7 @@ impl LockState {
     pub fn acquire(&mut self, ask: &Ask<'_>, facts: &impl Facts) -> Result<Applied<Acquired>, FenceExhausted> {
         let now = facts.now();
         let token = &ask.claim.token;
-        if self.is_cancelled(token, now) {
+        if self.is_cancelled(token, now, facts) {
             return Ok(self.unchanged(Acquired::Cancelled, Vec::new()));
         }
         let ended = self.drop_ended(Some(token), now, facts);

@@ -130,8 +130,9 @@ impl LockState {
     }
 
     /// Returns whether the request under this token was cancelled before it came.
-    pub(super) fn is_cancelled(&self, token: &Token, now: Now) -> bool {
-        self.cancelled.iter().any(|cancelled| cancelled.token == *token && now.ms < cancelled.until_ms)
+    pub(super) fn is_cancelled(&self, token: &Token, now: Now, facts: &impl Facts) -> bool {
+        let is_it = |cancelled: &Cancelled| cancelled.token == *token && now.ms < cancelled.until_ms;
+        self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(facts)
     }
 
     /// Joins the queue at its end, or stays where it is. Returns the place, from 0. `forgotten` is what the store has forgotten.

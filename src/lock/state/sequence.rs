@@ -63,7 +63,7 @@ impl LockState {
     ) -> Result<Applied<Reserved>, FenceExhausted> {
         let now = facts.now();
         let token = &ask.claim.token;
-        if self.is_cancelled(token, now) {
+        if self.is_cancelled(token, now, facts) {
             return Ok(self.unchanged(Reserved::Cancelled, Vec::new()));
         }
         self.drop_ended(Some(token), now, facts);

@@ -49,7 +49,7 @@ impl LockState {
                 || self.waiters.iter().any(|waiter| facts.presence(waiter) != Presence::Gone)
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
         // A fence is, as a rule, the time at which it was given out.
-        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms);
+        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.lost_unix_ms);
         let is_old = now.unix_ms.saturating_sub(used_at) >= millis(unused_for);
         !is_used && self.sequence.is_none() && self.fence <= now.unix_ms && is_old
     }

@@ -92,6 +92,10 @@ fn every_operation_sees_that_the_clock_was_restarted() {
     assert_eq!(held().renew("a", None), Renewed::NotMine(None));
     assert_eq!(held().revoke(None, false), Revoked::Free);
     assert!(held().cancel("a", None, false));
+    let mut lock = Lock::new();
+    lock.cancel("a", None, true);
+    lock.world.epoch = "two".into();
+    assert_eq!(slot(&lock.acquire("a", 1)), Some(0));
     let lock = held();
     assert!(lock.state.is_prunable(Duration::ZERO, &lock.world));
     assert_eq!((lock.holders(), lock.state.first_held(lock.world.now, &lock.world)), (vec![], None));

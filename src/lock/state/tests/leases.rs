@@ -88,6 +88,8 @@ fn a_free_key_is_pruned_when_it_is_old() {
     assert!(!lock.state.is_prunable(day, &lock.world));
     lock.pass(1);
     assert!(lock.state.is_prunable(day, &lock.world));
+    lock.release("b", DONE);
+    assert!(!lock.state.is_prunable(day, &lock.world), "a run has just ended of which nothing is known");
 }
 
 #[test]
