@@ -28,6 +28,7 @@ mod idle;
 mod inputs;
 mod kept;
 mod keys;
+mod leaderless;
 mod lease;
 mod min_hold;
 mod misuse;

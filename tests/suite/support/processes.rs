@@ -1,8 +1,10 @@
 //! Finding and ending the processes that a run has left, however they are related to it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 
@@ -63,6 +65,17 @@ pub(crate) fn kill_marked(mark: &str) {
 /// Whether the process exists and is more than a zombie.
 pub(crate) fn is_alive(pid: i32) -> bool {
     !matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// Whether a process has a lock, as flock(1) takes it, on this file: it is free when the last thread of the last process that has
+/// inherited it is gone, whatever /proc shows of them.
+pub(crate) fn holds_lock_on(file: &Path) -> bool {
+    let file = File::open(file).expect("the file is there");
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(_) => false,
+        Err((_, Errno::EWOULDBLOCK)) => true,
+        Err((_, errno)) => panic!("the lock cannot be looked at: {errno}"),
+    }
 }
 
 /// The letter that /proc gives for the process: R, S, D, T, Z and so on.
