@@ -182,11 +182,14 @@ impl Tree {
 
     /// Reaps every child that has ended, and takes in whether COMMAND has stopped or gone on. Never waits. Gives whether there
     /// was anything to hear of COMMAND.
+    ///
+    /// Only for the main thread, which is COMMAND's parent and inherits all orphans. Other threads have children too (a look-up of the
+    /// server's name), which they wait for themselves, and which neither are reaped here nor count.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
         loop {
             let mut status = 0;
-            let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+            let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
             // SAFETY: plain system call that writes one status.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {

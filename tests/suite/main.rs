@@ -30,6 +30,7 @@ mod kept;
 mod keys;
 mod leaderless;
 mod lease;
+mod look_ups;
 mod min_hold;
 mod misuse;
 mod nested;
