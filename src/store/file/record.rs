@@ -212,7 +212,14 @@ impl LeaseRecord {
 
 /// The kernel's name for this boot.
 fn this_boot() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned())
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let explain = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot read {PATH}, which tells this boot from others: {error}; mount /proc"),
+        )
+    };
+    Ok(std::fs::read_to_string(PATH).map_err(explain)?.trim_end().to_owned())
 }
 
 fn boot_ms(moment: Moment) -> u64 {
