@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::acquire::{self, Patience};
 use crate::clock::Moment;
@@ -23,7 +23,7 @@ use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store}
 use crate::supervise::front::{self, End, Side};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::signals::Signals;
-use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
+use crate::supervise::{self, Descendants, Finished, Launch, Running, StartFailure, Why};
 use crate::teller::Teller;
 use crate::token::Token;
 
@@ -39,6 +39,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
+    check_proc(plan)?;
     // Of this process: it is lockrun's own for whoever looks.
     let claim = claim(plan);
     if !plan.store.has_leases() {
@@ -48,7 +49,10 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let look_every = plan.expires.then_some(plan.terms.ttl / 4);
     match front::fork(look_every).context("cannot start the guardian, a process of lockrun's own")? {
         Side::Guardian(guardian) => {
-            let outcome = Run::new(plan, claim).carry_out(store, signals, Some(&guardian)).unwrap_or_else(|error| {
+            // It is in another PID namespace than lockrun if one was made for lockrun's children, as by `unshare --pid` without --fork.
+            let checked = check_proc(plan);
+            let run = || Run::new(plan, claim).carry_out(store, signals, Some(&guardian));
+            let outcome = checked.and_then(|()| run()).unwrap_or_else(|error| {
                 report::error(&error);
                 Outcome::Failed
             });
@@ -77,6 +81,26 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             }
         },
     }
+}
+
+/// Fails if COMMAND's processes have to be found, to end them in time or to wait for them, and cannot be. A run on files as such needs
+/// nothing of the kind: the kernel's lock passes to them.
+fn check_proc(plan: &Plan) -> Result<()> {
+    let reason = if plan.store.has_leases() {
+        "under a lease"
+    } else if plan.max_runtime.is_some() {
+        "with --max-runtime"
+    } else if plan.descendants != Descendants::Leave {
+        "with --descendants"
+    } else {
+        return Ok(());
+    };
+    ensure!(
+        supervise::processes_are_visible(),
+        "cannot run the command {reason}: /proc is not mounted, or is that of another PID namespace, so the command's \
+         processes cannot be found; mount it (mount -t proc proc /proc, or unshare --mount-proc)"
+    );
+    Ok(())
 }
 
 /// What the run asks of the store.

@@ -24,11 +24,11 @@ use nix::sys::prctl;
 use super::direct::{JobControl, readable, watch};
 use super::guardian::Guardian;
 use super::link::{Link, News};
-use super::process::Process;
+use super::preexisting::Preexisting;
 use super::signals::{self, Signals};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::terminal;
-use super::tree::{Child, Tree, children_before};
+use super::tree::{Child, Tree};
 use crate::clock::{Alarm, Moment};
 use crate::lease::Deadline;
 use crate::outcome::Ending;
@@ -49,7 +49,7 @@ pub struct Front {
     alarm: Alarm,
     /// How often to look after a guardian that waits for the lock.
     look_every: Option<Duration>,
-    strangers: Vec<Process>,
+    before: Preexisting,
     stage: Stage,
     /// By when COMMAND must be dead.
     deadline: Option<Deadline>,
@@ -87,7 +87,7 @@ pub fn fork(look_every: Option<Duration>) -> nix::Result<Side> {
     let (ours, theirs) = Link::pair()?;
     let alarm = Alarm::new()?;
     let has_terminal = terminal::is_controlling();
-    let strangers = children_before();
+    let before = Preexisting::note(!has_terminal);
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
@@ -100,7 +100,7 @@ pub fn fork(look_every: Option<Duration>) -> nix::Result<Side> {
     drop(theirs);
     let (stage, deadline) = (Stage::Waiting, None);
     let guardian = Child(forked);
-    Ok(Side::Front(Front { link: ours, guardian, has_terminal, alarm, look_every, strangers, stage, deadline }))
+    Ok(Side::Front(Front { link: ours, guardian, has_terminal, alarm, look_every, before, stage, deadline }))
 }
 
 impl Front {
@@ -174,7 +174,7 @@ impl Front {
         drop(self.guardian);
         let now = Moment::now();
         let command = if let Stage::Running(command) = self.stage { command } else { 0 };
-        let tree = Tree::adopt(command, !self.has_terminal, self.strangers);
+        let tree = Tree::adopt(command, !self.has_terminal, self.before);
         let mut supervisor = Supervisor::ending(tree, now);
         let finished = watch(&mut supervisor, false, signals)?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))

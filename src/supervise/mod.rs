@@ -14,6 +14,7 @@ mod cgroup;
 mod direct;
 mod exit;
 mod link;
+mod preexisting;
 mod process;
 mod spawn;
 mod supervisor;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 pub use direct::readable;
 pub use exit::{end_as, end_now};
+pub use process::are_visible as processes_are_visible;
 pub use spawn::{Failure as StartFailure, Ready, SLOT, pass_on};
 pub use supervisor::{Finished, Why};
 

@@ -72,17 +72,32 @@ impl Process {
         read(self.pid).is_some_and(|now| self.is_the_same(now))
     }
 
-    fn is_the_same(self, other: Process) -> bool {
+    /// Whether `other` is the same process, seen at another time.
+    pub(super) fn is_the_same(self, other: Process) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
-/// All living descendants of `root`, parents before children, without `strangers` and theirs. Empty where /proc cannot be
-/// read.
-pub(super) fn descendants(root: pid_t, strangers: &[Process]) -> Vec<Process> {
+/// Returns whether /proc shows the processes of our own PID namespace, by the ids that they have here. In a namespace of its own a
+/// process may see none, or that of the namespace outside, where the same number is another process.
+pub fn are_visible() -> bool {
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| {
+        // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
+        let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let ids = line("NSpid:").or_else(|| line("Pid:"));
+        ids.is_some_and(|ids| ids.trim() == std::process::id().to_string())
+    })
+}
+
+/// Returns all descendants of `root`, parents before children, the dead that are not reaped included; without those that are
+/// `left_out`, and their descendants. `None` if /proc does not show them.
+pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
+    if !are_visible() {
+        return None;
+    }
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
     for process in everybody() {
-        if !strangers.iter().any(|stranger| stranger.is_the_same(process)) {
+        if !left_out(process) {
             children.entry(process.parent).or_default().push(process);
         }
     }
@@ -93,13 +108,7 @@ pub(super) fn descendants(root: pid_t, strangers: &[Process]) -> Vec<Process> {
         found.extend(more);
         next += 1;
     }
-    found.retain(|process| !process.is_dead());
-    found
-}
-
-/// The children of `parent`.
-pub(super) fn children(parent: pid_t) -> Vec<Process> {
-    everybody().filter(|process| process.parent == parent).collect()
+    Some(found)
 }
 
 /// Every process that /proc shows.
@@ -153,7 +162,10 @@ mod tests {
     fn we_are_our_parents_descendant() {
         let me = pid_t::try_from(std::process::id()).expect("fits");
         let parent = read(me).expect("is there").parent;
-        assert!(descendants(parent, &[]).iter().any(|process| process.pid == me));
+        let found = descendants(parent, |_| false).expect("/proc is there");
+        assert!(found.iter().any(|process| process.pid == me));
+        let none = descendants(parent, |process| process.pid == me).expect("/proc is there");
+        assert!(!none.iter().any(|process| process.pid == me));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use nix::sys::prctl;
 use super::Granted;
 use super::cgroup::Cgroup;
 use super::ending;
+use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
 use super::signals;
 use super::spawn::{self, Ready, Setup};
@@ -38,8 +39,8 @@ pub(super) struct Tree {
     gone: bool,
     /// The cgroup that COMMAND was started in, if it has one of its own.
     cgroup: Option<Cgroup>,
-    /// Children that this process had before, as after a shell's `exec lockrun`. They are none of our business.
-    strangers: Vec<Process>,
+    /// What this process had below it before. It is none of our business.
+    before: Preexisting,
 }
 
 /// Whether COMMAND goes on or is stopped.
@@ -61,7 +62,7 @@ impl Tree {
         granted: Granted,
     ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let strangers = children_before();
+        let before = Preexisting::note(setup.own_group);
         let started = ready.spawn(setup, granted);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
@@ -79,12 +80,12 @@ impl Tree {
             motion: Motion::Running,
             gone: false,
             cgroup,
-            strangers,
+            before,
         })
     }
 
     /// The tree of a COMMAND that another process had started, and that has come to this one with its death.
-    pub(super) fn adopt(command: pid_t, own_group: bool, strangers: Vec<Process>) -> Self {
+    pub(super) fn adopt(command: pid_t, own_group: bool, before: Preexisting) -> Self {
         Tree {
             command,
             group: if own_group { command } else { own_group_id() },
@@ -94,7 +95,7 @@ impl Tree {
             motion: Motion::Running,
             gone: false,
             cgroup: None,
-            strangers,
+            before,
         }
     }
 
@@ -125,23 +126,7 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        let mut stopped = Vec::new();
-        if self.own_group && self.own_child && self.ended.is_none() {
-            // SAFETY: plain system call. The group is COMMAND's: its leader is our child and not reaped, so the id is not
-            // another's.
-            unsafe { libc::kill(-self.command, signal) };
-            if signal == libc::SIGTERM {
-                stopped.extend(self.members().into_iter().filter(|member| member.is_stopped()));
-            }
-        } else {
-            for member in self.members() {
-                member.signal(signal);
-                stopped.extend(Some(member).filter(|_| signal == libc::SIGTERM && member.is_stopped()));
-            }
-        }
-        for member in stopped {
-            member.signal(libc::SIGCONT);
-        }
+        self.send(signal, |process| process.group == self.group || process.pid == self.command);
     }
 
     /// Whether a CONT that reached lockrun is still to be passed on, where COMMAND shares lockrun's group. A shell's `fg`
@@ -155,17 +140,31 @@ impl Tree {
 
     /// Sends TERM to everything, and CONT to what is stopped, which would not see TERM otherwise.
     pub(super) fn terminate(&self) {
-        let members = self.all();
-        for member in &members {
-            member.signal(libc::SIGTERM);
-            if member.is_stopped() {
-                member.signal(libc::SIGCONT);
-            }
+        self.send(libc::SIGTERM, |_| true);
+    }
+
+    /// Sends `signal` to all that `is_meant`, which COMMAND's process group is; and CONT after TERM to what is stopped.
+    fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
+        let group_has_it = self.signal_group(signal);
+        if group_has_it && signal != libc::SIGTERM {
+            return;
         }
-        if members.is_empty() {
-            // Without /proc, COMMAND itself is all that we know of.
-            self.signal_command(libc::SIGTERM);
-            self.signal_command(libc::SIGCONT);
+        let Some(found) = self.all() else {
+            // /proc was there at the start, or is not needed. COMMAND and its group are all that is known.
+            if !group_has_it {
+                self.signal_command(signal);
+            }
+            if signal == libc::SIGTERM && !self.signal_group(libc::SIGCONT) {
+                self.signal_command(libc::SIGCONT);
+            }
+            return;
+        };
+        let meant: Vec<_> = found.into_iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
+        for process in meant.iter().filter(|process| !group_has_it || process.group != self.group) {
+            process.signal(signal);
+        }
+        for process in meant.iter().filter(|process| signal == libc::SIGTERM && process.is_stopped()) {
+            process.signal(libc::SIGCONT);
         }
     }
 
@@ -174,9 +173,10 @@ impl Tree {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
+        self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
-        for member in self.all() {
-            member.signal(libc::SIGKILL);
+        for process in self.all().unwrap_or_default().into_iter().filter(|process| !process.is_dead()) {
+            process.signal(libc::SIGKILL);
         }
     }
 
@@ -194,9 +194,10 @@ impl Tree {
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
                 0 => {
-                    // Strangers are never reaped to the last; then /proc must tell what is left.
+                    // What was there before is never reaped to the last; then /proc must tell what is left.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
-                    self.gone = may_be_gone && !self.strangers.is_empty() && self.all().is_empty();
+                    let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
+                    self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -240,34 +241,25 @@ impl Tree {
         }
     }
 
-    /// The descendants that belong to COMMAND's process group.
-    fn members(&self) -> Vec<Process> {
-        self.all().into_iter().filter(|process| process.group == self.group || process.pid == self.command).collect()
+    /// Sends `signal` to COMMAND's process group in one stroke, which no fork outruns, if it is a group of its own. Returns whether it
+    /// did.
+    ///
+    /// One of our children must be in it, COMMAND or an orphan: the id is not another's before that is reaped, which only we do.
+    fn signal_group(&self, signal: c_int) -> bool {
+        // Where it is not known which process COMMAND was, the id is 0, which would be our own group.
+        let reaches = self.own_group && self.group > 0 && preexisting::has_children_in(self.group);
+        if reaches {
+            // SAFETY: plain system call.
+            unsafe { libc::kill(-self.group, signal) };
+        }
+        reaches
     }
 
-    /// Everything that descends from this process, and was not there before COMMAND.
-    fn all(&self) -> Vec<Process> {
-        process::descendants(own_pid(), &self.strangers)
+    /// Returns everything that descends from this process and may be COMMAND's, the dead that are not reaped included; `None` if /proc
+    /// does not show it.
+    fn all(&self) -> Option<Vec<Process>> {
+        process::descendants(own_pid(), |process| self.before.includes(process))
     }
-}
-
-/// The children that this process has already.
-pub(super) fn children_before() -> Vec<Process> {
-    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::uninit();
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no child at all.
-    let childless = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) } == -1;
-    if childless { Vec::new() } else { process::children(own_pid()) }
-}
-
-fn own_pid() -> pid_t {
-    // SAFETY: cannot fail.
-    unsafe { libc::getpid() }
-}
-
-fn own_group_id() -> pid_t {
-    // SAFETY: cannot fail.
-    unsafe { libc::getpgrp() }
 }
 
 /// A child of ours that nobody else reaps. Dropped, it is dead and gone.

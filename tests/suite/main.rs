@@ -57,3 +57,4 @@ mod terminal;
 mod transparent;
 mod turnstile;
 mod waiting;
+mod without_proc;
