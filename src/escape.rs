@@ -1,6 +1,7 @@
 //! Text that somebody else wrote, made safe to show: another machine by way of a store, or the user in the wrong place.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use crate::token::is_of_token;
 
@@ -16,6 +17,11 @@ pub fn escaped(text: &str) -> String {
         }
     }
     safe
+}
+
+/// The path in the same way.
+pub fn escaped_path(path: &Path) -> String {
+    escaped(&path.to_string_lossy())
 }
 
 /// JSON, which may be printed on a terminal too, with the same characters escaped as JSON does it. Its value stays the same.

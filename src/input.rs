@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::clock::Moment;
+use crate::trust;
 
 /// The longest that a file may be, in bytes: far more than anybody has to say here.
 const MAX_LEN: usize = 1 << 20;
@@ -19,25 +20,42 @@ const MAX_LEN: usize = 1 << 20;
 /// How long whoever writes into a pipe may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads a regular file. Gives its contents, and what else is known of it. Fails, with a reason that does not name it, if it is
-/// no regular file, or longer than [`MAX_LEN`].
-pub fn read_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
+/// Reads a regular file that nobody else can have written, see [`trust::check`]. Returns its contents, and what else is known of it.
+/// Fails, with a reason that does not name it, if it is no such file, or longer than [`MAX_LEN`].
+pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
     let (file, metadata) = open(path)?;
     if !metadata.is_file() {
         return Err(io::Error::other(format!("it is {}, not a regular file", kind(metadata.file_type()))));
     }
+    trust::check(path, &metadata)?;
     Ok((read_regular(&file)?, metadata))
 }
 
-/// The same of a pipe, too, be it a FIFO, `/dev/stdin` or a shell's `<(...)`: it is read to its end, which must come within
-/// [`PATIENCE`].
+/// Reads a regular file, or a pipe, be it a FIFO, `/dev/stdin` or a shell's `<(...)`: that is read to its end, which must come
+/// within [`PATIENCE`]. Fails as [`read_trusted_file`] does.
+pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open_file_or_pipe(path)?;
+    trust::check(path, &metadata)?;
+    read(&file, &metadata)
+}
+
+/// The same, even if another user can have written it.
 pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open_file_or_pipe(path)?;
+    read(&file, &metadata)
+}
+
+fn read(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
+    if metadata.file_type().is_fifo() { read_pipe(file) } else { read_regular(file) }
+}
+
+fn open_file_or_pipe(path: &Path) -> io::Result<(File, Metadata)> {
     let (file, metadata) = open(path)?;
-    match metadata.file_type() {
-        kind if kind.is_file() => read_regular(&file),
-        kind if kind.is_fifo() => read_pipe(&file),
-        other => Err(io::Error::other(format!("it is {}, neither a regular file nor a pipe", kind(other)))),
+    let kind_of = metadata.file_type();
+    if !kind_of.is_file() && !kind_of.is_fifo() {
+        return Err(io::Error::other(format!("it is {}, neither a regular file nor a pipe", kind(kind_of))));
     }
+    Ok((file, metadata))
 }
 
 /// The text that such contents are.

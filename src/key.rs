@@ -14,7 +14,7 @@ impl Key {
     /// Checks a name. On failure says what is wrong with it.
     pub fn new(name: &OsStr) -> Result<Self, String> {
         let Some(name) = name.to_str() else {
-            return Err(format!("the key '{}' is not valid UTF-8", name.display()));
+            return Err(format!("the key {:?} is not valid UTF-8", name.to_string_lossy()));
         };
         if name.is_empty() {
             return Err("the key is empty; give the lock a name, such as --key nightly-report".into());

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), no_main)]
 
 mod acquire;
+mod ancestors;
 mod cli;
 mod clock;
 mod commands;
@@ -34,6 +35,7 @@ mod successor;
 mod supervise;
 mod teller;
 mod token;
+mod trust;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -141,7 +143,7 @@ fn environment(name: &str) -> Option<OsString> {
 }
 
 fn read_file(path: &Path) -> std::io::Result<String> {
-    input::text(input::read_file_or_pipe(path)?)
+    input::text(input::read_trusted_file_or_pipe(path)?)
 }
 
 /// What to say to a first word that is nothing we know.

@@ -19,11 +19,11 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// Says `text`; every line of it gets the prefix, and all are written at once.
+/// Says `text`; every line of it gets the prefix, and all are written at once. What could steer a terminal is escaped.
 pub fn say(text: &str) {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let _ = writeln!(lines, "lockrun: {line}");
+        let _ = writeln!(lines, "lockrun: {}", escaped(line));
     }
     // There is nobody to tell if standard error is gone.
     let _ = std::io::stderr().write_all(lines.as_bytes());

@@ -291,13 +291,34 @@ impl<'a> Run<'a> {
 
     /// Tells whether the lock is free.
     fn tell_what_became_of_it(&self, parting: Parting, released: &Released) {
+        if let Released::Unrecorded(why) = released {
+            self.teller.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(parting)) });
+        }
         let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
         self.teller.tell(match (parting, released) {
+            (_, Released::Unrecorded(_)) => Event::Released { min_hold: Duration::ZERO },
             (Parting::Run { stays: Stays::Kept(_), .. }, Released::Stays) => Event::Kept,
             (Parting::Run { stays: Stays::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },
             (Parting::Run { stays: Stays::AtLeast(min_hold), .. }, _) => Event::Released { min_hold },
             _ => Event::Released { min_hold: Duration::ZERO },
         });
+    }
+
+    /// Returns what it means that the lock is free without a record of the run.
+    fn what_is_lost(&self, parting: Parting) -> String {
+        let what = match &self.plan.sequence {
+            Some(_) => format!("the value of the sequence \"{}\"", self.key()),
+            None => format!("the lock \"{}\"", self.key()),
+        };
+        match parting {
+            Parting::Run { uses_value: true, .. } if self.plan.sequence.is_some() => {
+                format!("{what} may come up again, although it was used")
+            }
+            Parting::Run { stays: Stays::Kept(_) | Stays::AtLeast(_), .. } => {
+                format!("{what} is free, although it was to be kept")
+            }
+            _ => format!("{what} is free, but how the run ended is not recorded"),
+        }
     }
 
     /// Tells how COMMAND ended.

@@ -150,6 +150,8 @@ pub enum Released {
     Free,
     /// It stays as was asked.
     Stays,
+    /// It is free, but how the run ended could not be recorded, nor that it is to stay: for this reason.
+    Unrecorded(String),
     /// It will be free when the command has ended that runs under it.
     WhenItEnds,
     /// It was not ours. It may be somebody else's.

@@ -90,8 +90,8 @@ const ALL: [Description; 33] = [
     )
     .more(
         "Where the lock lives [default: file:]\n\n\
-         file: or file:/DIR - this machine; files in /run/lock/lockrun-UID (else /tmp/lockrun-UID), or in DIR, which \
-         must be yours and writable by nobody else.\n\n\
+         file: or file:/DIR - this machine; files in /run/lock/lockrun-UID (root: /run/lockrun), or in DIR, which must be \
+         yours and writable by nobody else.\n\n\
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
          redis+unix://[USER[:PASSWORD]@]/PATH - the same through a local socket; its database is ?db=DB.\n\n\
          Parameters, after a `?` and separated by `&`: prefix=NAME (what the keys in Redis begin with, default \

@@ -17,7 +17,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let mut store = open(settings, None)?;
     let released = store.release(&key, &token, Parting::ByHand);
     Ok(match released.with_context(|| format!("cannot release the lock \"{}\"", escaped(key.as_str()))) {
-        Ok(Released::Free | Released::Stays) => Outcome::Printed,
+        Ok(Released::Free | Released::Stays | Released::Unrecorded(_)) => Outcome::Printed,
         Ok(Released::WhenItEnds) => {
             if verbosity > Verbosity::Quiet {
                 report::say(&format!(

@@ -127,7 +127,7 @@ fn is_elsewhere(home: &Path, path: &Path) -> bool {
 
 /// Reads a file, if it is there.
 fn open(path: &Path) -> Result<Option<File>> {
-    let read = input::read_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
+    let read = input::read_trusted_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
     match read {
         Ok((text, mode)) => Ok(Some(File::parse(path.as_os_str(), &text, mode)?)),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),

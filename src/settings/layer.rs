@@ -51,7 +51,7 @@ impl Layer for Environment<'_> {
             Some("") => Ok(None),
             Some("1" | "true" | "yes" | "on") => Ok(Some(true)),
             Some("0" | "false" | "no" | "off") => Ok(Some(false)),
-            _ => Err(format!("{}: {} is neither true nor false", self.spell(name), value.display()).into()),
+            _ => Err(format!("{}: {:?} is neither true nor false", self.spell(name), value.to_string_lossy()).into()),
         }
     }
 

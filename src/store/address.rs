@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
+use crate::escape::escaped_path;
+
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -216,7 +218,7 @@ impl fmt::Display for Server {
         match &self.endpoint {
             Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "Redis at [{host}]:{port}"),
             Endpoint::Tcp { host, port, .. } => write!(f, "Redis at {host}:{port}"),
-            Endpoint::Unix(path) => write!(f, "Redis at {}", path.display()),
+            Endpoint::Unix(path) => write!(f, "Redis at {}", escaped_path(path)),
         }
     }
 }

@@ -74,10 +74,10 @@ impl Store for FileStore {
         let directory = self.directory()?;
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
-            let take = || take(&file, claim);
+            let take = || take(&directory, &file, claim);
             let passed = match &mut wait {
                 Some(wait) => turnstile::wait(&file, wait, take)?,
-                None if is_full(&file, claim)? => Passed::Held(file.holder()?),
+                None if is_full(&directory, &file, claim)? => Passed::Held(file.holder()?),
                 None => turnstile::pass(&file, take)?,
             };
             match passed {
@@ -115,7 +115,7 @@ impl Store for FileStore {
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
         let mut is_used = false;
-        let written = file.edit_and_free(slot, |record| {
+        let recorded = file.edit_and_free(slot, |record| {
             let Some(at) = record.holders.iter().position(|holder| holder.token == *token) else {
                 return Ok(Released::NotMine(None));
             };
@@ -129,14 +129,11 @@ impl Store for FileStore {
             record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
             Ok(Released::Stays)
         });
-        let released = written.context("cannot write down the run in the lock file")?;
-        if is_used {
-            // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
-            // fence, and that goes on with the time.
-            file.sync()?;
-            self.directory()?.sync()?;
-        }
-        Ok(released)
+        // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
+        // fence, and that goes on with the time.
+        let to_disk = || if is_used { file.sync().and_then(|()| self.directory()?.sync()) } else { Ok(()) };
+        let recorded = recorded?.and_then(|released| to_disk().map(|()| released));
+        Ok(recorded.unwrap_or_else(|error| Released::Unrecorded(format!("{error:#}"))))
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
@@ -144,12 +141,12 @@ impl Store for FileStore {
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
             // The turnstile is not ours to wait at: whoever reserves a value finds one at once.
-            let reserved =
-                file.edit(
-                    |record| {
-                        if file.has_a_name()? { reserve(record, &file, claim, wanted).map(Some) } else { Ok(None) }
-                    },
-                )?;
+            let reserved = file.edit(|record| {
+                if !file.has_its_name(&directory)? {
+                    return Ok(None);
+                }
+                reserve(record, &file, claim, wanted).map(Some)
+            })?;
             let Some(reserved) = reserved else { continue };
             if let Reserved::Mine(grant, _) = &reserved {
                 self.locked = Some(Locked { file, slot: grant.slot });
@@ -214,7 +211,7 @@ impl Store for FileStore {
                 continue;
             }
             // Whoever comes to the turnstile behind us finds that the file has lost its name, and makes a new one.
-            if !file.enter_now()? || !file.has_a_name()? {
+            if !file.enter_now()? || !file.has_its_name(&directory)? {
                 continue;
             }
             let edited = file.edit(|record| {
@@ -285,7 +282,7 @@ impl FileStore {
 
 /// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: whoever is there for
 /// a moment sends those to the end of the kernel's queue who are next.
-fn is_full(file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
+fn is_full(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
     if claim.by_hand {
         // It may be asked for again under the token of one of them.
         return Ok(false);
@@ -295,12 +292,12 @@ fn is_full(file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
             return Ok(false);
         }
     }
-    file.has_a_name()
+    file.has_its_name(directory)
 }
 
 /// Takes the lowest free slot of the claim's. For whoever is past the turnstile.
-fn take(file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
-    if !file.has_a_name()? {
+fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
+    if !file.has_its_name(directory)? {
         return Ok(Found::Vanished);
     }
     file.edit(|record| {
@@ -327,12 +324,12 @@ fn take(file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
                 continue;
             }
             if !claim.by_hand {
-                let fence = record.add(claim, slot, None);
+                let fence = add(record, file, claim, slot, None)?;
                 return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Kernel }));
             }
             file.free_slot(slot)?;
             let now = Moment::now();
-            let fence = record.add(claim, slot, Some(LeaseRecord::new(now, claim.ttl)?));
+            let fence = add(record, file, claim, slot, Some(LeaseRecord::new(now, claim.ttl)?))?;
             return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Lease(now) }));
         }
         let ends_at = record.holders.iter().filter_map(HolderRecord::ends_at).min();
@@ -374,11 +371,29 @@ fn reserve(record: &mut Record, file: &LockFile, claim: &Claim, wanted: &Wanted)
     while record.holders.iter().any(|holder| holder.slot == slot) || !file.take_slot(slot)? {
         slot += 1;
     }
-    let fence = record.add(claim, slot, None);
+    let fence = add(record, file, claim, slot, None)?;
     if let Some(holder) = record.holder(&claim.token) {
         holder.value = Some(ValueRecord { value: value.clone(), place });
     }
     Ok(Reserved::Mine(Grant { fence, slot, custody: Custody::Kernel }, value))
+}
+
+/// Gives the slot to the claim. Returns the fence.
+fn add(
+    record: &mut Record,
+    file: &LockFile,
+    claim: &Claim,
+    slot: u32,
+    lease: Option<LeaseRecord>,
+) -> Result<u64, StoreError> {
+    let last = record.fence;
+    record.add(claim, slot, lease).with_context(|| {
+        let path = file.path();
+        format!(
+            "the fence in {path} cannot grow: {last} is the greatest there is; make sure that nothing works under the lock, then \
+             empty the file: truncate -s 0 {path}"
+        )
+    })
 }
 
 /// Forgets the holders that hold nothing any more: whose lease has run out, or whose processes are gone.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
+use crate::support::namespace::with_clock_ahead;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file};
 
@@ -285,3 +286,25 @@ on_every_store!(slots_by_hand, |store| {
     release(store, "slots", first["token"].as_str().expect("a token")).exited(0).silent();
     assert_eq!(json(&take().exited(0))["slot"], Value::from(0));
 });
+
+// "Boot-clock time": a lease is as long in a time namespace, whose clock counts from another moment, as it is outside.
+#[test]
+fn a_clock_of_another_namespace() {
+    let store = Store::file();
+    let inside = with_clock_ahead(1_000_000);
+    let hold = |key: &str, ttl: &str| acquire(&store, key, &["--ttl", ttl]);
+    hold("outside", "10m").run().exited(0).silent();
+    hold("inside", "10m").in_shell(&inside).alone().exited(0).silent();
+    for key in ["outside", "inside"] {
+        hold(key, "10m").in_shell(&inside).alone().exited(75).said("is held by");
+        hold(key, "10m").run().exited(75).said("is held by");
+        let left = expires_in(&store, key).expect("it ends");
+        assert!(left <= 600_000, "{key}: {left}");
+        let status = Lockrun::other("status", &store).key(key).arg("--json").in_shell(&inside).alone().exited(75);
+        let told = &json(&status)[0]["holders"][0];
+        assert!(told["expires_in_ms"].as_u64().expect("it ends") <= 600_000, "{told}");
+        assert!(told["held_ms"].as_u64().expect("a number") < 600_000, "{told}");
+    }
+    hold("short", "1s").in_shell(&inside).alone().exited(0).silent();
+    eventually(LONG, "the lease has run out", || !is_held(&store, "short"));
+}

@@ -1,6 +1,6 @@
 //! Where the file store keeps its locks, and which directories it refuses.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,9 @@ use nix::unistd::Uid;
 use tempfile::TempDir;
 
 use crate::support::birth::Birth;
+use crate::support::lockrun::program_for_all;
 use crate::support::namespace::with_mounts;
+use crate::support::processes::{find_program, need_root};
 use crate::support::{Holder, Lockrun, Output};
 
 fn at(directory: &Path) -> Lockrun {
@@ -106,7 +108,13 @@ fn what_is_no_directory_is_refused() {
     is_refused(Path::new("/proc/locks-of-mine"));
 }
 
-// "Default directory `/run/lock/lockrun-UID`, else `/tmp/lockrun-UID`, the same from cron and from a shell."
+/// Where the default directory of the user who runs the tests is.
+fn default_directory() -> PathBuf {
+    let user = Uid::effective();
+    if user.is_root() { "/run/lockrun".into() } else { format!("/run/lock/lockrun-{user}").into() }
+}
+
+// "The default directory: `/run/lockrun` for root, `/run/lock/lockrun-UID` for others", the same from cron and from a shell.
 #[test]
 fn the_default_directory_is_the_same_for_all() {
     let uid = Uid::effective().as_raw();
@@ -125,12 +133,7 @@ fn the_default_directory_is_the_same_for_all() {
         let output = call.clone().command(["echo", "ran"]).run();
         output.exited(75).printed("").said("is held by");
     }
-    let directory = ["/run/lock", "/tmp"]
-        .map(|parent| Path::new(parent).join(format!("lockrun-{uid}")))
-        .into_iter()
-        .find(|directory| directory.exists())
-        .expect("one of the two");
-    let made = fs::symlink_metadata(&directory).expect("it was made");
+    let made = fs::symlink_metadata(default_directory()).expect("it was made");
     assert!(made.is_dir());
     assert_eq!((made.mode() & 0o7777, made.uid()), (0o700, uid));
     holder.end();
@@ -166,9 +169,106 @@ fn a_symbolic_link_with_a_slash_is_refused() {
 // "No weaker lock by accident": a first choice that is full is an error, and no reason to lock elsewhere than others do.
 #[test]
 fn a_full_file_system_is_no_other_directory() {
-    let full = with_mounts("mount -t tmpfs -o nr_inodes=1 none /run/lock");
+    let full = with_mounts("mount -t tmpfs -o nr_inodes=1 none /run");
     let call = Lockrun::bare().key("full").command(["echo", "ran"]);
-    call.in_shell(&full).alone().exited(69).printed("").said("/run/lock/lockrun-");
+    call.in_shell(&full).alone().exited(69).printed("").said("/run/lockrun");
+}
+
+/// A user whom no machine has, and a copy of the program that this user can run.
+struct Nobody {
+    program: String,
+    _place: TempDir,
+}
+
+impl Nobody {
+    const UID: u32 = 424_242;
+
+    /// Where that user's locks never lie, unless there is no /run/lock.
+    const ELSEWHERE: &str = "/tmp/lockrun-424242";
+
+    #[track_caller]
+    fn new() -> Self {
+        need_root("become another user");
+        let (place, program) = program_for_all();
+        Self { program, _place: place }
+    }
+
+    /// The words, after which come lockrun's own, of a call by that user.
+    fn words(&self, before: &[&str]) -> Vec<String> {
+        let uid = Self::UID.to_string();
+        let become_user = ["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"];
+        [&become_user, before, &[&self.program]].concat().into_iter().map(str::to_owned).collect()
+    }
+
+    /// A run of `echo ran` by that user, where these mounts are made.
+    fn run(&self, mounts: &str) -> Output {
+        let run = ["--key", "k", "--", "echo", "ran"].map(str::to_owned);
+        let words: Vec<_> = self.words(&[]).into_iter().chain(run).collect();
+        Lockrun::bare()
+            .command(["sh", "-c", &with_mounts(mounts), "sh"].map(str::to_owned).into_iter().chain(words))
+            .alone()
+    }
+}
+
+// "Nor is the default directory swapped for another one because it cannot be written": a read-only /run/lock (as with
+// `ProtectSystem=strict`), one that only root can write to, and one in which another user has the name, are errors that say what to do.
+#[test]
+fn no_other_default_directory() {
+    let nobody = Nobody::new();
+    let directory = format!("/run/lock/lockrun-{}", Nobody::UID);
+    for (mounts, why) in [
+        ("mount -t tmpfs -o ro,mode=1777 none /run/lock", "ReadWritePaths=/run/lock"),
+        ("mount -t tmpfs -o mode=755 none /run/lock", "ermission denied"),
+        (
+            &*format!("mount -t tmpfs -o mode=1777 none /run/lock && install -d -o 65534 -m 700 {directory}"),
+            "uid 65534",
+        ),
+    ] {
+        nobody.run(mounts).exited(69).printed("").said(&directory).said(why).said("--store file:/DIR");
+        assert!(!Path::new(Nobody::ELSEWHERE).exists(), "{mounts}");
+    }
+    // A directory that is there already, on a file system that has become read-only.
+    let frozen = format!(
+        "mount -t tmpfs -o mode=1777 none /run/lock && install -d -o {} -m 700 {directory} && mount -o remount,ro /run/lock",
+        Nobody::UID
+    );
+    nobody.run(&frozen).exited(69).printed("").said(&directory).said("ReadWritePaths=/run/lock/lockrun-424242");
+    let read_only = with_mounts("mount -t tmpfs -o ro none /run");
+    let output = Lockrun::bare().key("k").command(["echo", "ran"]).in_shell(&read_only).alone();
+    output.exited(69).printed("").said("/run/lockrun").said("ReadWritePaths=/run").said("--store file:/DIR");
+}
+
+// "`/tmp/lockrun-UID` serves only where there is no `/run/lock` at all", and `doctor` warns of it.
+#[test]
+fn where_there_is_no_run_lock() {
+    let nobody = Nobody::new();
+    let bare = "mount -t tmpfs -o mode=755 none /run";
+    nobody.run(bare).exited(0).printed("ran\n").silent();
+    let made = fs::symlink_metadata(Nobody::ELSEWHERE).expect("it was made");
+    assert_eq!((made.mode() & 0o7777, made.uid()), (0o700, Nobody::UID));
+    let words = ["sh", "-c", &with_mounts(bare), "sh"].map(str::to_owned).into_iter();
+    let doctor = Lockrun::bare().command(words.chain(nobody.words(&[])).chain(["doctor".to_owned()])).alone();
+    fs::remove_dir_all(Nobody::ELSEWHERE).expect("it was made");
+    let line = doctor.stdout().lines().find(|line| line.contains("PrivateTmp")).map(str::to_owned);
+    assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains(Nobody::ELSEWHERE)), "{doctor}");
+    // Also of a directory that was named.
+    let locks = TempDir::new_in("/var/tmp").expect("a temporary directory");
+    let doctor = Lockrun::bare().args(["doctor", "--store", &format!("file:{}", locks.path().display())]).run();
+    assert!(doctor.stdout().contains("PrivateTmp"), "{doctor}");
+}
+
+// "Root's default directory is one that no other user can make": whatever lies in /run/lock; nor one who is root in a user
+// namespace.
+#[test]
+fn nobody_keeps_root_out() {
+    let nobody = Nobody::new();
+    let planted = "mount -t tmpfs -o mode=755 none /run && install -d -m 1777 /run/lock && \
+                   install -d -o 65534 -m 700 /run/lock/lockrun-0 /run/lock/lockrun";
+    let call = Lockrun::bare().key("k").command(["echo", "ran"]);
+    call.in_shell(&with_mounts(planted)).alone().exited(0).printed("ran\n").silent();
+    let run = ["--key", "k", "--", "echo", "ran"].map(str::to_owned);
+    let words: Vec<_> = nobody.words(&["unshare", "-Ur"]).into_iter().chain(run).collect();
+    Lockrun::bare().command(words).alone().exited(69).printed("").said("/run/lockrun").said("--store file:/DIR");
 }
 
 // "Mode 0700", whatever the umask: what is made on first use can be used again.
@@ -182,7 +282,35 @@ fn no_umask_spoils_the_directory() {
     let files: Vec<_> = fs::read_dir(&directory).expect("ours").map(|entry| entry.expect("ours").path()).collect();
     assert!(!files.is_empty(), "a lock leaves its file");
     for file in files {
-        assert_eq!(fs::metadata(&file).expect("ours").mode() & 0o7777, 0o600, "{}", file.display());
+        assert_eq!(fs::metadata(&file).expect("ours").mode() & 0o7777, 0o1600, "{}", file.display());
     }
     call.run().exited(0).silent();
+}
+
+// "systemd-tmpfiles, which removes old files, leaves lock files alone", in a directory that the user named too; also one that is still without
+// the sticky bit, from its next use on.
+#[test]
+fn no_cleaner_takes_a_lock_away() {
+    let cleaner = find_program("systemd-tmpfiles");
+    let parent = TempDir::new().expect("a temporary directory");
+    let locks = parent.path().join("tmp/locks");
+    fs::create_dir_all(&locks).expect("a directory");
+    set_mode(&locks, 0o700);
+    File::create(locks.join("dir")).expect("a file");
+    set_mode(&locks.join("dir"), 0o600);
+    // An age of 0: everything is old.
+    let config = parent.path().join("clean.conf");
+    fs::write(&config, format!("d {} - - - 0\n", parent.path().join("tmp").display())).expect("a file");
+    let clean = || {
+        let stray = locks.join("stray");
+        File::create(&stray).expect("a file");
+        Lockrun::bare().command([cleaner.as_os_str(), "--clean".as_ref(), config.as_os_str()]).alone().exited(0);
+        assert!(!stray.exists(), "nothing was cleaned");
+    };
+    let holder = Holder::with(&at(&locks), &[]);
+    clean();
+    at(&locks).command(["echo", "ran"]).run().exited(75).printed("").said("is held by");
+    holder.end();
+    clean();
+    assert!(locks.join("dir").exists(), "what the record says about the last run stays");
 }

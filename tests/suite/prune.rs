@@ -1,6 +1,11 @@
 //! `lockrun prune`: forgets keys that are free and have not been used for long.
 
+use std::fs::{self, File};
+
+use nix::fcntl::{Flock, FlockArg};
+
 use crate::support::hand::{all, is_held, release, token, until_waiting};
+use crate::support::lock_file::path;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
 
@@ -91,3 +96,23 @@ on_every_store!(nobody_slips_in_meanwhile, |store| {
     let seen = std::fs::read_to_string(&log).expect("all have run");
     assert_eq!(seen, "in\nout\n".repeat(40));
 });
+
+// "The file that has the name is the lock": one that `prune` removed before we had it is not, though a hard link keeps it.
+#[test]
+fn a_hard_link_is_no_name() {
+    let store = Store::file();
+    let file = path(&store, "linked");
+    Lockrun::new(&store).key("linked").command(["true"]).run().exited(0);
+    fs::hard_link(&file, store.locks().join(".backup")).expect("a hard link");
+    // As `prune` is when it removes the name, the test is at the turnstile.
+    let turnstile =
+        Flock::lock(File::open(&file).expect("the lock has a file"), FlockArg::LockExclusive).expect("a lock");
+    let mut waiter =
+        Lockrun::new(&store).key("linked").arg("--wait").sh("echo ready; read line || :").with_open_input();
+    until_waiting(&store, "linked", 1);
+    fs::remove_file(&file).expect("it is there");
+    drop(turnstile);
+    waiter.run.wait_for_line("ready");
+    Lockrun::new(&store).key("linked").command(["echo", "ran"]).run().exited(75).printed("").said("is held by");
+    waiter.finish().exited(0).silent();
+}

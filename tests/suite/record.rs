@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use crate::support::birth::Birth;
 use crate::support::hand::{all, break_lock, is_held, release, renew, status, token};
 use crate::support::holder::is_free;
-use crate::support::lock_file::{is_taken, path};
+use crate::support::lock_file::{edit, is_taken, path};
 use crate::support::sequence::{self, next, peek, reserve};
 use crate::support::steps::end_in_steps;
 use crate::support::{Holder, Lockrun, Output, Store};
@@ -189,6 +189,63 @@ fn a_record_that_cannot_be_written() {
     assert_eq!(fs::read(path(&store, "full")).expect("the lock has a file"), before);
     assert!(is_held(&store, "full"));
     release(&store, "full", &ours).exited(0).silent();
+}
+
+// "Status 69: ... COMMAND was not started", where a limit on the size of files would keep the end of the run from being written.
+#[test]
+fn a_limit_on_file_sizes() {
+    let store = Store::file();
+    let limited = |bytes| Birth { limits: vec![(Resource::RLIMIT_FSIZE, bytes, bytes)], ..Birth::default() };
+    for key in ["fresh", "used"] {
+        let call = Lockrun::new(&store).key(key);
+        if key == "used" {
+            call.clone().command(["true"]).run().exited(0).silent();
+        }
+        for _ in 0..3 {
+            for bytes in [512, 1024] {
+                let run = call.clone().birth(limited(bytes)).command(["echo", "ran"]).run();
+                run.exited(69).printed("").said("ulimit -f").said(&path(&store, key).display().to_string());
+            }
+        }
+        call.birth(limited(1 << 14)).command(["true"]).run().exited(0).silent();
+    }
+    let reserved = reserve(&store, "1").birth(limited(1024)).command(["echo", "ran"]).run();
+    reserved.exited(69).printed("").said("ulimit -f");
+}
+
+// "One enum holds every way a run can end": where the end of a run cannot be written down, the lock is free, which is said, with what
+// is lost by it, and the status is COMMAND's.
+#[test]
+fn an_end_that_cannot_be_written() {
+    let store = Store::file();
+    // From now on lockrun cannot write the second copy of a record, nor much else.
+    let script = |status: u32| format!("prlimit --fsize=1024 --pid $PPID; exit {status}");
+    let run = Lockrun::new(&store).key("end").sh(&script(3)).run().exited(3);
+    run.said("lock \"end\" is free, but how the run ended is not recorded: cannot write");
+    assert!(is_free(&store, "end"));
+    for options in [["--keep", "--ttl=10m"], ["--min-hold", "10m"]] {
+        let run = Lockrun::new(&store).key(options[0]).args(options).sh(&script(0)).run().exited(0);
+        run.said("is free, although it was to be kept: cannot write");
+        assert!(is_free(&store, options[0]), "{options:?}");
+    }
+    let run = reserve(&store, "7").sh(&script(0)).run().exited(0);
+    run.said("value of the sequence \"seq\" may come up again, although it was used: cannot write");
+    assert_eq!(peek(&reserve(&store, "7")), "7");
+}
+
+// "Each acquisition of a key gets a number greater than every earlier one", or none at all.
+#[test]
+fn a_fence_that_cannot_grow() {
+    let store = Store::file();
+    let call = Lockrun::new(&store).key("fence").sh("echo $LOCKRUN_FENCE");
+    call.run().exited(0).silent();
+    let set = |fence: u64| edit(&path(&store, "fence"), |record| record["fence"] = fence.into());
+    for fence in [1 << 53, u64::MAX - 2] {
+        set(fence);
+        call.run().exited(0).silent().printed(&format!("{}\n", fence + 1));
+    }
+    call.run().exited(0).silent().printed(&format!("{}\n", u64::MAX));
+    call.run().exited(69).printed("").said("fence").said(&path(&store, "fence").display().to_string());
 }
 
 /// A run whose command waits for the end of its input, and runs by now.

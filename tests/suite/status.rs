@@ -316,3 +316,28 @@ fn other_files_are_no_locks() {
     pruned.exited(0).printed("ours\n").silent();
     assert_eq!(std::fs::read_dir(&locks).expect("ours").count(), before - 1);
 }
+
+// "The last run (host, user, started, ended)": a time that no calendar here reaches is no reason to tell nothing of the others.
+on_every_store!(a_time_after_the_year_9999, |store| {
+    for key in ["other", "far"] {
+        Lockrun::new(store).key(key).command(["true"]).run().exited(0);
+    }
+    for at in [253_402_300_800_000_u64, 1 << 53] {
+        match store.as_redis() {
+            Some(redis) => {
+                let who = json!({ "host": "h", "pid": 1, "user": "u", "command": "c" });
+                let last = json!({ "who": who, "started": at, "ended": at, "status": 0 }).to_string();
+                redis.ask(&["SET", "lockrun:{far}:last", &last]);
+            }
+            None => lock_file::edit(&lock_file::path(store, "far"), |record| {
+                record["last"]["started_unix_ms"] = json!(at);
+                record["last"]["ended_unix_ms"] = json!(at);
+            }),
+        }
+        assert_eq!(status(store, "far")["last"]["ended"], "9999-12-31T23:59:59.999Z");
+        let page = read(store, &["--key", "far"]).exited(0).stdout();
+        assert!(page.contains("ok, 9999-12-31 23:59:59Z to 9999-12-31 23:59:59Z"), "{page}");
+        assert_eq!(read(store, &[]).exited(0).stdout().lines().count(), 3);
+        Lockrun::other("prune", store).args(["--older-than", "0", "--dry-run"]).run().exited(0).silent();
+    }
+});

@@ -191,7 +191,8 @@ on_every_store!(descriptors_are_the_same, |store| {
     assert_eq!(under, alone);
 });
 
-// "Lockrun's own files are nobody else's": what it creates is for its user alone.
+// "Lockrun's own files are nobody else's": what it creates is for its user alone. (The sticky bit is for
+// systemd-tmpfiles.)
 #[test]
 fn lock_files_are_private() {
     let store = Store::file();
@@ -200,6 +201,6 @@ fn lock_files_are_private() {
     let mode = |path: &Path| fs::metadata(path).expect("ours").permissions().mode() & 0o7777;
     assert_eq!(mode(&store.locks()), 0o700);
     for entry in fs::read_dir(store.locks()).expect("the store") {
-        assert_eq!(mode(&entry.expect("ours").path()), 0o600);
+        assert_eq!(mode(&entry.expect("ours").path()), 0o1600);
     }
 }

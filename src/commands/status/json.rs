@@ -1,10 +1,10 @@
 //! What is known of keys, for programs: an array with an object for each key.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::words::between;
+use super::words::{between, moment};
 use crate::escape::json_for_terminals;
 use crate::holder::Holder;
 use crate::outcome::Ending;
@@ -81,7 +81,7 @@ fn with(who: &Holder, fields: Value) -> Value {
 
 /// A moment as in `2026-11-21T04:30:00.000Z`.
 fn time(unix_ms: u64) -> String {
-    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
+    humantime::format_rfc3339_millis(moment(unix_ms)).to_string()
 }
 
 fn millis(span: Duration) -> u64 {

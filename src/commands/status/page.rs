@@ -1,9 +1,8 @@
 //! All that is known of one key, for people.
 
 use std::fmt::Write as _;
-use std::time::{Duration, UNIX_EPOCH};
 
-use super::words::{between, ending, span};
+use super::words::{between, ending, moment, span};
 use crate::escape::escaped;
 use crate::store::KeyStatus;
 
@@ -56,6 +55,6 @@ pub(super) fn text(status: &KeyStatus) -> String {
 
 /// A moment as in `2026-11-21 04:30:00Z`.
 fn time(unix_ms: u64) -> String {
-    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string();
+    let time = humantime::format_rfc3339_seconds(moment(unix_ms)).to_string();
     time.replace('T', " ")
 }

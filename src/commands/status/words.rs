@@ -1,8 +1,16 @@
 //! How spans of time and endings are said, in as few characters as will do.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::outcome::Ending;
+
+/// The last moment that can be written as a date: the end of the year 9999.
+const LAST_MS: u64 = 253_402_300_799_999;
+
+/// Returns the moment of a time in milliseconds of Unix time, or the last one that can be written as a date if that is earlier.
+pub(super) fn moment(unix_ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(unix_ms.min(LAST_MS))
+}
 
 /// The span between two moments in milliseconds; none if they are the wrong way round.
 pub(super) fn between(earlier_ms: u64, later_ms: u64) -> Duration {

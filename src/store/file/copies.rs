@@ -24,6 +24,9 @@ const HEADER: usize = 4 * 17;
 /// The first place of a copy that is not the beginning of the file. Two copies of an ordinary record share a page of memory.
 const FIRST_PLACE: usize = 1024;
 
+/// The size in bytes of a file with two copies of an ordinary record, the least that any has.
+pub(super) const LEAST_SIZE: u64 = 2 * FIRST_PLACE as u64;
+
 /// What is read at first, more than an ordinary file has.
 const PAGE: usize = 4096;
 

@@ -4,8 +4,8 @@
 //! is never reached through a symbolic link in its last place.
 
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, Permissions};
-use std::io;
+use std::fs::{DirBuilder, Permissions, symlink_metadata};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,19 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
+use crate::escape::escaped_path;
 use crate::key::Key;
 use crate::store::StoreError;
 
-/// Where the default directory is made, the first that takes it. The environment has no say in this: the directory must
-/// be the same from cron and from a shell.
-const PARENTS: [&str; 2] = ["/run/lock", "/tmp"];
+/// The parent and the name of root's default directory: only root can make anything there, so that no other user can keep root out,
+/// nor one who is root in a user namespace alone.
+const OF_ROOT: (&str, &str) = ("/run", "lockrun");
+
+/// The parent of all other users' default directories.
+const OF_USERS: &str = "/run/lock";
+
+/// The same where the machine does not have that.
+const LAST_RESORT: &str = "/tmp";
 
 /// The longest file name that is a key written out. Longer ones, which a file system may not take, end in a hash.
 const NAME_MAX: usize = 200;
@@ -43,30 +50,15 @@ impl Directory {
     /// Opens `named`, or else the default directory, and creates it if it is missing. Refuses one that others could
     /// have planted or can write to.
     pub(super) fn open(named: Option<&Path>) -> Result<Self, StoreError> {
-        if let Some(path) = named {
+        let (path, forbidden) = match named {
             // Without a slash or dot at its end, which would lead through a symbolic link.
-            let path: &Path = &path.components().collect::<PathBuf>();
-            return Self::open_or_create(path, OTHERS_WRITE)?
-                .map_err(|error| anyhow!("cannot create the lock directory {}: {error}", path.display()));
-        }
-        let name = format!("lockrun-{}", geteuid());
-        let mut failures = String::new();
-        for parent in PARENTS {
-            let path = Path::new(parent).join(&name);
-            match Self::open_or_create(&path, OTHERS_AT_ALL)? {
-                Ok(directory) => return Ok(directory),
-                // Only where nothing can ever be made is the next place ours: a full disk, say, is no reason to lock elsewhere
-                // than others do.
-                Err(error) if !is_no_place(&error) => {
-                    bail!("cannot create the lock directory {}: {error}", path.display())
-                }
-                Err(error) => {
-                    let _ =
-                        write!(failures, "{}{}: {error}", if failures.is_empty() { "" } else { ", " }, path.display());
-                }
-            }
-        }
-        bail!("cannot create a lock directory ({failures}); name one with --store file:/DIR")
+            Some(path) => (path.components().collect(), OTHERS_WRITE),
+            None => (default_path()?, OTHERS_AT_ALL),
+        };
+        Self::open_or_create(&path, forbidden)?.map_err(|error| {
+            let above = path.parent().unwrap_or(&path);
+            anyhow!("cannot create the lock directory {}: {error}{}", escaped_path(&path), advice(&error, above))
+        })
     }
 
     /// Opens the directory at `path`, or creates it. The inner error is that it cannot be created, the outer one that
@@ -80,12 +72,12 @@ impl Directory {
                 Err(Errno::ENOENT) if !created => {
                     created = true;
                     match DirBuilder::new().mode(0o700).create(path) {
-                        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Ok(Err(error)),
+                        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Ok(Err(error)),
                         _ => {}
                     }
                 }
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {
-                    bail!("refuses the lock directory {}: it is a symbolic link or not a directory", path.display())
+                    bail!("refuses the lock directory {}: it is a symbolic link or not a directory", escaped_path(path))
                 }
                 Err(errno) => return Ok(Err(errno.into())),
             }
@@ -95,19 +87,19 @@ impl Directory {
             let made = format!("/proc/self/fd/{}", fd.as_raw_fd());
             let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
         }
-        let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", path.display(), errno.desc()))?;
+        let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", escaped_path(path), errno.desc()))?;
         if stat.st_uid != geteuid().as_raw() {
             bail!(
                 "refuses the lock directory {}: it belongs to uid {}, who could take our locks away; \
-                 remove it, or name another with --store file:/DIR",
-                path.display(),
+                 have it removed, or name another for all runs with --store file:/DIR",
+                escaped_path(path),
                 stat.st_uid
             );
         }
         if stat.st_mode & forbidden != 0 {
             bail!(
                 "refuses the lock directory {}: others can write to it or read it (mode {:03o}); chmod 700 it",
-                path.display(),
+                escaped_path(path),
                 stat.st_mode & 0o777
             );
         }
@@ -121,7 +113,7 @@ impl Directory {
 
     /// The names of all plain files in it that may be a lock's. No lock's file has a name that begins with a dot.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
-        let fails = || format!("cannot list {}", self.path.display());
+        let fails = || format!("cannot list {}", escaped_path(&self.path));
         // By the open descriptor, which is the directory that was checked.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let mut opened = Dir::openat(&self.fd, ".", flags, Mode::empty()).with_context(fails)?;
@@ -153,26 +145,46 @@ impl Directory {
         match synced {
             // Some file systems have nothing to do there.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
-            Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", self.path.display())),
+            Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", escaped_path(&self.path))),
         }
     }
 
     /// Removes the file of this name.
     pub(super) fn remove(&self, name: &str) -> Result<(), StoreError> {
         unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir)
-            .with_context(|| format!("cannot remove {}", self.path.join(name).display()))
+            .with_context(|| format!("cannot remove {}", escaped_path(&self.path.join(name))))
     }
 
     /// The path of the lock file of `key`, for messages.
     pub(super) fn show(&self, key: &Key) -> String {
-        self.path.join(file_name(key)).display().to_string()
+        escaped_path(&self.path.join(file_name(key)))
     }
 }
 
-/// Whether this error says that a directory cannot be made at that place at all.
-fn is_no_place(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::EPERM | Errno::EROFS))
+/// Returns where the locks of this user are if no directory is named. The environment has no say in this, nor whether the directory
+/// can be made: the path must be the same from cron, from a shell and from a service, or two runs would hold one lock.
+fn default_path() -> Result<PathBuf, StoreError> {
+    let user = geteuid();
+    let name = format!("lockrun-{user}");
+    let (parent, name) = if user.is_root() { OF_ROOT } else { (OF_USERS, name.as_str()) };
+    match symlink_metadata(parent) {
+        Ok(_) => Ok(Path::new(parent).join(name)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(Path::new(LAST_RESORT).join(format!("lockrun-{user}")))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot look at {parent}, where the lock directory belongs")),
+    }
+}
+
+/// Returns what to do about `error`, to put after it, if it is that `directory` is not for us to write.
+pub(super) fn advice(error: &io::Error, directory: &Path) -> String {
+    match error.kind() {
+        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => format!(
+            "; name a directory that all runs can write to with --store file:/DIR, or, in a systemd service, set ReadWritePaths={}",
+            escaped_path(directory)
+        ),
+        _ => String::new(),
+    }
 }
 
 impl AsFd for Directory {

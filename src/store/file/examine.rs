@@ -5,7 +5,8 @@ mod records;
 mod trial;
 mod way;
 
-use std::os::fd::AsFd;
+use std::fs::read_link;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use nix::sys::stat::fstat;
@@ -21,11 +22,29 @@ pub(super) fn examine(named: Option<&Path>) -> Vec<Finding> {
         Err(error) => return vec![Finding::unusable(format!("{error:#}"), "")],
     };
     let mut findings = vec![ours(&directory)];
+    findings.extend(private(&directory));
     findings.extend(way::examine(directory.path()));
     findings.extend(place::examine(directory.as_fd(), directory.path()));
     findings.extend(trial::examine(directory.as_fd(), directory.path()));
     findings.extend(records::examine(&directory));
     findings
+}
+
+/// Directories that a systemd service with `PrivateTmp=yes` has to itself.
+const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// Whether the directory lies where some services see another one.
+fn private(directory: &Directory) -> Option<Finding> {
+    // Wherever symbolic links led.
+    let path = read_link(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).ok()?;
+    let above = PRIVATE.into_iter().find(|above| path.starts_with(above))?;
+    Some(Finding::warn(
+        format!(
+            "the lock directory {} lies in {above}, of which a systemd service with PrivateTmp=yes has its own",
+            path.display()
+        ),
+        "such a service and a cron job would hold one lock at once; name a directory elsewhere for all with --store file:/DIR",
+    ))
 }
 
 /// That it could be opened means that it is a directory, ours, and writable by nobody else.

@@ -17,16 +17,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FlockArg, OFlag, fcntl, openat};
-use nix::sys::stat::{Mode, fchmod, fstat};
+use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 
-use super::copies::{Copies, Damage};
+use super::copies::{self, Copies, Damage};
 use super::directory::{self, Directory};
 use super::record::Record;
 use super::unreadable::Unreadable;
 use crate::clock::Moment;
+use crate::escape::escaped_path;
 use crate::key::Key;
 use crate::store::{Held, StoreError};
 use crate::supervise;
@@ -39,10 +41,17 @@ const SLOTS: i64 = 1 << 41;
 /// without a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The permissions of a lock file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or
+/// not, keeps one that has the sticky bit.
+fn mode() -> Mode {
+    Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_ISVTX
+}
+
 /// The file of one lock, open.
 #[derive(Debug)]
 pub(super) struct LockFile {
     file: File,
+    name: String,
     path: String,
     /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
     kind: c_int,
@@ -54,10 +63,14 @@ impl LockFile {
         let path = directory.show(key);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
         let name = directory::file_name(key);
-        let opened = openat(directory.as_fd(), name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
-        let file = opened.map_err(|errno| anyhow!("cannot open the lock file {path}: {}", errno.desc()))?;
+        check_limit(&path)?;
+        let opened = openat(directory.as_fd(), name.as_str(), flags, mode());
+        let file = opened.map_err(|errno| {
+            let advice = directory::advice(&errno.into(), directory.path());
+            anyhow!("cannot open the lock file {path}: {}{advice}", errno.desc())
+        })?;
         let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
-        Ok(LockFile { file: file.into(), path, kind: libc::F_WRLCK })
+        Ok(LockFile { file: file.into(), name, path, kind: libc::F_WRLCK })
     }
 
     /// Opens the lock file of this `name`, if there is one, to change it. COMMAND does not inherit it.
@@ -71,10 +84,10 @@ impl LockFile {
     }
 
     fn open_for(directory: &Directory, name: &str, access: OFlag, kind: c_int) -> Result<Option<Self>, StoreError> {
-        let path = directory.path().join(name).display().to_string();
+        let path = escaped_path(&directory.path().join(name));
         let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
         match openat(directory.as_fd(), name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(LockFile { file: file.into(), path, kind })),
+            Ok(file) => Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, kind })),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(anyhow!("cannot open the lock file {path}: {}", errno.desc())),
         }
@@ -85,15 +98,20 @@ impl LockFile {
         &self.path
     }
 
-    /// Whether the file still has its name: somebody may have removed it before we locked it, and then it is not the one
-    /// that others would lock. Makes sure that the next run can open it.
-    pub(super) fn has_a_name(&self) -> Result<bool, StoreError> {
-        let stat = fstat(&self.file).with_context(|| format!("cannot look at {}", self.path))?;
-        if stat.st_mode & 0o777 != 0o600 {
-            // The umask has had its say.
-            let _ = fchmod(&self.file, Mode::S_IRUSR | Mode::S_IWUSR);
+    /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before we locked it is not
+    /// the one that others would lock, even if it has further names. Gives the file its mode, if that is another.
+    pub(super) fn has_its_name(&self, directory: &Directory) -> Result<bool, StoreError> {
+        let cannot_look = || format!("cannot look at {}", self.path);
+        let ours = fstat(&self.file).with_context(cannot_look)?;
+        if ours.st_mode & 0o7777 != mode().bits() {
+            // A umask, or an older version of lockrun.
+            let _ = fchmod(&self.file, mode());
         }
-        Ok(stat.st_nlink > 0)
+        match fstatat(directory.as_fd(), self.name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno).with_context(cannot_look),
+        }
     }
 
     /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for whoever is only passing.
@@ -157,18 +175,17 @@ impl LockFile {
         Ok(result)
     }
 
-    /// The same, and lets go of the slot, whatever becomes of the record. That is written first: if we are killed in between,
+    /// The same, and frees the slot, whatever becomes of the record. That is written first: if we are killed in between,
     /// the lock stays if that was wanted, and the run is known to be over. Those who are woken by the change read the
-    /// record when we have left it.
+    /// record when we have left it. The outer error is that the slot is not free, the inner one that the record is as it was.
     pub(super) fn edit_and_free<T>(
         &self,
         slot: u32,
         change: impl FnOnce(&mut Record) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<Result<T, StoreError>, StoreError> {
         let result = self.lock_record().and_then(|()| self.edit_locked(change));
         // For every process that has inherited the descriptor, too.
         let freed = self.free_slot(slot).and(self.free(EDIT));
-        let result = result?;
         freed.with_context(|| format!("cannot unlock {}", self.path))?;
         Ok(result)
     }
@@ -256,6 +273,20 @@ impl AsFd for LockFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Fails if this process may not make files long enough for a record: written once, it could not be written again when the run
+/// ends.
+fn check_limit(path: &str) -> Result<(), StoreError> {
+    let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).context("cannot find out how long a file may be")?;
+    if limit < copies::LEAST_SIZE {
+        bail!(
+            "cannot write the lock file {path}: files may have no more than {limit} bytes (ulimit -f), and it needs {}; raise \
+             the limit",
+            copies::LEAST_SIZE
+        );
+    }
+    Ok(())
 }
 
 /// Where a slot's lock lies.

@@ -4,6 +4,7 @@
 //! It is read and written under the file's edit lock, see [`super::lock_file`].
 
 use std::io;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -67,7 +68,7 @@ pub(super) struct HolderRecord {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<ValueRecord>,
     pub(super) who: Holder,
-    /// Since when, in milliseconds of the boot clock.
+    /// Since when, in milliseconds after the start of the machine.
     pub(super) since_boot_ms: u64,
     /// Since when, in milliseconds of Unix time.
     pub(super) since_unix_ms: u64,
@@ -85,7 +86,7 @@ pub(super) struct HolderRecord {
 pub(super) struct LeaseRecord {
     /// The kernel's name for this boot.
     pub(super) boot: String,
-    /// Its end, in milliseconds of the boot clock; `None`: it never ends.
+    /// Its end, in milliseconds after the start of the machine; `None`: it never ends.
     pub(super) until_boot_ms: Option<u64>,
     /// How long it lasts from one renewal; `None`: for ever.
     pub(super) ttl_ms: Option<u64>,
@@ -110,11 +111,11 @@ pub(super) struct LastRecord {
 
 impl Record {
     /// The lock goes to `claim`, in `slot`, with a new fence: greater than the last one, and, so that it also is when the file
-    /// was lost, not below the time. Gives the fence.
-    pub(super) fn add(&mut self, claim: &Claim, slot: u32, lease: Option<LeaseRecord>) -> u64 {
+    /// was lost, not below the time. Returns the fence, or `None` if the last one was the greatest there is.
+    pub(super) fn add(&mut self, claim: &Claim, slot: u32, lease: Option<LeaseRecord>) -> Option<u64> {
         let unix_ms = unix_ms();
         claim.key.as_str().clone_into(&mut self.key);
-        self.fence = self.fence.saturating_add(1).max(unix_ms);
+        self.fence = self.fence.checked_add(1)?.max(unix_ms);
         self.holders.push(HolderRecord {
             token: claim.token.clone(),
             fence: self.fence,
@@ -126,7 +127,7 @@ impl Record {
             lease,
             let_go: false,
         });
-        self.fence
+        Some(self.fence)
     }
 
     /// The holder whose token this is.
@@ -169,7 +170,7 @@ impl Record {
 impl HolderRecord {
     /// How long it has held the lock.
     pub(super) fn held_for(&self, now: Moment) -> Duration {
-        now.since(Moment::from_boot(Duration::from_millis(self.since_boot_ms)))
+        now.since(at_boot_ms(self.since_boot_ms))
     }
 
     /// It, as others are told.
@@ -186,8 +187,7 @@ impl HolderRecord {
 
     /// When its lease ends, if it has one that does.
     pub(super) fn ends_at(&self) -> Option<Moment> {
-        let until = self.lease.as_ref()?.until_boot_ms?;
-        Some(Moment::from_boot(Duration::from_millis(until)))
+        self.lease.as_ref()?.until_boot_ms.map(at_boot_ms)
     }
 }
 
@@ -222,8 +222,32 @@ fn this_boot() -> io::Result<String> {
     Ok(std::fs::read_to_string(PATH).map_err(explain)?.trim_end().to_owned())
 }
 
+/// Returns `moment` in milliseconds after the start of the machine, which all time namespaces have in common.
 fn boot_ms(moment: Moment) -> u64 {
-    millis(moment.since_boot())
+    millis(moment.since_boot()).saturating_add_signed(clock_ahead_ms().saturating_neg())
+}
+
+/// Returns the moment that lies so many milliseconds after the start of the machine.
+fn at_boot_ms(boot_ms: u64) -> Moment {
+    Moment::from_boot(Duration::from_millis(boot_ms.saturating_add_signed(clock_ahead_ms())))
+}
+
+/// Returns by how many milliseconds the boot clock is ahead in the time namespace of this process: see time_namespaces(7). 0 on a
+/// kernel that has no such namespaces.
+fn clock_ahead_ms() -> i64 {
+    static AHEAD: OnceLock<i64> = OnceLock::new();
+    *AHEAD.get_or_init(|| {
+        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        read_clock_ahead_ms(&offsets).unwrap_or_default()
+    })
+}
+
+/// Reads lines of a clock's name, seconds and nanoseconds.
+fn read_clock_ahead_ms(offsets: &str) -> Option<i64> {
+    let line = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?;
+    let (seconds, nanoseconds) = line.trim().split_once(' ')?;
+    let milliseconds = nanoseconds.trim().parse::<i64>().ok()? / 1_000_000;
+    seconds.parse::<i64>().ok()?.checked_mul(1000)?.checked_add(milliseconds)
 }
 
 /// A span in whole milliseconds.
@@ -234,4 +258,18 @@ pub(super) fn millis(span: Duration) -> u64 {
 /// The present time, in milliseconds of Unix time.
 pub(super) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_a_time_namespace_is_read() {
+        let offsets = |boot: &str| format!("monotonic           7         0\nboottime   {boot}\n");
+        assert_eq!(read_clock_ahead_ms(&offsets("         0         0")), Some(0));
+        assert_eq!(read_clock_ahead_ms(&offsets("   1000000 500000000")), Some(1_000_000_500));
+        assert_eq!(read_clock_ahead_ms(&offsets("       -12         0")), Some(-12_000));
+        assert_eq!(read_clock_ahead_ms(""), None);
+    }
 }

@@ -25,6 +25,13 @@ pub(crate) fn with_pids_of_its_own() -> String {
     possible(&format!("exec unshare {namespaces} sh -c '\"$@\"; exit $?' sh \"$@\""), "have process ids of its own")
 }
 
+/// A shell script that executes its arguments where the clock that counts from the start of the machine is ahead by so many seconds.
+#[track_caller]
+pub(crate) fn with_clock_ahead(seconds: u32) -> String {
+    let root = if Uid::effective().is_root() { "" } else { "-Ur " };
+    entering(&format!("{root}-T --boottime {seconds} --fork"), "true")
+}
+
 #[track_caller]
 fn entering(namespaces: &str, setup: &str) -> String {
     let inside = format!("{setup} && exec \"$@\"").replace('\'', "'\\''");

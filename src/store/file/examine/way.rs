@@ -1,32 +1,12 @@
 //! The directories on the way to the lock directory: whoever can write to one of them can put another directory in the place
 //! of the next, and then some runs lock here and others there.
 
-use std::ffi::OsString;
-use std::fs::{Metadata, read_link, symlink_metadata};
-use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
-use nix::errno::Errno;
 use nix::unistd::geteuid;
 
+use crate::ancestors::{GROUP_WRITES, OTHERS_WRITE, STICKY, Step, walk};
 use crate::finding::Finding;
-
-const STICKY: u32 = 0o1000;
-const GROUP_WRITES: u32 = 0o020;
-const OTHERS_WRITE: u32 = 0o002;
-
-/// The most symbolic links that the kernel follows on one path.
-const LINKS_MAX: u32 = 40;
-
-/// Something that is passed on the way.
-struct Step {
-    path: PathBuf,
-    is_link: bool,
-    owner: u32,
-    group: u32,
-    mode: u32,
-}
 
 /// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
 pub(super) fn examine(directory: &Path) -> Vec<Finding> {
@@ -40,51 +20,6 @@ pub(super) fn examine(directory: &Path) -> Vec<Finding> {
     let us = geteuid().as_raw();
     let found: Vec<Finding> = steps.iter().filter_map(|step| judge(step, us)).collect();
     if found.is_empty() { vec![Finding::ok("nobody else can write to a directory above it")] } else { found }
-}
-
-/// Everything on the way to `goal`, an absolute path, as the kernel goes; without its end.
-fn walk(goal: &Path) -> io::Result<Vec<Step>> {
-    let mut here = PathBuf::from("/");
-    let mut steps = vec![Step::new(&here, &symlink_metadata(&here)?)];
-    let mut ahead = reversed(goal);
-    let mut links = 0;
-    while let Some(name) = ahead.pop() {
-        if name == ".." {
-            here.pop();
-            continue;
-        }
-        let next = here.join(name);
-        let metadata = symlink_metadata(&next)?;
-        if metadata.is_symlink() {
-            links += 1;
-            if links > LINKS_MAX {
-                return Err(Errno::ELOOP.into());
-            }
-            let target = read_link(&next)?;
-            if target.is_absolute() {
-                here = PathBuf::from("/");
-            }
-            ahead.extend(reversed(&target));
-        } else {
-            here.clone_from(&next);
-        }
-        steps.push(Step::new(&next, &metadata));
-    }
-    steps.pop();
-    Ok(steps)
-}
-
-/// The names in a path, the first one last.
-fn reversed(path: &Path) -> Vec<OsString> {
-    let names = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    names.rev().map(|part| part.as_os_str().to_owned()).collect()
-}
-
-impl Step {
-    fn new(path: &Path, metadata: &Metadata) -> Self {
-        let (owner, group, mode) = (metadata.uid(), metadata.gid(), metadata.mode());
-        Step { path: path.to_owned(), is_link: metadata.is_symlink(), owner, group, mode }
-    }
 }
 
 /// What is wrong with a step, if we are `us`. Whoever is root can do everything anyway.
