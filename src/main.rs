@@ -5,37 +5,17 @@
 // Without Rust's own start-up: see `supervise::entry`.
 #![cfg_attr(not(test), no_main)]
 
-mod acquire;
-mod ancestors;
 mod cli;
-mod clock;
 mod commands;
-mod duration;
-mod escape;
-mod event;
-mod finding;
-mod holder;
-mod input;
-mod journal;
-mod keeper;
-mod key;
-mod lease;
-mod outcome;
-mod outer;
-mod plan;
-mod progress;
+mod config;
+mod lock;
+mod net;
 mod report;
 mod run;
-mod scribe;
-mod sequence;
-mod settings;
-mod start;
 mod store;
-mod successor;
 mod supervise;
-mod teller;
-mod token;
-mod trust;
+mod sys;
+mod text;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -46,10 +26,13 @@ use clap::ArgMatches;
 use clap::error::ErrorKind;
 
 use cli::Subcommand;
-use outcome::Outcome;
-use settings::files::{self, File};
-use settings::{Settings, Wrong};
-use supervise::signals::Signals;
+use config::files::{self, File};
+use config::plan;
+use config::settings::{Settings, Wrong};
+use run::outcome::Outcome;
+use sys::input;
+use sys::signals::Signals;
+use text::escape;
 
 /// What `main` does: gives the status to exit with, or does not return because a signal ended the process.
 fn main_story() -> libc::c_int {

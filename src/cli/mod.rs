@@ -1,6 +1,6 @@
 //! What can be typed, in clap's terms. These definitions feed the parser, `--help`, the manual and the completions.
 //!
-//! Nothing is read or checked here beyond what can be said of a word by itself; [`crate::settings`] and [`crate::plan`] do
+//! Nothing is read or checked here beyond what can be said of a word by itself; [`crate::config::settings`] and [`crate::config::plan`] do
 //! the rest.
 
 pub mod name;

@@ -1,4 +1,4 @@
-//! The options as the parser sees them. What people are told of them is in [`super::descriptions`].
+//! The options as the parser sees them. What people are told of them is in [`crate::cli::descriptions`].
 
 use clap::{Arg, ArgAction, builder::ValueParser};
 

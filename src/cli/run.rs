@@ -6,7 +6,7 @@ use clap::Command;
 use super::name;
 use super::options::{self, option, switch};
 
-/// The definition of the command line of a run. What excludes what is for [`crate::settings`] to say, which also knows the
+/// The definition of the command line of a run. What excludes what is for [`crate::config::settings`] to say, which also knows the
 /// other places that options come from.
 pub fn command() -> Command {
     Command::new("lockrun")

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Arg, Command};
 
 use super::name;
-use crate::duration;
+use crate::text::duration;
 
 /// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5`, where the word is a duration and stands among lockrun's own
 /// options. A word that is no duration is left to be the command. Everything from `--` or the first word that is no
@@ -74,8 +74,8 @@ pub fn tie_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::command;
     use super::*;
+    use crate::cli::command;
 
     fn tied(words: &[&str]) -> Vec<String> {
         let words = words.iter().map(OsString::from).collect();

@@ -7,19 +7,20 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::open;
-use crate::acquire::{self, Patience};
 use crate::cli::name;
-use crate::escape::json_for_terminals;
-use crate::holder::Holder;
-use crate::outcome::{Ending, Outcome};
-use crate::outer::Outer;
+use crate::config::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::token::Token;
 use crate::report::Verbosity;
-use crate::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
+use crate::report::reporter::Teller;
+use crate::run::acquire::{self, Patience};
+use crate::run::enclosing::Outer;
+use crate::run::outcome::Outcome;
 use crate::store::{Claim, Grant, Parting};
 use crate::supervise::entry::stdout_was_closed;
-use crate::supervise::signals::Signals;
-use crate::teller::Teller;
-use crate::token::Token;
+use crate::sys::signals::Signals;
+use crate::text::escape::json_for_terminals;
 
 /// What it is told, checked.
 struct Options {

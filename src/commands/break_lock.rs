@@ -6,16 +6,16 @@ use anyhow::{Context, Result};
 
 use super::open;
 use crate::cli::name;
-use crate::duration;
-use crate::escape::escaped;
-use crate::holder::Holder;
-use crate::outcome::{HELD, Outcome};
+use crate::config::settings::Settings;
+use crate::lock::holder::Holder;
 use crate::report;
-use crate::settings::Settings;
+use crate::run::outcome::{HELD, Outcome};
 use crate::store::{Living, TakenAway};
+use crate::text::duration;
+use crate::text::escape::escaped;
 
 /// Takes the lock away, and says whose it was. Ends with 75 if it stays whose it is, or does with one of several. Fails with
-/// [`crate::settings::Wrong`] if the settings are not right.
+/// [`crate::config::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
     let fence = settings.typed_value(name::FENCE, |text| {

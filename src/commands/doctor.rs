@@ -5,12 +5,12 @@ use std::io::{self, Write as _};
 use anyhow::{Context, Result};
 
 use super::open;
-use crate::finding::{Finding, Level};
-use crate::outcome::Outcome;
-use crate::settings::Settings;
+use crate::config::settings::Settings;
+use crate::report::diagnostic::{Finding, Level};
+use crate::run::outcome::Outcome;
 
 /// Lets the store examine itself, and prints what it finds. The worst finding decides the outcome. Fails if nothing can be
-/// printed, or with [`crate::settings::Wrong`] if the settings are not right.
+/// printed, or with [`crate::config::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let findings = open(settings, None)?.examine();
     print(&findings).context("cannot print what was found")?;

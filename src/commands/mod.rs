@@ -17,14 +17,14 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::cli::Subcommand;
-use crate::escape::escaped;
-use crate::key::Key;
-use crate::outcome::Outcome;
+use crate::config::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
+use crate::lock::key::Key;
 use crate::report;
-use crate::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
+use crate::run::outcome::Outcome;
 use crate::store::{self, Held, Store};
+use crate::text::escape::escaped;
 
-/// Does what `subcommand` is for, as `settings` say. Fails with [`crate::settings::Wrong`] if they are not right.
+/// Does what `subcommand` is for, as `settings` say. Fails with [`crate::config::settings::Wrong`] if they are not right.
 pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
     match subcommand {
         Subcommand::Acquire => acquire::run(settings),

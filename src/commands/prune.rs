@@ -6,11 +6,11 @@ use anyhow::{Context, Result};
 
 use super::open;
 use crate::cli::name;
-use crate::duration;
-use crate::escape::escaped;
-use crate::outcome::Outcome;
+use crate::config::settings::{Settings, Wrong};
 use crate::report;
-use crate::settings::{Settings, Wrong};
+use crate::run::outcome::Outcome;
+use crate::text::duration;
+use crate::text::escape::escaped;
 
 /// Forgets the keys, or only finds them, and prints their names. Ends with 69 if something cannot be read. Fails with [`Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {

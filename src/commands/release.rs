@@ -3,14 +3,14 @@
 use anyhow::{Context, Result};
 
 use super::{not_ours, open};
-use crate::escape::escaped;
-use crate::outcome::Outcome;
+use crate::config::settings::Settings;
 use crate::report::{self, Verbosity};
-use crate::settings::Settings;
+use crate::run::outcome::Outcome;
 use crate::store::{Parting, Released};
+use crate::text::escape::escaped;
 
 /// Lets go of the lock. While a command still runs under it, it is let go of when that has ended. Ends with 79
-/// if it is not ours. Fails with [`crate::settings::Wrong`] if the settings are not right.
+/// if it is not ours. Fails with [`crate::config::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let verbosity = settings.verbosity()?;

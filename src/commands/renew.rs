@@ -3,14 +3,14 @@
 use anyhow::{Context, Result};
 
 use super::{not_ours, open};
-use crate::escape::escaped;
-use crate::outcome::Outcome;
+use crate::config::settings::Settings;
 use crate::report;
-use crate::settings::Settings;
+use crate::run::outcome::Outcome;
 use crate::store::Renewed;
+use crate::text::escape::escaped;
 
 /// Prolongs the lease, by as long as it was taken for or as `--ttl` says. Ends with 79 if it is not ours. Fails with
-/// [`crate::settings::Wrong`] if the settings are not right.
+/// [`crate::config::settings::Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let ttl = settings.typed_ttl()?;

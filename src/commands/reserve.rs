@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use anyhow::{Context, Result};
 
 use crate::cli::name;
-use crate::outcome::Outcome;
-use crate::plan;
-use crate::sequence::{Order, Sequence};
-use crate::settings::{Settings, Wrong};
-use crate::successor;
-use crate::supervise::signals::Signals;
+use crate::config::plan;
+use crate::config::settings::{Settings, Wrong};
+use crate::run::next_value;
+use crate::run::outcome::Outcome;
+use crate::run::sequence::{Order, Sequence};
+use crate::sys::signals::Signals;
 
 /// Reserves a value, and runs the command with it. Fails with [`Wrong`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
@@ -19,7 +19,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
 }
 
 fn sequence(settings: &Settings<'_>) -> Result<Sequence, Wrong> {
-    let from = settings.typed_value(name::FROM, |text| successor::is_value(text).map(|()| text.to_owned()))?;
+    let from = settings.typed_value(name::FROM, |text| next_value::is_value(text).map(|()| text.to_owned()))?;
     let from = from.ok_or("no first value: name it with --from VALUE")?;
     let step = settings.typed_value(name::STEP, |text| match text.parse::<i64>() {
         Ok(0) => Err("must not be 0, or every value would be the same".into()),

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use crate::escape::escaped_path;
+use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::text::escape::escaped_path;
 
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,31 +33,6 @@ pub struct Server {
     pub database: u32,
     /// What every key begins with.
     pub prefix: String,
-}
-
-/// How a server is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// Over TCP.
-    Tcp {
-        /// Its name or IP address.
-        host: String,
-        /// Its port.
-        port: u16,
-        /// Over TLS, if so with these files.
-        tls: Option<TlsFiles>,
-    },
-    /// Through a socket of this machine.
-    Unix(PathBuf),
-}
-
-/// The PEM files that a TLS connection needs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Whom to trust, in place of the system's authorities.
-    pub ca: Option<PathBuf>,
-    /// Our certificate chain, and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 const SCHEMES: &str = "file:, redis://, rediss:// and redis+unix://";

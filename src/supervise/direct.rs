@@ -1,17 +1,16 @@
 //! COMMAND as lockrun's own child: no thread, no further process.
 
-use std::os::fd::AsFd;
-
 use libc::c_int;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollTimeout, poll};
 
-use super::signals::{self, Signals};
 use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
 use super::{Granted, Launch, terminal};
-use crate::clock::{Alarm, Moment};
+use crate::sys::clock::{Alarm, Moment};
+use crate::sys::signals::{self, Signals};
+use crate::sys::wait::readable;
 
 /// COMMAND, with lockrun as its parent.
 #[derive(Debug)]
@@ -68,11 +67,6 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
             Err(errno) => return Err(errno),
         }
     }
-}
-
-/// Polls `source` for something to read.
-pub fn readable(source: &impl AsFd) -> PollFd<'_> {
-    PollFd::new(source.as_fd(), PollFlags::POLLIN)
 }
 
 /// Which signals go on to COMMAND, and when lockrun stops because COMMAND stopped.

@@ -2,9 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
 
-use super::signals;
+use crate::sys::signals;
 
 /// Ends this process: gives the status to return from `main`, or dies of the signal, without a core file.
 pub fn end_as(ending: Ending) -> libc::c_int {

@@ -1,4 +1,4 @@
-//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`super::front`].
+//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`crate::supervise::parent`].
 
 #![allow(unsafe_code)]
 
@@ -12,19 +12,19 @@ use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
+use super::backchannel::{Link, News, Order, Orders};
 use super::cgroup::{Cgroup, Place};
-use super::direct::readable;
 use super::exit;
-use super::link::{Link, News, Order, Orders};
 use super::process;
-use super::signals::Signals;
 use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::Tree;
 use super::{Granted, Launch};
-use crate::clock::{Alarm, Moment};
-use crate::lease::Deadline;
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::lock::lease::Deadline;
+use crate::sys::clock::{Alarm, Moment};
+use crate::sys::signals::Signals;
+use crate::sys::wait::readable;
 
 /// The guardian, as it knows itself.
 pub struct Guardian {

@@ -5,15 +5,13 @@
 //! leases it is the [`guardian`], with lockrun in [`front`] of it: each ends COMMAND in time if the other cannot.
 
 pub mod entry;
-pub mod front;
 pub mod guardian;
-pub mod interrupt;
-pub mod signals;
+pub mod parent;
 
+mod backchannel;
 mod cgroup;
 mod direct;
 mod exit;
-mod link;
 mod preexisting;
 mod process;
 mod spawn;
@@ -24,15 +22,14 @@ mod tree;
 use std::ffi::OsString;
 use std::time::Duration;
 
-pub use direct::readable;
 pub use exit::{end_as, end_now};
 pub use process::are_visible as processes_are_visible;
-pub use spawn::{Failure as StartFailure, Ready, SLOT, pass_on};
+pub use spawn::{Failure as StartFailure, Ready, SLOT};
 pub use supervisor::{Finished, Why};
 
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::sys::signals::Signals;
 use guardian::Guarded;
-use signals::Signals;
 
 /// What is done about processes that COMMAND left behind when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,17 +6,16 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsString};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
 use libc::{c_char, c_int, c_void, pid_t};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 
-use super::signals::Signals;
 use super::{Granted, Launch};
-use crate::clock::Moment;
+use crate::sys::clock::Moment;
+use crate::sys::signals::Signals;
 
 /// Why COMMAND was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +47,6 @@ pub(super) struct Setup {
 
 /// The variable that has the slot of the run that COMMAND runs under, or the value that is reserved for it.
 pub const SLOT: &str = "LOCKRUN_SLOT";
-
-/// The lowest descriptor that is passed on to COMMAND: a script's own `exec 3>file` must not close it.
-const LOWEST_PASSED_ON: RawFd = 50;
-
-/// A second descriptor of the same open file, out of the way, that COMMAND will inherit. Fails if none is left.
-pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
-    let duplicate = |lowest| fcntl(fd, FcntlArg::F_DUPFD(lowest));
-    let high = duplicate(LOWEST_PASSED_ON).or_else(|_| duplicate(libc::STDERR_FILENO + 1))?;
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(high) })
-}
 
 /// The size of the child's stack in words of 16 bytes, beside the second argument vector that the C library builds there for
 /// a script without an interpreter line: 32 KiB, as much as the C library's own posix_spawn(3) takes.

@@ -6,9 +6,9 @@ use libc::c_int;
 
 use super::tree::Tree;
 use super::{Descendants, Launch};
-use crate::clock::Moment;
-use crate::lease::Deadline;
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::lock::lease::Deadline;
+use crate::sys::clock::Moment;
 
 /// The pause between two rounds of KILL, for what was forked during the last one.
 const KILL_AGAIN: Duration = Duration::from_millis(5);

@@ -16,9 +16,9 @@ use super::cgroup::Cgroup;
 use super::ending;
 use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
-use super::signals;
 use super::spawn::{self, Ready, Setup};
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::sys::signals;
 
 /// The processes that lockrun is responsible for.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::words::{between, moment};
-use crate::escape::json_for_terminals;
-use crate::holder::Holder;
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
 use crate::store::{Holding, KeyStatus, Past, Waiting};
+use crate::text::escape::json_for_terminals;
 
 /// The text, with an end of line.
 pub(super) fn text(keys: &[KeyStatus]) -> String {

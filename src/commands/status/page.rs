@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::words::{between, ending, moment, span};
-use crate::escape::escaped;
 use crate::store::KeyStatus;
+use crate::text::escape::escaped;
 
 /// The text, with an end of line.
 pub(super) fn text(status: &KeyStatus) -> String {

@@ -3,8 +3,8 @@
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::words::{between, ending, span};
-use crate::escape::escaped;
 use crate::store::KeyStatus;
+use crate::text::escape::escaped;
 
 const COLUMNS: usize = 7;
 const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "WAITING", "LAST RUN", "HOLDER"];
@@ -106,8 +106,8 @@ fn cut(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::holder::Holder;
-    use crate::key::Key;
+    use crate::lock::holder::Holder;
+    use crate::lock::key::Key;
     use crate::store::Holding;
     use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
 
 /// The last moment that can be written as a date: the end of the year 9999.
 const LAST_MS: u64 = 253_402_300_799_999;

@@ -18,9 +18,9 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
-use crate::escape::escaped_path;
-use crate::key::Key;
+use crate::lock::key::Key;
 use crate::store::StoreError;
+use crate::text::escape::escaped_path;
 
 /// The parent and the name of root's default directory: only root can make anything there, so that no other user can keep root out,
 /// nor one who is root in a user namespace alone.

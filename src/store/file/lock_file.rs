@@ -27,11 +27,11 @@ use super::copies::{self, Copies, Damage};
 use super::directory::{self, Directory};
 use super::record::Record;
 use super::unreadable::Unreadable;
-use crate::clock::Moment;
-use crate::escape::escaped_path;
-use crate::key::Key;
+use crate::lock::key::Key;
 use crate::store::{Held, StoreError};
-use crate::supervise;
+use crate::sys::clock::Moment;
+use crate::sys::descriptor;
+use crate::text::escape::escaped_path;
 
 const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
@@ -69,7 +69,7 @@ impl LockFile {
             let advice = directory::advice(&errno.into(), directory.path());
             anyhow!("cannot open the lock file {path}: {}{advice}", errno.desc())
         })?;
-        let file = supervise::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
+        let file = descriptor::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
         Ok(LockFile { file: file.into(), name, path, kind: libc::F_WRLCK })
     }
 

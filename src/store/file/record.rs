@@ -1,7 +1,7 @@
-//! What stands in a lock file: the fence, who holds the lock, and how the last run went. One line of JSON; [`super::copies`] says
+//! What stands in a lock file: the fence, who holds the lock, and how the last run went. One line of JSON; [`crate::store::file::copies`] says
 //! how it is stored.
 //!
-//! It is read and written under the file's edit lock, see [`super::lock_file`].
+//! It is read and written under the file's edit lock, see [`crate::store::file::lock_file`].
 
 use std::io;
 use std::sync::OnceLock;
@@ -9,12 +9,12 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Moment;
-use crate::holder::Holder;
-use crate::lease::Ttl;
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
 use crate::store::{Claim, Held};
-use crate::token::Token;
+use crate::sys::clock::Moment;
 
 /// The contents of a lock file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,9 +8,9 @@ use anyhow::Context;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::lock_file::LockFile;
-use crate::clock::Moment;
 use crate::store::{Grant, Held, StoreError, Wait, Watcher};
-use crate::supervise::interrupt::{Ticking, Woken, wait_for, wait_in_call};
+use crate::sys::clock::Moment;
+use crate::sys::wait::{Ticking, Woken, wait_for, wait_in_call};
 
 /// The kernel tells that a file was closed just before it takes the closer's locks away: so after a change we look again, with
 /// pauses that double from the first to the last. Where the kernel tells us nothing, the last goes on.

@@ -9,7 +9,7 @@ use anyhow::Context;
 use nix::sys::stat::{FileStat, fstat, major, minor};
 
 use super::lock_file::LockFile;
-use crate::holder::Holder;
+use crate::lock::holder::Holder;
 use crate::store::{StoreError, Waiting};
 
 /// The kernel's list of locks, and of those who wait for them.

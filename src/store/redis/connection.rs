@@ -9,14 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use anyhow::anyhow;
 use redis::{Cmd, Parser, ServerError, Value};
 
-use super::dial::dial;
 use super::reply::Strange;
-use super::stream::Stream;
-use super::tls::Tls;
-use crate::clock::Moment;
-use crate::escape::escaped;
+use crate::net::dial::dial;
+use crate::net::stream::Stream;
+use crate::net::tls::Tls;
 use crate::store::StoreError;
 use crate::store::address::Server;
+use crate::sys::clock::Moment;
+use crate::text::escape::escaped;
 
 /// An open connection. After a failure it is out of step, and must be dropped.
 pub(super) struct Connection {

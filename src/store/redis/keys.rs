@@ -1,6 +1,6 @@
 //! The names of a lock's keys in Redis.
 
-use crate::key::Key;
+use crate::lock::key::Key;
 
 /// What all keys of a lock begin with. Braces and percent signs in KEY are escaped, so that the hash tag is KEY whole and
 /// no two locks share a key.

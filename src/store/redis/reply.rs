@@ -5,12 +5,12 @@ use std::time::Duration;
 use redis::Value;
 use serde::Deserialize;
 
-use crate::clock::Moment;
-use crate::holder::Holder;
-use crate::key::Key;
-use crate::outcome::Ending;
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::token::Token;
 use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Past, Released, Renewed, Reserved, TakenAway, Waiting};
-use crate::token::Token;
+use crate::sys::clock::Moment;
 
 /// An answer that none of our scripts gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

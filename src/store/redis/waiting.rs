@@ -9,10 +9,10 @@ use super::connection::{Connection, Failure};
 use super::reply::{Asked, Mail, read_claim, read_mail};
 use super::script::{CLAIM, LET_GO};
 use super::{Doubt, RedisStore, keys, millis, script, ttl_ms};
-use crate::clock::Moment;
 use crate::store::{Acquired, Claim, Grant, StoreError, Wait, Watcher};
-use crate::supervise::interrupt::{Sleeper, Woken};
-use crate::supervise::signals::Signals;
+use crate::sys::clock::Moment;
+use crate::sys::signals::Signals;
+use crate::sys::wait::{Sleeper, Woken};
 
 /// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);

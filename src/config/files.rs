@@ -1,0 +1,348 @@
+//! The configuration files: the user's, and below it the system's.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use nix::unistd::geteuid;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::layer::Layer;
+use super::settings::Wrong;
+use crate::cli::name;
+use crate::sys::input;
+use crate::text::escape::{escaped, without_credentials};
+
+/// The system's file.
+const SYSTEM: &str = "/etc/lockrun.toml";
+
+/// What kinds of value an option takes in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Duration,
+    Number,
+    Switch,
+    /// A duration, or just on or off.
+    Wait,
+}
+
+/// Every option that a file can set: all that a run has, but for the key.
+const OPTIONS: [(&str, Kind); 20] = [
+    (name::STORE, Kind::Text),
+    (name::STORE_FILE, Kind::Text),
+    (name::SLOTS, Kind::Number),
+    (name::FAIL, Kind::Switch),
+    (name::SKIP, Kind::Switch),
+    (name::WAIT, Kind::Wait),
+    (name::CONFLICT, Kind::Number),
+    (name::TTL, Kind::Duration),
+    (name::RENEW_EVERY, Kind::Duration),
+    (name::STORE_TIMEOUT, Kind::Duration),
+    (name::ON_LOST, Kind::Text),
+    (name::MIN_HOLD, Kind::Duration),
+    (name::KEEP, Kind::Switch),
+    (name::COMMAND_STRING, Kind::Text),
+    (name::MAX_RUNTIME, Kind::Duration),
+    (name::KILL_AFTER, Kind::Duration),
+    (name::DESCENDANTS, Kind::Text),
+    (name::EVENTS, Kind::Text),
+    (name::VERBOSE, Kind::Switch),
+    (name::QUIET, Kind::Switch),
+];
+
+impl Kind {
+    const fn wanted(self) -> &'static str {
+        match self {
+            Kind::Text => "text in quotes",
+            Kind::Duration => "a duration, such as 5, 0.5 or \"5m\"",
+            Kind::Number => "a whole number",
+            Kind::Switch => "true or false",
+            Kind::Wait => "a duration, such as 5, 0.5 or \"5m\", or true or false",
+        }
+    }
+
+    /// The value as it would be typed, if it is of this kind.
+    fn text(self, value: &DeValue<'_>) -> Option<String> {
+        match (self, value) {
+            (Kind::Text | Kind::Duration | Kind::Wait, DeValue::String(text)) => Some(text.as_ref().into()),
+            (Kind::Duration | Kind::Wait | Kind::Number, DeValue::Integer(number)) if number.radix() == 10 => {
+                Some(number.as_str().into())
+            }
+            (Kind::Duration | Kind::Wait, DeValue::Float(number)) => Some(number.as_str().into()),
+            (Kind::Switch | Kind::Wait, DeValue::Boolean(on)) => Some(on.to_string()),
+            _ => None,
+        }
+    }
+}
+
+/// A configuration file that is there.
+#[derive(Debug)]
+pub struct File {
+    path: String,
+    settings: Vec<Setting>,
+    readable_by_others: bool,
+}
+
+/// One line of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Setting {
+    name: &'static str,
+    value: String,
+    line: usize,
+}
+
+/// Reads the files that are there, the strongest first. `environment` tells where the user's is. Fails with [`Wrong`] if one
+/// cannot be read or understood.
+pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    if let Some((home, path)) = user_path(environment) {
+        files.extend(open(&path).or_else(|error| if is_elsewhere(&home, &path) { Ok(None) } else { Err(error) })?);
+    }
+    files.extend(open(Path::new(SYSTEM))?);
+    Ok(files)
+}
+
+/// The user's file, and the directory that the environment names for it. One that is not absolute counts as not set.
+fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf, PathBuf)> {
+    let absolute = |name: &str| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let (home, inside) = match absolute("XDG_CONFIG_HOME") {
+        Some(home) => (home, "lockrun/config.toml"),
+        None => (absolute("HOME")?, ".config/lockrun/config.toml"),
+    };
+    let path = home.join(inside);
+    Some((home, path))
+}
+
+/// Whether `path` cannot even be seen because `home` is somebody else's, as when a service has changed its user but not HOME.
+fn is_elsewhere(home: &Path, path: &Path) -> bool {
+    let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())
+}
+
+/// Reads a file, if it is there.
+fn open(path: &Path) -> Result<Option<File>> {
+    let read = input::read_trusted_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
+    match read {
+        Ok((text, mode)) => Ok(Some(File::parse(path.as_os_str(), &text, mode)?)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(unreadable(path, &error)),
+    }
+}
+
+/// What to say of a file that cannot be read. That the system has nothing left is no fault of the file's.
+fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
+    let wrong = Wrong::from(format!("cannot read {}: {error}", escaped(&path.to_string_lossy())));
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(wrong.to_string()),
+        _ => wrong.into(),
+    }
+}
+
+impl File {
+    /// Understands the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
+    fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, Wrong> {
+        let path = escaped(&path.to_string_lossy());
+        let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();
+        let table = DeTable::parse(text).map_err(|error| {
+            format!("{path}:{}: {}", error.span().map_or(1, line), error.message().replace('\n', ", "))
+        })?;
+        let mut lines: Vec<_> = table.get_ref().iter().map(|(name, value)| (line(name.span()), name, value)).collect();
+        lines.sort_by_key(|(line, ..)| *line);
+        let settings = lines.into_iter().map(|(line, name, value)| {
+            Setting::read(name.as_ref(), value, line).map_err(|why| format!("{path}:{line}: {why}"))
+        });
+        let settings = settings.collect::<Result<_, _>>()?;
+        Ok(File { path, settings, readable_by_others: mode & 0o044 != 0 })
+    }
+
+    /// What there is to say about a password that others can read, if there is one.
+    pub fn warning(&self) -> Option<String> {
+        let store = self.setting(name::STORE)?;
+        (self.readable_by_others && has_password(&store.value)).then(|| {
+            format!(
+                "warning: {}:{} has a password in it that others can read: chmod go= {}",
+                self.path, store.line, self.path
+            )
+        })
+    }
+
+    fn setting(&self, name: &str) -> Option<&Setting> {
+        self.settings.iter().find(|setting| setting.name == name)
+    }
+}
+
+impl Setting {
+    /// Reads one line. On failure says what is wrong with it.
+    fn read(name: &str, value: &Spanned<DeValue<'_>>, line: usize) -> Result<Self, String> {
+        let Some((name, kind)) = OPTIONS.into_iter().find(|(known, _)| *known == name) else {
+            let close = name.to_ascii_lowercase().replace('_', "-");
+            let said = without_credentials(&format!("{name:?}"));
+            return Err(match OPTIONS.iter().find(|(known, _)| *known == close) {
+                Some((known, _)) => format!("{said} is not an option; {known} is"),
+                None => format!("{said} is not an option that can be set here"),
+            });
+        };
+        match kind.text(value.get_ref()) {
+            Some(value) => Ok(Setting { name, value, line }),
+            None => Err(format!("{name}: has a value of the wrong type; it must be {}", kind.wanted())),
+        }
+    }
+}
+
+impl Layer for File {
+    fn value(&self, name: &str) -> Option<OsString> {
+        Some(OsString::from(&self.setting(name)?.value))
+    }
+
+    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
+        Ok(self.setting(name).map(|setting| setting.value == "true"))
+    }
+
+    fn spell(&self, name: &str) -> String {
+        let line = self.setting(name).map_or(1, |setting| setting.line);
+        format!("{}:{line}: {name}", self.path)
+    }
+}
+
+/// Whether there is a password between the scheme and the host of a URL.
+fn has_password(url: &str) -> bool {
+    let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
+    user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+
+    fn parse(text: &str) -> Result<File, String> {
+        File::parse(SYSTEM.as_ref(), text, 0o600).map_err(|wrong| wrong.to_string())
+    }
+
+    #[test]
+    fn every_option_of_a_run_can_be_set_but_the_key() {
+        let definition = cli::command();
+        let options = definition.get_arguments().map(|arg| arg.get_id().as_str());
+        let mut options: Vec<_> = options.filter(|id| ![name::KEY, name::COMMAND].contains(id)).collect();
+        let mut known: Vec<_> = OPTIONS.iter().map(|(name, _)| *name).collect();
+        options.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(known, options);
+    }
+
+    #[test]
+    fn values_are_what_would_be_typed() {
+        let text = "# ours\nttl = \"1m\"\nrenew-every = 5\nkill-after = 0.5\nskip = true\nfail=false\n\nwait = true\n\
+                    conflict-exit-code = 9\nstore = 'redis://h'\n\"min-hold\" = \"5\"";
+        let file = parse(text).expect("is right");
+        for (name, value, line) in [
+            ("ttl", "1m", 2),
+            ("renew-every", "5", 3),
+            ("kill-after", "0.5", 4),
+            ("wait", "true", 8),
+            ("conflict-exit-code", "9", 9),
+            ("store", "redis://h", 10),
+            ("min-hold", "5", 11),
+        ] {
+            assert_eq!(file.value(name), Some(value.into()), "{name}");
+            assert_eq!(file.spell(name), format!("/etc/lockrun.toml:{line}: {name}"));
+        }
+        assert_eq!(file.switch("skip").ok(), Some(Some(true)));
+        assert_eq!(file.switch("fail").ok(), Some(Some(false)));
+        assert_eq!(file.value("slots"), None);
+        assert_eq!(file.switch("keep").ok(), Some(None));
+        assert!(parse("").is_ok() && parse("\u{feff}ttl = 5\r\n# x").is_ok());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, wanted) in [
+            ("\n\ntll = 5", "/etc/lockrun.toml:3: \"tll\""),
+            ("renew_every = 5", "/etc/lockrun.toml:1: \"renew_every\" is not an option; renew-every is"),
+            ("key = \"k\"", "/etc/lockrun.toml:1: \"key\""),
+            ("token = \"k\"", "/etc/lockrun.toml:1: \"token\""),
+            ("ttl = true", "/etc/lockrun.toml:1: ttl: has a value of the wrong type"),
+            ("ttl = 0x10", "/etc/lockrun.toml:1: ttl: "),
+            ("ttl = [5]", "/etc/lockrun.toml:1: ttl: "),
+            ("ttl.x = 5", "/etc/lockrun.toml:1: ttl: "),
+            ("ttl = 1979-05-27", "/etc/lockrun.toml:1: ttl: "),
+            ("skip = \"true\"", "/etc/lockrun.toml:1: skip: "),
+            ("skip = 1", "/etc/lockrun.toml:1: skip: "),
+            ("store = 5", "/etc/lockrun.toml:1: store: "),
+            ("slots = \"5\"", "/etc/lockrun.toml:1: slots: "),
+            ("slots = 5.0", "/etc/lockrun.toml:1: slots: "),
+            ("ttl = 5\n[lock]\nttl = 6", "/etc/lockrun.toml:2: \"lock\""),
+            ("ttl = 5\nttl = 6", "/etc/lockrun.toml:2: "),
+            ("ttl = 5\n\nttl 6", "/etc/lockrun.toml:3: "),
+            ("ttl = soon", "/etc/lockrun.toml:1: "),
+            ("ttl = \"5", "/etc/lockrun.toml:1: "),
+            // The first of several.
+            ("zoo = 1\nant = 1", "/etc/lockrun.toml:1: \"zoo\""),
+        ] {
+            let wrong = parse(text).expect_err(text);
+            assert!(wrong.starts_with(wanted), "{text:?}: {wrong}");
+            assert!(!wrong.contains('\n'), "{wrong}");
+        }
+        let deep = format!("ttl = {}", "[".repeat(100_000));
+        assert!(parse(&deep).is_err());
+    }
+
+    #[test]
+    fn no_part_of_a_broken_line_is_said_again() {
+        for text in [
+            "store = \"redis://u:secret@h",
+            "store = redis://u:secret@h",
+            "store \"redis://u:secret@h\"",
+            "store = 'redis://u:secret@h' secret",
+            "store = \"\\secret\"",
+            "store = ['redis://u:secret@h']",
+            "\"redis://u:secret@h\" = 1",
+        ] {
+            let wrong = parse(text).expect_err(text);
+            assert!(!wrong.contains("secret"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_password_that_others_can_read_is_worth_a_warning() {
+        let warning = |url: &str, mode| {
+            let text = format!("store = {url:?}");
+            File::parse(SYSTEM.as_ref(), &text, mode).expect("is right").warning()
+        };
+        for url in ["redis://u:secret@h", "rediss://:secret@h/1", "redis+unix://:secret@/run/r", "postgres://u:p@h/d"] {
+            for mode in [0o644, 0o640, 0o604] {
+                let said = warning(url, mode).expect("is said");
+                assert!(said.contains("/etc/lockrun.toml:1") && !said.contains("secret"), "{said}");
+            }
+            assert_eq!(warning(url, 0o600), None);
+        }
+        for url in ["redis://h", "redis://u@h", "redis://u:@h", "file:/a:b@c", "redis+unix:///run/a@/r.sock"] {
+            assert_eq!(warning(url, 0o644), None, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_users_file_is_where_the_environment_says() {
+        let path = |xdg: Option<&str>, home: Option<&str>| {
+            let environment = |name: &str| match name {
+                "XDG_CONFIG_HOME" => xdg.map(OsString::from),
+                "HOME" => home.map(OsString::from),
+                _ => None,
+            };
+            user_path(&environment).map(|(_, path)| path)
+        };
+        assert_eq!(path(Some("/x"), Some("/h")), Some("/x/lockrun/config.toml".into()));
+        for xdg in [None, Some(""), Some("relative"), Some("~/x")] {
+            assert_eq!(path(xdg, Some("/h")), Some("/h/.config/lockrun/config.toml".into()));
+            assert_eq!(path(xdg, None), None);
+            assert_eq!(path(xdg, Some("")), None);
+            assert_eq!(path(xdg, Some("h")), None);
+        }
+    }
+}

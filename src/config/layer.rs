@@ -1,0 +1,65 @@
+//! The places that options come from.
+
+use std::ffi::OsString;
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+use super::settings::Wrong;
+
+/// One place that options come from.
+pub trait Layer {
+    /// The value of an option that takes one.
+    fn value(&self, name: &str) -> Option<OsString>;
+    /// Whether an option that takes none is on, or off. Fails if what stands there is neither.
+    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong>;
+    /// The option as it is written there, for messages.
+    fn spell(&self, name: &str) -> String;
+}
+
+/// The words of the command line.
+pub struct Typed<'a>(pub &'a ArgMatches);
+
+impl Layer for Typed<'_> {
+    fn value(&self, name: &str) -> Option<OsString> {
+        self.0.try_get_one::<OsString>(name).ok().flatten().cloned()
+    }
+
+    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
+        // Not every command has every switch that a variable can set.
+        let is_typed = self.0.try_contains_id(name).is_ok_and(|there| there)
+            && self.0.value_source(name) == Some(ValueSource::CommandLine);
+        Ok(is_typed.then(|| self.0.get_flag(name)))
+    }
+
+    fn spell(&self, name: &str) -> String {
+        format!("--{name}")
+    }
+}
+
+/// `LOCKRUN_…` variables.
+pub struct Environment<'a>(pub &'a dyn Fn(&str) -> Option<OsString>);
+
+impl Layer for Environment<'_> {
+    fn value(&self, name: &str) -> Option<OsString> {
+        (self.0)(&self.spell(name))
+    }
+
+    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        match value.to_str().map(str::to_ascii_lowercase).as_deref() {
+            Some("") => Ok(None),
+            Some("1" | "true" | "yes" | "on") => Ok(Some(true)),
+            Some("0" | "false" | "no" | "off") => Ok(Some(false)),
+            _ => Err(format!("{}: {:?} is neither true nor false", self.spell(name), value.to_string_lossy()).into()),
+        }
+    }
+
+    fn spell(&self, name: &str) -> String {
+        let mut variable = String::with_capacity(32);
+        variable.push_str("LOCKRUN_");
+        variable
+            .extend(name.bytes().map(|byte| char::from(if byte == b'-' { b'_' } else { byte.to_ascii_uppercase() })));
+        variable
+    }
+}

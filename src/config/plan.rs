@@ -1,0 +1,160 @@
+//! The settings of a run become one checked plan.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::settings::{DEFAULT_TTL, Settings, Ttl, Wrong, at_least_a_moment};
+use crate::cli::name;
+use crate::lock::key::Key;
+use crate::lock::lease::Terms;
+use crate::report::Verbosity;
+use crate::run::outcome::HELD;
+use crate::run::sequence::Sequence;
+use crate::store::Address;
+use crate::supervise::Descendants;
+
+pub use super::settings::OnHeld;
+
+/// Everything that a run needs to know, checked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The lock's name.
+    pub key: Key,
+    /// Where it lives.
+    pub store: Address,
+    /// How many may hold it at once.
+    pub slots: u32,
+    /// The sequence whose next value is reserved, in place of taking a lock.
+    pub sequence: Option<Sequence>,
+    /// What to do when it is held.
+    pub on_held: OnHeld,
+    /// The exit status when it is held.
+    pub held_status: u8,
+    /// Whether the lease ends by itself, after `terms.ttl`.
+    pub expires: bool,
+    /// The lengths of time that the lease lives by.
+    pub terms: Terms,
+    /// How long the lock stays held at least, from when it was taken.
+    pub min_hold: Duration,
+    /// Whether the lock stays held when COMMAND has ended.
+    pub keep: bool,
+    /// Whether COMMAND is stopped when the lease is lost.
+    pub kill_on_lost: bool,
+    /// How long COMMAND may run.
+    pub max_runtime: Option<Duration>,
+    /// What to do about processes that COMMAND leaves behind.
+    pub descendants: Descendants,
+    /// COMMAND and its arguments.
+    pub argv: Vec<OsString>,
+    /// The file that is told what happens.
+    pub events: Option<PathBuf>,
+    /// How much to say.
+    pub verbosity: Verbosity,
+}
+
+/// Makes the plan of a run under a lock.
+pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
+    let plan = of_any_run(settings)?;
+    Ok(Plan {
+        slots: settings.slots()?,
+        on_held: settings.on_held()?,
+        held_status: settings.held_status()?,
+        min_hold: settings.duration(name::MIN_HOLD)?.unwrap_or_default(),
+        keep: settings.switch(name::KEEP)?,
+        ..plan
+    })
+}
+
+/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. What is set for locks alone
+/// does not concern it, and is not looked at.
+pub fn make_with_next_of(
+    settings: &Settings<'_>,
+    read: impl FnOnce(&Settings<'_>) -> Result<Sequence, Wrong>,
+) -> Result<Plan, Wrong> {
+    let plan = of_any_run(settings)?;
+    Ok(Plan { sequence: Some(read(settings)?), ..plan })
+}
+
+/// What every run has to know, as if there were no more to a lock than its key.
+fn of_any_run(settings: &Settings<'_>) -> Result<Plan, Wrong> {
+    let key = settings.key()?;
+    let argv = argv(settings)?;
+    let store = settings.store()?;
+    let (expires, terms) = lease(settings, &store)?;
+    Ok(Plan {
+        key,
+        store,
+        slots: 1,
+        sequence: None,
+        on_held: OnHeld::Fail,
+        held_status: HELD,
+        expires,
+        terms,
+        min_hold: Duration::ZERO,
+        keep: false,
+        kill_on_lost: settings
+            .value(name::ON_LOST, |text| match text {
+                "kill" => Ok(true),
+                "warn" => Ok(false),
+                _ => Err(format!("{text:?} is neither kill nor warn")),
+            })?
+            .unwrap_or(true),
+        max_runtime: settings.value(name::MAX_RUNTIME, at_least_a_moment)?,
+        descendants: settings
+            .value(name::DESCENDANTS, |text| match text {
+                "leave" => Ok(Descendants::Leave),
+                "wait" => Ok(Descendants::Wait),
+                "kill" => Ok(Descendants::Kill),
+                _ => Err(format!("{text:?} is none of leave, wait and kill")),
+            })?
+            .unwrap_or(Descendants::Leave),
+        argv,
+        events: settings.value(name::EVENTS, path)?,
+        verbosity: settings.verbosity()?,
+    })
+}
+
+/// The words to execute.
+fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, Wrong> {
+    let by_sh = |string: OsString| vec!["sh".into(), "-c".into(), string];
+    let typed = settings.typed();
+    let words: Vec<OsString> = typed.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
+    match (words.first(), typed.get_one::<OsString>(name::COMMAND_STRING)) {
+        (Some(_), Some(_)) => Err("--command and COMMAND exclude each other".into()),
+        (None, Some(string)) => Ok(by_sh(string.clone())),
+        (Some(first), None) if first.is_empty() => Err("the command is an empty word".into()),
+        (Some(_), None) => Ok(words),
+        (None, None) => match settings.value(name::COMMAND_STRING, |text| Ok(OsString::from(text)))? {
+            Some(string) => Ok(by_sh(string)),
+            None => Err("no command: give the COMMAND to run, or one for sh with --command".into()),
+        },
+    }
+}
+
+/// Whether the lease ends by itself, and the lengths of time that it lives by.
+fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), Wrong> {
+    let ttl = settings.ttl()?;
+    let renew_every = settings.value(name::RENEW_EVERY, at_least_a_moment)?;
+    let kill_after = settings.duration(name::KILL_AFTER)?;
+    let store_timeout = settings.store_timeout()?;
+    let expires = ttl != Some(Ttl::None);
+    let length = if let Some(Ttl::Lasts(length)) = ttl { length } else { DEFAULT_TTL };
+    let at_most = |most: u64, part: u32| Duration::from_secs(most).min(length / part);
+    let terms = Terms {
+        ttl: length,
+        renew_every: renew_every.unwrap_or(length / 3),
+        kill_after: kill_after.unwrap_or(at_most(10, 3)),
+        store_timeout: store_timeout.unwrap_or(at_most(5, 6)),
+    };
+    // Files have no lease: there, a long --kill-after alone is nothing to complain of.
+    let concerned = store.has_leases() || ttl.is_some() || renew_every.is_some() || store_timeout.is_some();
+    if expires && concerned {
+        terms.check()?;
+    }
+    Ok((expires, terms))
+}
+
+fn path(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() { Err("is empty; it must name a file".into()) } else { Ok(text.into()) }
+}

@@ -1,0 +1,141 @@
+//! What the user has set, wherever it was set: on the command line, in a `LOCKRUN_…` variable, in the user's configuration file
+//! or in the system's. The first of them wins.
+//!
+//! Pure but for [`files`], which reads the configuration, and the file that `--store-file` names, which a function reads that
+//! is handed in.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::ArgMatches;
+
+pub use super::shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, OnHeld, at_least_a_moment};
+
+pub use crate::lock::lease::Ttl;
+
+use super::layer::{Environment, Layer, Typed};
+use crate::text::duration;
+
+/// What is wrong with the command line or the configuration, in terms of what the user wrote.
+#[derive(Debug)]
+pub struct Wrong(String);
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+impl<T: Into<String>> From<T> for Wrong {
+    fn from(why: T) -> Self {
+        Wrong(why.into())
+    }
+}
+
+/// Reads the text of a file.
+pub type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<String>;
+
+/// All that was set for one command: options, strongest place first.
+pub struct Settings<'a> {
+    matches: &'a ArgMatches,
+    layers: Vec<Box<dyn Layer + 'a>>,
+    pub(super) read_file: ReadFile<'a>,
+}
+
+impl<'a> Settings<'a> {
+    /// The settings in the matches of a command's definition, in the environment and in configuration files.
+    pub fn new(
+        matches: &'a ArgMatches,
+        environment: &'a dyn Fn(&str) -> Option<OsString>,
+        files: Vec<super::files::File>,
+        read_file: ReadFile<'a>,
+    ) -> Self {
+        let mut layers: Vec<Box<dyn Layer + 'a>> = vec![Box::new(Typed(matches)), Box::new(Environment(environment))];
+        layers.extend(files.into_iter().map(|file| -> Box<dyn Layer> { Box::new(file) }));
+        Settings { matches, layers, read_file }
+    }
+
+    /// The matches of the command line, for what can be set nowhere else.
+    pub fn typed(&self) -> &ArgMatches {
+        self.matches
+    }
+
+    /// The value of an option from the command line alone, read by `read`, which says what is wrong with it.
+    pub fn typed_value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+        read_from(&Typed(self.matches), name, read)
+    }
+
+    /// Whether an option that takes no value is on the command line.
+    pub fn typed_switch(&self, name: &str) -> bool {
+        self.matches.get_flag(name)
+    }
+
+    /// The value of an option from the strongest place that has it, read by `read`, which says what is wrong with it.
+    pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+        for layer in &self.layers {
+            if let Some(value) = read_from(layer.as_ref(), name, &read)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The length of time that an option says.
+    pub fn duration(&self, name: &str) -> Result<Option<Duration>, Wrong> {
+        self.value(name, duration::parse)
+    }
+
+    /// Whether an option that takes no value is on: the strongest place that says anything decides.
+    pub fn switch(&self, name: &str) -> Result<bool, Wrong> {
+        for layer in &self.layers {
+            if let Some(on) = layer.switch(name)? {
+                return Ok(on);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Of options that exclude each other: the one that is set in the strongest place that sets any of them, and that
+    /// place. `is_set` tells whether a place sets an option, or takes it back from the weaker ones.
+    pub(super) fn one_of<'n>(
+        &self,
+        names: &[&'n str],
+        is_set: impl Fn(&dyn Layer, &str) -> Result<Option<bool>, Wrong>,
+    ) -> Result<Option<(&dyn Layer, &'n str)>, Wrong> {
+        let mut taken_back = Vec::new();
+        for layer in &self.layers {
+            let mut there = Vec::new();
+            for &name in names {
+                if taken_back.contains(&name) {
+                    continue;
+                }
+                match is_set(layer.as_ref(), name)? {
+                    Some(true) => there.push(name),
+                    Some(false) => taken_back.push(name),
+                    None => {}
+                }
+            }
+            match there[..] {
+                [] => {}
+                [one] => return Ok(Some((layer.as_ref(), one))),
+                [one, other, ..] => {
+                    return Err(format!("{} and {} exclude each other", layer.spell(one), layer.spell(other)).into());
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The value of an option in one place.
+fn read_from<T>(layer: &dyn Layer, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+    let Some(value) = layer.value(name) else { return Ok(None) };
+    let wrong = |why: &str| Wrong(format!("{}: {why}", layer.spell(name)));
+    let text = value.to_str().ok_or_else(|| wrong("is not valid UTF-8"))?;
+    read(text).map(Some).map_err(|why| wrong(&why))
+}

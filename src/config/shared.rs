@@ -1,0 +1,206 @@
+//! The settings that several commands share, each read in one way.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use super::settings::{Settings, Wrong};
+use crate::cli::{self, name};
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+use crate::report::Verbosity;
+use crate::run::outcome::HELD;
+use crate::store::Address;
+use crate::text::duration;
+use crate::text::escape::escaped;
+
+/// The length of a lease, if nothing else is set.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+/// The longest that one request to the store may take, if nothing else is set and there is no lease to keep.
+pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+const MIN_TTL: Duration = Duration::from_secs(1);
+const MAX_SLOTS: u32 = 1000;
+
+/// What to do when the lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnHeld {
+    /// Say who holds it, and exit 75.
+    Fail,
+    /// Exit 0, silently.
+    Skip,
+    /// Wait for ever, or that long.
+    Wait(Option<Duration>),
+}
+
+/// Reads a duration that must not be 0. On failure says what is wrong.
+pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
+    match duration::parse(text)? {
+        Duration::ZERO => Err("must be longer than 0".into()),
+        span => Ok(span),
+    }
+}
+
+/// Reads an exit status. On failure says what is wrong.
+fn read_status(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| format!("{text:?} is not an exit status from 0 to 255"))
+}
+
+/// Reads the length of a lease. On failure says what is wrong.
+fn read_ttl(text: &str) -> Result<Ttl, String> {
+    match text.trim() {
+        "none" => Ok(Ttl::None),
+        text => match duration::parse(text)? {
+            span if span < MIN_TTL => Err(format!("{text:?} is below 1s, the least")),
+            span => Ok(Ttl::Lasts(span)),
+        },
+    }
+}
+
+impl Settings<'_> {
+    /// The lock's name: from the command line alone, since a run tells its command a `LOCKRUN_KEY`.
+    pub fn key(&self) -> Result<Key, Wrong> {
+        Ok(self.key_if_given()?.ok_or("no key: name the lock with --key KEY")?)
+    }
+
+    /// The lock's name, if one is given on the command line.
+    pub fn key_if_given(&self) -> Result<Option<Key>, Wrong> {
+        Ok(self.typed().get_one::<OsString>(name::KEY).map(|key| Key::new(key)).transpose()?)
+    }
+
+    /// The lock that an earlier `acquire` took, or that the run around us holds: its name and the token, from the command
+    /// line, else from the variables that both set.
+    pub fn held_lock(&self) -> Result<(Key, Token), Wrong> {
+        let key = self.value(name::KEY, |key| Key::new(key.as_ref()))?;
+        let key = key.ok_or("no key: name the lock with --key KEY, or in LOCKRUN_KEY")?;
+        let token = self.value(name::TOKEN, Token::parse)?;
+        let token =
+            token.ok_or("no token: give the one under which the lock is held with --token, or in LOCKRUN_TOKEN")?;
+        Ok((key, token))
+    }
+
+    /// How many may hold the lock at once.
+    pub fn slots(&self) -> Result<u32, Wrong> {
+        let slots = self.value(name::SLOTS, |text| match text.parse() {
+            Ok(slots) if (1..=MAX_SLOTS).contains(&slots) => Ok(slots),
+            _ => Err(format!("{text:?} is not a number from 1 to {MAX_SLOTS}")),
+        })?;
+        Ok(slots.unwrap_or(1))
+    }
+
+    /// Where the lock lives: `--store`, or the URL in the file that `--store-file` names.
+    pub fn store(&self) -> Result<Address, Wrong> {
+        let names = [name::STORE, name::STORE_FILE];
+        let Some((layer, which)) = self.one_of(&names, |layer, name| Ok(layer.value(name).map(|_| true)))? else {
+            return Ok(Address::File(None));
+        };
+        let value = layer.value(which).unwrap_or_default();
+        let spelled = layer.spell(which);
+        let url = if which == name::STORE {
+            value.into_string().map_err(|_| format!("{spelled}: is not valid UTF-8"))?
+        } else {
+            self.url_in(Path::new(&value)).map_err(|why| format!("{spelled}: {why}"))?
+        };
+        Ok(Address::parse(url.trim_start_matches('\u{feff}').trim()).map_err(|why| format!("{spelled}: {why}"))?)
+    }
+
+    /// The text of the file that holds a store's URL.
+    fn url_in(&self, path: &Path) -> Result<String, String> {
+        if path.as_os_str().is_empty() {
+            return Err("is empty; it must name the file that has the store's URL in it".into());
+        }
+        if path.as_os_str().as_encoded_bytes().windows(3).any(|part| part == b"://") {
+            return Err("is a URL, and must be the path of a file that has one in it".into());
+        }
+        let shown = escaped(&path.to_string_lossy());
+        let url = (self.read_file)(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
+        if url.trim().is_empty() {
+            return Err(format!("{shown} is empty; it must hold the store's URL"));
+        }
+        Ok(url)
+    }
+
+    /// The longest that one request to the store may take.
+    pub fn store_timeout(&self) -> Result<Option<Duration>, Wrong> {
+        self.value(name::STORE_TIMEOUT, at_least_a_moment)
+    }
+
+    /// The longest that one request to the store may take where it takes or renews a lease of length `ttl`.
+    pub fn store_timeout_within(&self, ttl: Ttl) -> Result<Duration, Wrong> {
+        let default = match ttl {
+            Ttl::Lasts(length) => DEFAULT_STORE_TIMEOUT.min(length / 6),
+            Ttl::None => DEFAULT_STORE_TIMEOUT,
+        };
+        let timeout = self.store_timeout()?.unwrap_or(default);
+        match ttl {
+            Ttl::Lasts(length) if timeout >= length => Err(format!(
+                "--store-timeout {} must be less than --ttl {}",
+                humantime::format_duration(timeout),
+                humantime::format_duration(length)
+            )
+            .into()),
+            _ => Ok(timeout),
+        }
+    }
+
+    /// The lease's length, if it is set.
+    pub fn ttl(&self) -> Result<Option<Ttl>, Wrong> {
+        self.value(name::TTL, read_ttl)
+    }
+
+    /// The lease's length, if it is on the command line.
+    pub fn typed_ttl(&self) -> Result<Option<Ttl>, Wrong> {
+        self.typed_value(name::TTL, read_ttl)
+    }
+
+    /// What to do when the lock is held: `--fail`, `--skip` or `--wait`.
+    pub fn on_held(&self) -> Result<OnHeld, Wrong> {
+        self.on_held_among(&[name::FAIL, name::SKIP, name::WAIT])
+    }
+
+    /// The same for one who takes a lock by hand: `--skip` on the command line alone, since a script would go on without the
+    /// lock because of a setting that it knows nothing of.
+    pub fn on_held_by_hand(&self) -> Result<OnHeld, Wrong> {
+        if self.typed_switch(name::SKIP) { self.on_held() } else { self.on_held_among(&[name::FAIL, name::WAIT]) }
+    }
+
+    fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, Wrong> {
+        let chosen = self.one_of(names, |layer, name| match name {
+            name::WAIT => Ok(layer.value(name).map(|span| span != "false")),
+            _ => layer.switch(name),
+        })?;
+        Ok(match chosen {
+            None | Some((_, name::FAIL)) => OnHeld::Fail,
+            Some((_, name::SKIP)) => OnHeld::Skip,
+            Some((layer, which)) => {
+                let value = layer.value(which).unwrap_or_default().to_string_lossy().into_owned();
+                if value == cli::FOR_EVER || value == "true" {
+                    return Ok(OnHeld::Wait(None));
+                }
+                match duration::parse(&value).map_err(|why| format!("{}: {why}", layer.spell(which)))? {
+                    Duration::ZERO => OnHeld::Fail,
+                    span => OnHeld::Wait(Some(span)),
+                }
+            }
+        })
+    }
+
+    /// The exit status when the lock is held.
+    pub fn held_status(&self) -> Result<u8, Wrong> {
+        Ok(self.value(name::CONFLICT, read_status)?.unwrap_or(HELD))
+    }
+
+    /// The same for one who takes a lock by hand: from the command line alone, since it can be 0.
+    pub fn held_status_by_hand(&self) -> Result<u8, Wrong> {
+        Ok(self.typed_value(name::CONFLICT, read_status)?.unwrap_or(HELD))
+    }
+
+    /// How much to say.
+    pub fn verbosity(&self) -> Result<Verbosity, Wrong> {
+        Ok(match self.one_of(&[name::VERBOSE, name::QUIET], |layer, name| layer.switch(name))? {
+            Some((_, name::VERBOSE)) => Verbosity::Verbose,
+            Some(_) => Verbosity::Quiet,
+            None => Verbosity::Normal,
+        })
+    }
+}

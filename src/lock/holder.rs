@@ -1,0 +1,123 @@
+//! Who runs: what a store keeps about a holder, so that people can find it.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::parent_id;
+use std::process;
+
+use nix::unistd::{Uid, gethostname, getuid};
+use serde::{Deserialize, Serialize};
+
+use crate::text::escape::{escaped, without_secrets};
+
+/// The most that is kept of a command line, in bytes.
+const COMMAND_MAX: usize = 512;
+
+/// A run, as others see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holder {
+    /// The machine's name.
+    pub host: String,
+    /// lockrun's process id there.
+    pub pid: u32,
+    /// The user's name, or `uid N`.
+    pub user: String,
+    /// The command line, shortened.
+    pub command: String,
+}
+
+impl Holder {
+    /// This process, about to run `argv`.
+    pub fn this_run(argv: &[OsString]) -> Self {
+        Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
+    }
+
+    /// The process that has called this one, which will be gone in a moment: for a lock that is taken by hand.
+    pub fn caller() -> Self {
+        Self::of_process(parent_id())
+    }
+
+    /// The process of this id on this machine, as far as it lets us look. If it is a lockrun, its command.
+    pub fn of_process(pid: u32) -> Self {
+        let owner = fs::metadata(format!("/proc/{pid}")).map(|process| Uid::from_raw(process.uid()));
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<OsString> = words
+            .split(|byte| *byte == 0)
+            .map(|word| OsStr::from_bytes(word).to_owned())
+            .filter(|word| !word.is_empty())
+            .collect();
+        let command = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);
+        Holder {
+            host: host_name(),
+            pid,
+            user: owner.map_or_else(|_| "unknown user".into(), user_name),
+            command: command_line(command),
+        }
+    }
+}
+
+fn host_name() -> String {
+    gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Says it as in `web-1 pid 4242 (deploy: ./report.sh)`.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Holder { host, pid, user, command } = self;
+        write!(f, "{} pid {pid} ({}: {})", escaped(host), escaped(user), escaped(command))
+    }
+}
+
+/// The words as one line, at most [`COMMAND_MAX`] bytes of it and without secrets of ours. A word with a space is quoted, to be
+/// read, not to be run.
+fn command_line(argv: &[OsString]) -> String {
+    let mut line = String::new();
+    for word in argv {
+        let word = word.to_string_lossy();
+        let separator = if line.is_empty() { "" } else { " " };
+        let quote = if word.is_empty() || word.contains(char::is_whitespace) { "'" } else { "" };
+        line.push_str(separator);
+        line.push_str(quote);
+        line.push_str(&word);
+        line.push_str(quote);
+        if line.len() > COMMAND_MAX {
+            break;
+        }
+    }
+    // Before it is cut, or half a URL would show its password.
+    let mut line = without_secrets(&line);
+    if line.len() > COMMAND_MAX {
+        line.truncate(line.floor_char_boundary(COMMAND_MAX));
+        line.push('…');
+    }
+    line
+}
+
+/// The user's name out of /etc/passwd. Users that only a directory service knows are told by their number: a static
+/// program cannot ask it, and a lock must not wait for it.
+fn user_name(uid: Uid) -> String {
+    let uid = uid.to_string();
+    let passwd = fs::read("/etc/passwd").unwrap_or_default();
+    passwd
+        .split(|byte| *byte == b'\n')
+        .map(|line| line.split(|byte| *byte == b':').collect::<Vec<_>>())
+        .find(|fields| fields.get(2) == Some(&uid.as_bytes()))
+        .map_or_else(|| format!("uid {uid}"), |fields| String::from_utf8_lossy(fields[0]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_readable_and_short() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(command_line(&words(&["sh", "-c", "echo a b", ""])), "sh -c 'echo a b' ''");
+        let long = command_line(&words(&["echo", &"ж".repeat(1000)]));
+        assert!(long.len() <= COMMAND_MAX + '…'.len_utf8() && long.ends_with("ж…"), "{long}");
+    }
+}

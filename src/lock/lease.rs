@@ -1,0 +1,387 @@
+//! The arithmetic of a lease: when to renew, when COMMAND must end, and what an answer changes.
+//!
+//! Pure: a function of the moments that it is given. No clock is read here and nothing is sent.
+//!
+//! A request that left at `sent_at` and was granted keeps the lock, by the store's clock, until at least
+//! `sent_at + ttl`: the store began to count when the request arrived, which was later. Our clock may drift from the
+//! store's by up to 1 %, so the last moment at which the lock is surely ours is
+//!
+//! ```text
+//! H = sent_at + ttl - ttl / 100 - 10 ms
+//! ```
+//!
+//! KILL is sent a little before H, so that the command's processes are gone by then, and TERM `kill_after` before KILL.
+
+use std::time::Duration;
+
+use crate::sys::clock::Moment;
+
+/// How long a lease lasts from one renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ttl {
+    /// That long.
+    Lasts(Duration),
+    /// It never ends by itself.
+    None,
+}
+
+impl Ttl {
+    /// The length; `None`: it never ends.
+    pub fn length(self) -> Option<Duration> {
+        match self {
+            Ttl::Lasts(span) => Some(span),
+            Ttl::None => None,
+        }
+    }
+
+    /// This, or one that lasts for `span` if that is longer.
+    pub fn at_least(self, span: Duration) -> Self {
+        match self {
+            Ttl::Lasts(length) => Ttl::Lasts(length.max(span)),
+            Ttl::None => Ttl::None,
+        }
+    }
+}
+
+/// Clocks may drift apart by up to one part in this many.
+const DRIFT: u32 = 100;
+
+/// Taken off every lease on top of the drift: the resolution of clocks and timers.
+const CLOCK_SLACK: Duration = Duration::from_millis(10);
+
+/// The lengths of time that a lease lives by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// How long the store keeps the lock for us from one renewal.
+    pub ttl: Duration,
+    /// The time from one renewal to the next.
+    pub renew_every: Duration,
+    /// The time that COMMAND has from TERM to KILL.
+    pub kill_after: Duration,
+    /// The longest that one request to the store may take.
+    pub store_timeout: Duration,
+}
+
+/// What one grant of the lease allows: the moments by which COMMAND must have been told to end, killed, and be dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    /// TERM is sent now at the latest.
+    pub term_at: Moment,
+    /// KILL is sent now at the latest.
+    pub kill_at: Moment,
+    /// H: the last moment at which the lock is surely ours.
+    pub horizon: Moment,
+}
+
+impl Terms {
+    /// Whether these lengths can work together: one renewal, which may fail slowly, and the ending of COMMAND must
+    /// fit into the lease. On failure gives the inequality that does not hold, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let sum = self.renew_every.saturating_add(self.kill_after).saturating_add(self.store_timeout);
+        let say = |span: Duration| humantime::format_duration(span).to_string();
+        if sum < self.ttl {
+            let boot = Moment::from_boot(Duration::ZERO);
+            let usable = self.deadline(boot).term_at.since(boot);
+            if usable > self.store_timeout.saturating_add(self.retry_after()) {
+                return Ok(());
+            }
+            let margins = self.ttl.saturating_sub(self.deadline(boot).kill_at.since(boot));
+            return Err(format!(
+                "--kill-after {} + --store-timeout {} + {} for clocks and killing leave no time to renew within --ttl {}; \
+                 use a longer --ttl or shorter others",
+                say(self.kill_after),
+                say(self.store_timeout),
+                say(margins),
+                say(self.ttl)
+            ));
+        }
+        Err(format!(
+            "--renew-every {} + --kill-after {} + --store-timeout {} = {} is not below --ttl {}: \
+             a lease that cannot be renewed could not be given up in time; use a longer --ttl or shorter others",
+            say(self.renew_every),
+            say(self.kill_after),
+            say(self.store_timeout),
+            say(sum),
+            say(self.ttl)
+        ))
+    }
+
+    /// What a grant allows whose request left at `sent_at`.
+    pub fn deadline(&self, sent_at: Moment) -> Deadline {
+        let horizon = sent_at + self.ttl.saturating_sub(self.ttl / DRIFT).saturating_sub(CLOCK_SLACK);
+        let kill_at = horizon.before(self.dying());
+        Deadline { term_at: kill_at.before(self.kill_after), kill_at, horizon }
+    }
+
+    /// How long before H KILL is sent: killed processes need a moment to be gone, on a busy machine a longer one.
+    fn dying(&self) -> Duration {
+        (self.ttl / 25).min(Duration::from_millis(500))
+    }
+
+    /// When a lease whose last granted request left at `sent_at` is renewed: after `renew_every`, and early enough
+    /// that one request which takes as long as it may is over before TERM is due.
+    fn renew_at(&self, sent_at: Moment) -> Moment {
+        let latest = self.deadline(sent_at).term_at.before(self.store_timeout).max(sent_at);
+        (sent_at + self.renew_every).min(latest)
+    }
+
+    /// The pause after a renewal that was not answered: short against the lease, but no hammering.
+    fn retry_after(&self) -> Duration {
+        (self.renew_every / 8).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    }
+}
+
+/// The store's answer to a renewal, as far as the lease is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The lock is ours for another ttl.
+    Mine,
+    /// The lock is not ours any more. Final.
+    NotMine,
+    /// No answer, or none that tells: the renewal may or may not have been done.
+    Unknown,
+}
+
+/// What the keeper of a lease has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing until that moment.
+    Sleep(Moment),
+    /// Send a renewal.
+    Renew,
+    /// The lease is lost, or will be before COMMAND could be ended in a later try: stop COMMAND.
+    Stop,
+}
+
+/// A lease that we hold, or held.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    terms: Terms,
+    deadline: Deadline,
+    renew_at: Moment,
+    lost: bool,
+}
+
+impl Lease {
+    /// The lease that the store granted to a request which left at `sent_at`.
+    pub fn granted(terms: Terms, sent_at: Moment) -> Self {
+        Lease { terms, deadline: terms.deadline(sent_at), renew_at: terms.renew_at(sent_at), lost: false }
+    }
+
+    /// What has to be done at `now`. Once it is `Stop`, it stays so.
+    pub fn due(&mut self, now: Moment) -> Due {
+        self.lost |= now >= self.deadline.term_at;
+        if self.lost {
+            Due::Stop
+        } else if now >= self.renew_at {
+            Due::Renew
+        } else {
+            Due::Sleep(self.renew_at)
+        }
+    }
+
+    /// Takes in the answer, arrived at `now`, to the renewal that left at `sent_at`. Gives the new deadline if
+    /// the answer moved it. An answer that comes when TERM is due rescues nothing.
+    pub fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) -> Option<Deadline> {
+        if self.due(now) == Due::Stop {
+            return None;
+        }
+        match answer {
+            Answer::NotMine => self.lost = true,
+            Answer::Unknown => self.renew_at = now + self.terms.retry_after(),
+            Answer::Mine => {
+                let deadline = self.terms.deadline(sent_at);
+                if deadline.horizon > self.deadline.horizon {
+                    self.deadline = deadline;
+                    // A store that is slower than the renewals are frequent is not asked without a pause.
+                    self.renew_at = self.terms.renew_at(sent_at).max(now + self.terms.retry_after());
+                    return Some(deadline);
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn at(since_boot: u64) -> Moment {
+        Moment::from_boot(millis(since_boot))
+    }
+
+    /// ttl 30 s with the defaults that follow from it.
+    fn terms() -> Terms {
+        Terms {
+            ttl: millis(30_000),
+            renew_every: millis(10_000),
+            kill_after: millis(10_000),
+            store_timeout: millis(5_000),
+        }
+    }
+
+    #[test]
+    fn a_grant_is_counted_from_before_its_request_left() {
+        let deadline = terms().deadline(at(1_000));
+        assert_eq!(deadline.horizon, at(1_000 + 30_000 - 300 - 10));
+        assert_eq!(deadline.kill_at, deadline.horizon.before(millis(500)));
+        assert_eq!(deadline.term_at, deadline.kill_at.before(millis(10_000)));
+    }
+
+    #[test]
+    fn what_is_due_follows_the_clock() {
+        let mut lease = Lease::granted(terms(), at(0));
+        assert_eq!(lease.due(at(0)), Due::Sleep(at(10_000)));
+        assert_eq!(lease.due(at(9_999)), Due::Sleep(at(10_000)));
+        assert_eq!(lease.due(at(10_000)), Due::Renew);
+        assert_eq!(lease.due(at(19_189)), Due::Renew);
+        assert_eq!(lease.due(at(19_190)), Due::Stop);
+    }
+
+    #[test]
+    fn an_answer_moves_the_deadline_by_when_its_request_left() {
+        let mut lease = Lease::granted(terms(), at(0));
+        assert_eq!(lease.answered(at(10_000), Answer::Mine, at(14_000)), Some(terms().deadline(at(10_000))));
+        assert_eq!(lease.due(at(14_000)), Due::Sleep(at(20_000)));
+    }
+
+    #[test]
+    fn no_answer_is_tried_again_until_it_is_time_for_term() {
+        let mut lease = Lease::granted(terms(), at(0));
+        assert_eq!(lease.answered(at(10_000), Answer::Unknown, at(15_000)), None);
+        assert_eq!(lease.due(at(15_000)), Due::Sleep(at(16_000)));
+        assert_eq!(lease.due(at(16_000)), Due::Renew);
+        assert_eq!(lease.answered(at(16_000), Answer::Mine, at(16_001)), Some(terms().deadline(at(16_000))));
+    }
+
+    #[test]
+    fn a_store_slower_than_the_renewals_is_not_asked_without_a_pause() {
+        let hasty = Terms { renew_every: millis(300), ..terms() };
+        let mut lease = Lease::granted(hasty, at(0));
+        assert!(lease.answered(at(300), Answer::Mine, at(2_000)).is_some());
+        assert_eq!(lease.due(at(2_000)), Due::Sleep(at(2_000) + hasty.renew_every / 8));
+    }
+
+    #[test]
+    fn not_ours_is_final() {
+        let mut lease = Lease::granted(terms(), at(0));
+        assert_eq!(lease.answered(at(10_000), Answer::NotMine, at(10_001)), None);
+        assert_eq!(lease.due(at(10_001)), Due::Stop);
+        assert_eq!(lease.answered(at(10_002), Answer::Mine, at(10_003)), None);
+        assert_eq!(lease.due(at(10_003)), Due::Stop);
+    }
+
+    #[test]
+    fn an_answer_when_term_is_due_rescues_nothing() {
+        let mut lease = Lease::granted(terms(), at(0));
+        assert_eq!(lease.answered(at(15_000), Answer::Mine, at(19_190)), None);
+        assert_eq!(lease.due(at(19_190)), Due::Stop);
+    }
+
+    #[test]
+    fn lengths_that_cannot_work_together_are_refused_by_name() {
+        assert_eq!(terms().check(), Ok(()));
+        let bad = Terms { renew_every: millis(15_000), ..terms() };
+        let why = bad.check().expect_err("is refused");
+        assert!(why.contains("--renew-every 15s + --kill-after 10s + --store-timeout 5s = 30s"), "{why}");
+        assert!(why.contains("--ttl 30s"), "{why}");
+    }
+
+    #[test]
+    fn a_late_renewal_is_moved_before_term() {
+        let tight = Terms { renew_every: millis(14_900), ..terms() };
+        assert_eq!(tight.check(), Ok(()));
+        let mut lease = Lease::granted(tight, at(0));
+        assert_eq!(lease.due(at(0)), Due::Sleep(at(14_190)));
+    }
+
+    /// Something that happens to a lease.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// Time passes.
+        Pass(Duration),
+        /// A renewal leaves.
+        Send,
+        /// The answer to the renewal that left first arrives.
+        Arrive(Answer),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let answer = prop_oneof![6 => Just(Answer::Mine), 3 => Just(Answer::Unknown), 1 => Just(Answer::NotMine)];
+        prop_oneof![
+            (0u64..12_000).prop_map(|span| Step::Pass(millis(span))),
+            (0u64..500).prop_map(|span| Step::Pass(millis(span))),
+            Just(Step::Send),
+            answer.prop_map(Step::Arrive),
+        ]
+    }
+
+    fn any_terms() -> impl Strategy<Value = Terms> {
+        (1_000u64..100_000, 1u64..100, 0u64..100, 1u64..100)
+            .prop_map(|(ttl, renew, kill, timeout)| {
+                let part = |share: u64| millis(ttl * share / 100);
+                Terms {
+                    ttl: millis(ttl),
+                    renew_every: part(renew),
+                    kill_after: part(kill),
+                    store_timeout: part(timeout),
+                }
+            })
+            .prop_filter("are refused", |terms| terms.check().is_ok())
+    }
+
+    proptest! {
+        /// For every order of sends, answers, errors and time: COMMAND may run only before the H of a request that was
+        /// answered "mine" in time, H is that request's own `sent_at` plus the lease less the margins, and a lost lease
+        /// stays lost.
+        #[test]
+        fn no_history_lets_the_command_live_past_h(terms in any_terms(), steps in prop::collection::vec(step(), 1..60)) {
+            let granted_at = at(5_000);
+            let h = |sent_at: Moment| (sent_at + terms.ttl).before(terms.ttl / 100 + millis(10));
+            let mut now = granted_at;
+            let mut on_their_way = std::collections::VecDeque::new();
+            let mut proven = granted_at;
+            let mut lost = false;
+            let mut lease = Lease::granted(terms, granted_at);
+            prop_assert!(matches!(lease.due(granted_at), Due::Sleep(_)), "terms that are accepted can be kept");
+            for step in steps {
+                match step {
+                    Step::Pass(span) => now = now + span,
+                    Step::Send => on_their_way.push_back(now),
+                    Step::Arrive(answer) => {
+                        let Some(sent_at) = on_their_way.pop_front() else { continue };
+                        let before = lease.deadline;
+                        let may_run = lease.due(now) != Due::Stop;
+                        let moved = lease.answered(sent_at, answer, now);
+                        if answer == Answer::Mine && may_run {
+                            proven = proven.max(sent_at);
+                        } else {
+                            prop_assert_eq!(moved, None, "only an answer in time moves H");
+                        }
+                        prop_assert!(lease.deadline.horizon >= before.horizon, "H never goes back");
+                        lost |= may_run && answer == Answer::NotMine;
+                    }
+                }
+                prop_assert_eq!(lease.deadline.horizon, h(proven), "H is counted from its own request");
+                prop_assert!(lease.deadline.term_at + terms.kill_after <= lease.deadline.kill_at);
+                prop_assert!(lease.deadline.kill_at < lease.deadline.horizon);
+                lost |= now >= lease.deadline.term_at;
+                let due = lease.due(now);
+                prop_assert_eq!(due == Due::Stop, lost, "a lost lease stays lost, one that is not is kept");
+                if let Due::Sleep(until) = due {
+                    prop_assert!(until > now, "a sleep ends");
+                    if on_their_way.is_empty() && proven == granted_at {
+                        let latest = lease.deadline.term_at.before(terms.store_timeout).max(granted_at);
+                        prop_assert!(until <= latest.max(now + millis(1_000)), "a renewal is in time");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Bytes to and from a server, each operation bounded by a deadline for the whole request.
+//!
+//! A time-out for single reads would not do: a server that trickles a byte at a time would hold us for ever.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustls::{ClientConnection, StreamOwned};
+
+use crate::sys::clock::Moment;
+
+/// A connected stream, with TLS or without.
+pub enum Stream {
+    Plain(Timed),
+    Tls(Box<StreamOwned<ClientConnection, Timed>>),
+}
+
+impl Stream {
+    /// From now on every operation fails with `TimedOut` at `deadline`.
+    pub fn set_deadline(&mut self, deadline: Moment) {
+        match self {
+            Stream::Plain(timed) => timed.deadline = deadline,
+            Stream::Tls(tls) => tls.sock.deadline = deadline,
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Plain(timed) => timed.socket.as_fd(),
+            Stream::Tls(tls) => tls.sock.socket.as_fd(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(timed) => timed.read(buffer),
+            Stream::Tls(tls) => tls.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(timed) => timed.write(bytes),
+            Stream::Tls(tls) => tls.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(_) => Ok(()),
+            Stream::Tls(tls) => tls.flush(),
+        }
+    }
+}
+
+/// A non-blocking socket.
+pub enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(socket) => socket.as_fd(),
+            Socket::Unix(socket) => socket.as_fd(),
+        }
+    }
+}
+
+/// A socket whose operations wait until a deadline.
+pub struct Timed {
+    socket: Socket,
+    deadline: Moment,
+}
+
+impl Timed {
+    /// `socket` must not block.
+    pub fn new(socket: Socket, deadline: Moment) -> Self {
+        Timed { socket, deadline }
+    }
+
+    /// Runs `operation` until it does not want to wait any more.
+    fn when(
+        &mut self,
+        event: PollFlags,
+        mut operation: impl FnMut(&mut Socket) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            match operation(&mut self.socket) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return done,
+            }
+            await_ready(&self.socket, event, self.deadline)?;
+        }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.when(PollFlags::POLLIN, |socket| match socket {
+            Socket::Tcp(socket) => socket.read(buffer),
+            Socket::Unix(socket) => socket.read(buffer),
+        })
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.when(PollFlags::POLLOUT, |socket| match socket {
+            Socket::Tcp(socket) => socket.write(bytes),
+            Socket::Unix(socket) => socket.write(bytes),
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Waits until `event` is there on `fd`; fails with `TimedOut` at `deadline`.
+pub fn await_ready(fd: &impl AsFd, event: PollFlags, deadline: Moment) -> io::Result<()> {
+    loop {
+        let left = deadline.since(Moment::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Rounded up, so that the last round does not spin.
+        let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+        let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(fd.as_fd(), event)], timeout) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! TLS: whom we trust, who we are, and the handshake.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use super::endpoint::TlsFiles;
+use super::stream::Timed;
+use crate::sys::input;
+
+/// All that a handshake with one server needs.
+pub struct Tls {
+    config: Arc<ClientConfig>,
+    /// The name that the server's certificate must be for.
+    name: ServerName<'static>,
+}
+
+impl Tls {
+    /// Reads the files. On failure says which of them is wrong, and how.
+    pub fn new(host: &str, files: &TlsFiles) -> Result<Self, String> {
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|error| format!("the store's host {host:?} cannot be a certificate's: {error}"))?;
+        let config = config(files).map_err(|error| format!("cannot use TLS: {error}"))?;
+        Ok(Tls { config: Arc::new(config), name })
+    }
+
+    /// Shakes hands over `socket`, within its deadline.
+    pub fn handshake(&self, mut socket: Timed) -> io::Result<StreamOwned<ClientConnection, Timed>> {
+        let session = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
+        let mut session = session.map_err(io::Error::other)?;
+        while session.is_handshaking() {
+            session.complete_io(&mut socket)?;
+        }
+        Ok(StreamOwned::new(session, socket))
+    }
+}
+
+/// What TLS needs to know: whom we trust, and who we are.
+fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
+    let mut trusted = RootCertStore::empty();
+    match &files.ca {
+        Some(path) => {
+            for certificate in certificates(path)? {
+                trusted.add(certificate).map_err(|error| bad_file(path, &error))?;
+            }
+        }
+        None => {
+            trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_root_certificates(trusted);
+    match &files.identity {
+        None => Ok(builder.with_no_client_auth()),
+        Some((certificate, key)) => {
+            let chain = certificates(certificate)?;
+            let pem = input::read_file_or_pipe(key).map_err(|error| bad_file(key, &error))?;
+            let secret = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad_file(key, &error))?;
+            builder.with_client_auth_cert(chain, secret).map_err(|error| bad_file(key, &error))
+        }
+    }
+}
+
+/// The certificates in a PEM file; an error if there is none.
+fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let pem = input::read_file_or_pipe(path).map_err(|error| bad_file(path, &error))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err(bad_file(path, &"there is no certificate in it")),
+        Ok(found) => Ok(found),
+        Err(error) => Err(bad_file(path, &error)),
+    }
+}
+
+fn bad_file(path: &Path, why: &dyn std::fmt::Display) -> io::Error {
+    io::Error::other(format!("{}: {why}", path.display()))
+}

@@ -1,0 +1,265 @@
+//! What happens in a run: each event in words, for people, and as an object, for programs.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::report::{self, Verbosity};
+use crate::store::Held;
+use crate::text::escape::escaped;
+
+/// Something that happens in a run.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// The lock is somebody else's, and we wait for it.
+    Waiting(&'a Held),
+    /// The lock is ours.
+    Acquired {
+        /// The fencing token of this acquisition.
+        fence: u64,
+        /// Which of several slots is ours.
+        slot: Option<u32>,
+        /// The value of a sequence that is reserved for us.
+        value: Option<&'a str>,
+        /// How long it took to get it.
+        waited: Duration,
+    },
+    /// The lock is somebody else's, and that is no failure.
+    Skipped(&'a Held),
+    /// The lock is somebody else's, and the patience is at its end.
+    Held(&'a Held),
+    /// The lock is held by the very runs that this one is part of.
+    HeldAround {
+        /// By the last of them.
+        held: &'a Held,
+        /// How many may hold it at once.
+        slots: u32,
+    },
+    /// COMMAND runs.
+    Started {
+        /// What was executed, made safe to show.
+        program: &'a str,
+    },
+    /// The lease is lost.
+    Lost {
+        /// How that came.
+        why: &'a str,
+        /// Whether COMMAND is stopped because of it.
+        stops: bool,
+    },
+    /// COMMAND was stopped.
+    Killed(Reason),
+    /// COMMAND has ended; it is not known how, if it could not be killed or somebody else reaped it.
+    Finished(Option<Ending>),
+    /// The lock was let go of.
+    Released {
+        /// How long after it was taken it stays held at least.
+        min_hold: Duration,
+    },
+    /// The lock was left held, as was asked for.
+    Kept,
+    /// A signal ended lockrun before COMMAND was started.
+    Interrupted(i32),
+    /// Something went wrong.
+    Failed {
+        /// What, and why.
+        why: &'a str,
+    },
+}
+
+/// Why COMMAND was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The lease was lost.
+    Lost,
+    /// It had run for as long as it may.
+    TimedOut(Duration),
+    /// Its guardian was killed.
+    Unguarded,
+    /// lockrun itself was killed.
+    Orphaned,
+}
+
+/// What an event is as an object, beside what all events have.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub struct Fields<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<Other<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waited_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_hold_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stops_command: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<Cow<'a, str>>,
+}
+
+/// Who holds the lock, where that is somebody else.
+#[derive(Debug, Serialize)]
+struct Other<'a> {
+    #[serde(flatten)]
+    who: Option<&'a Holder>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_ms: Option<u64>,
+}
+
+impl Event<'_> {
+    /// From how much on it is said in words.
+    pub fn is_said_from(&self) -> Verbosity {
+        match self {
+            Event::Lost { .. }
+            | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
+            | Event::HeldAround { .. }
+            | Event::Failed { .. } => Verbosity::Quiet,
+            Event::Held(_) => Verbosity::Normal,
+            _ => Verbosity::Verbose,
+        }
+    }
+
+    /// What is said of it; `key` is the lock's name.
+    pub fn words(&self, lock: &Key) -> String {
+        let key = escaped(lock.as_str());
+        match self {
+            Event::Waiting(held) => format!("waiting: {}", report::held(lock, held)),
+            Event::Acquired { fence, value: Some(value), .. } => {
+                format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
+            }
+            Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
+            Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
+            Event::Held(held) => report::held(lock, held),
+            Event::HeldAround { held, slots } => {
+                let last = if *slots > 1 { "the last by " } else { "" };
+                format!("refuses to wait for the lock \"{key}\": {}, {last}{held}", is_held_around(*slots))
+            }
+            Event::Started { program } => format!("{program} started"),
+            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
+            Event::Lost { why, stops: false } => {
+                format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
+            }
+            Event::Killed(reason) => reason.words(),
+            Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
+            Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was ended by signal {signal}"),
+            Event::Finished(None) => "the command's end was not seen".into(),
+            Event::Released { .. } => format!("lock \"{key}\" released"),
+            Event::Kept => format!("lock \"{key}\" kept"),
+            Event::Interrupted(signal) => format!("ended by signal {signal} before the command was started"),
+            Event::Failed { why } => (*why).into(),
+        }
+    }
+
+    /// Its name, as an object.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Event::Waiting(_) => "waiting",
+            Event::Acquired { .. } => "acquired",
+            Event::Skipped(_) => "skipped",
+            Event::Held(_) | Event::HeldAround { .. } => "held",
+            Event::Started { .. } => "started",
+            Event::Lost { .. } => "lost",
+            Event::Killed(_) => "killed",
+            Event::Finished(_) => "finished",
+            Event::Released { .. } => "released",
+            Event::Kept => "kept",
+            Event::Interrupted(_) => "interrupted",
+            Event::Failed { .. } => "failed",
+        }
+    }
+
+    /// What it is as an object.
+    pub fn fields(&self) -> Fields<'_> {
+        let none = Fields::default();
+        let other = |held: &Held| Fields { place: held.place, ..Fields::default() };
+        match self {
+            Event::Waiting(held) | Event::Skipped(held) | Event::Held(held) => {
+                Fields { holder: Some(Other::of(held)), ..other(held) }
+            }
+            Event::HeldAround { held, slots } => {
+                Fields { holder: Some(Other::of(held)), why: Some(is_held_around(*slots).into()), ..none }
+            }
+            Event::Acquired { value, waited, .. } => Fields { value: *value, waited_ms: Some(millis(*waited)), ..none },
+            Event::Started { .. } | Event::Finished(None) | Event::Kept => none,
+            Event::Lost { why, stops } => Fields { stops_command: Some(*stops), why: Some((*why).into()), ..none },
+            Event::Killed(reason) => Fields { why: Some(reason.words().into()), ..none },
+            Event::Finished(Some(Ending::Exited(status))) => Fields { status: Some(*status), ..none },
+            Event::Finished(Some(Ending::Signaled(signal))) | Event::Interrupted(signal) => {
+                Fields { signal: Some(*signal), ..none }
+            }
+            Event::Released { min_hold } => {
+                Fields { min_hold_ms: (!min_hold.is_zero()).then(|| millis(*min_hold)), ..none }
+            }
+            Event::Failed { why } => Fields { why: Some((*why).into()), ..none },
+        }
+    }
+}
+
+impl Reason {
+    fn words(self) -> String {
+        match self {
+            Reason::Lost => "the command was stopped: its lock is lost".into(),
+            Reason::TimedOut(span) => {
+                format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
+            }
+            Reason::Unguarded => "the guardian, a process of lockrun's own, was killed, and the command with it".into(),
+            Reason::Orphaned => "lockrun itself was killed; its guardian has killed the command".into(),
+        }
+    }
+}
+
+impl<'a> Other<'a> {
+    fn of(held: &'a Held) -> Self {
+        Other { who: held.holder.as_ref(), held_ms: held.since.map(millis) }
+    }
+}
+
+/// Why it is of no use to wait for a lock with so many slots.
+fn is_held_around(slots: u32) -> String {
+    match slots {
+        1 => "it is held by the very run that this one is part of".into(),
+        slots => format!("its {slots} slots are held by the very runs that this one is part of"),
+    }
+}
+
+/// A span in whole milliseconds.
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::text;
+
+    #[test]
+    fn every_event_is_documented() {
+        let held = Held::default();
+        let events = [
+            Event::Waiting(&held),
+            Event::Acquired { fence: 1, slot: None, value: None, waited: Duration::ZERO },
+            Event::Started { program: "x" },
+            Event::Held(&held),
+            Event::Skipped(&held),
+            Event::Lost { why: "x", stops: true },
+            Event::Killed(Reason::Lost),
+            Event::Finished(None),
+            Event::Released { min_hold: Duration::ZERO },
+            Event::Kept,
+            Event::Interrupted(15),
+            Event::Failed { why: "x" },
+        ];
+        assert_eq!(events.map(|event| event.name()), text::EVENTS.map(|(name, _)| name));
+    }
+}

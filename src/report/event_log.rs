@@ -1,0 +1,146 @@
+//! The file that is told what happens, one object a line.
+//!
+//! It is never a reason for a run to fail or to wait: what cannot be written is lost, which is said once.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use super::event::{Event, Fields, millis};
+use super::line_writer::Scribe;
+use crate::lock::holder::Holder;
+use crate::report;
+use crate::sys::clock::Moment;
+use crate::text::escape::{escaped, json_for_terminals};
+
+/// A file that is told what happens in a run.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    /// None after the end, or if there can be none.
+    scribe: Option<Scribe>,
+    run: Holder,
+    acquired: OnceLock<(Moment, u64, Option<u32>)>,
+    started: OnceLock<Moment>,
+    has_complained: AtomicBool,
+}
+
+/// One line.
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    event: &'static str,
+    key: &'a str,
+    #[serde(flatten)]
+    run: &'a Holder,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<u32>,
+    #[serde(flatten)]
+    fields: Fields<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ran_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_ms: Option<u64>,
+}
+
+impl Journal {
+    /// The journal of `run` in the file at `path`, which is made if it is not there. Must be called when the signals are blocked.
+    pub fn open(path: &Path, run: Holder) -> Self {
+        let (scribe, error) = match Scribe::new(path.to_owned()) {
+            Ok(scribe) => (Some(scribe), None),
+            Err(error) => (None, Some(error)),
+        };
+        let journal = Journal {
+            path: path.to_owned(),
+            scribe,
+            run,
+            acquired: OnceLock::new(),
+            started: OnceLock::new(),
+            has_complained: AtomicBool::new(false),
+        };
+        if let Some(error) = error {
+            journal.complain(&error);
+        }
+        journal
+    }
+
+    /// Writes an event of the lock `key` down. Does not wait for it.
+    pub fn tell(&self, key: &str, event: &Event<'_>) {
+        self.remember(event);
+        let Some(scribe) = &self.scribe else { return };
+        scribe.write(self.line(key, event));
+        if let Some(error) = scribe.failure() {
+            self.complain(error);
+        }
+    }
+
+    /// Remembers when what happened, for the lines to come.
+    fn remember(&self, event: &Event<'_>) {
+        match event {
+            Event::Acquired { fence, slot, .. } => {
+                let _ = self.acquired.set((Moment::now(), *fence, *slot));
+            }
+            Event::Started { .. } => {
+                let _ = self.started.set(Moment::now());
+            }
+            _ => {}
+        }
+    }
+
+    fn line(&self, key: &str, event: &Event<'_>) -> String {
+        let now = Moment::now();
+        let since = |from: &Moment| millis(now.since(*from));
+        let acquired = self.acquired.get();
+        let line = Line {
+            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            event: event.name(),
+            key,
+            run: &self.run,
+            fence: acquired.map(|(_, fence, _)| *fence),
+            slot: acquired.and_then(|(.., slot)| *slot),
+            fields: event.fields(),
+            ran_ms: self.started.get().filter(|_| matches!(event, Event::Finished(_))).map(since),
+            held_ms: acquired
+                .filter(|_| matches!(event, Event::Released { .. } | Event::Kept | Event::Lost { .. }))
+                .map(|(at, ..)| since(at)),
+        };
+        let json = serde_json::to_string(&line).unwrap_or_default();
+        json_for_terminals(&(json + "\n"))
+    }
+
+    /// Says once what is wrong with the file.
+    fn complain(&self, error: &io::Error) {
+        if self.has_complained.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let why = match error.raw_os_error() {
+            Some(libc::ENXIO) => "nobody reads it".into(),
+            Some(libc::EAGAIN) => "whoever reads it is too slow".into(),
+            None if error.kind() == ErrorKind::TimedOut => "it keeps its writer waiting".into(),
+            _ => error.to_string(),
+        };
+        report::say(&format!(
+            "warning: cannot write events to {}: {why}; the run goes on",
+            escaped(&self.path.to_string_lossy())
+        ));
+    }
+}
+
+/// The last lines are written before lockrun ends, if that does not take long.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        let Some(mut scribe) = self.scribe.take() else { return };
+        let is_done = scribe.finish();
+        if let Some(error) = scribe.failure() {
+            self.complain(error);
+        } else if !is_done {
+            self.complain(&ErrorKind::TimedOut.into());
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Taking a lock as patiently as the user wants, and saying what came of it.
+
+use std::time::Duration;
+
+use super::enclosing::Outer;
+use super::outcome::Outcome;
+use super::progress::Progress;
+use crate::config::plan::OnHeld;
+use crate::lock::ending::Ending;
+use crate::report::event::Event;
+use crate::report::reporter::Teller;
+use crate::store::{Acquired, Claim, Grant, Held, Holding, Store, StoreError, Wait};
+use crate::supervise::guardian::Guardian;
+use crate::sys::clock::Moment;
+use crate::sys::signals::Signals;
+use crate::text::escape::escaped;
+
+/// What to do when a lock is held.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Whether to wait.
+    pub on_held: OnHeld,
+    /// The exit status if it stays held.
+    pub held_status: u8,
+}
+
+/// Takes the lock that `claim` names, as the `guardian` if this process is one. If there is no grant, it has been said why, and the
+/// outcome is what is to be made of it.
+pub fn acquire(
+    store: &mut dyn Store,
+    claim: &Claim,
+    patience: Patience,
+    outer: &Outer,
+    teller: &Teller,
+    signals: &Signals,
+    guardian: Option<&Guardian>,
+) -> Result<Grant, Outcome> {
+    let Patience { on_held, held_status } = patience;
+    let began = Moment::now();
+    let answer = match on_held {
+        OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None).map(Answer::of),
+        OnHeld::Wait(span) => {
+            let until = span.map(|span| began + span);
+            acquire_or_wait(store, claim, until, outer, teller, signals, guardian)
+        }
+    };
+    match answer {
+        Ok(Answer::Mine(grant)) => {
+            let slot = (claim.slots > 1).then_some(grant.slot);
+            teller.tell(Event::Acquired { fence: grant.fence, slot, value: None, waited: Moment::now().since(began) });
+            Ok(grant)
+        }
+        Ok(Answer::Interrupted(signal)) => {
+            teller.tell(Event::Interrupted(signal));
+            Err(Outcome::Ended(Ending::Signaled(signal)))
+        }
+        Ok(Answer::Held(held)) if on_held == OnHeld::Skip => {
+            teller.tell(Event::Skipped(&held));
+            Err(Outcome::Skipped)
+        }
+        Ok(Answer::HeldAround(held)) => {
+            teller.tell(Event::HeldAround { held: &held, slots: claim.slots });
+            Err(Outcome::Held(held_status))
+        }
+        Ok(Answer::Held(held)) => {
+            teller.tell(Event::Held(&held));
+            Err(Outcome::Held(held_status))
+        }
+        Err(error) => {
+            let key = escaped(claim.key.as_str());
+            teller.fail(&error.context(format!("cannot take the lock \"{key}\"")));
+            Err(Outcome::StoreFailed)
+        }
+    }
+}
+
+/// What has come of asking for a lock.
+enum Answer {
+    /// It is ours.
+    Mine(Grant),
+    /// It is somebody else's.
+    Held(Held),
+    /// It is held by the runs that this one is part of: it cannot come free before we end.
+    HeldAround(Held),
+    /// A signal of this number ended the wait.
+    Interrupted(i32),
+}
+
+impl Answer {
+    fn of(acquired: Acquired) -> Self {
+        match acquired {
+            Acquired::Mine(grant) => Answer::Mine(grant),
+            Acquired::Held(held) => Answer::Held(held),
+            Acquired::Interrupted(signal) => Answer::Interrupted(signal),
+        }
+    }
+}
+
+/// Takes the lock; if it is held, waits for it until `until`, unless that would be to wait for ourselves.
+fn acquire_or_wait(
+    store: &mut dyn Store,
+    claim: &Claim,
+    until: Option<Moment>,
+    outer: &Outer,
+    teller: &Teller,
+    signals: &Signals,
+    guardian: Option<&Guardian>,
+) -> Result<Answer, StoreError> {
+    // With several slots another one may come free.
+    let waits_for_itself = |held: &Held| claim.slots == 1 && outer.has(held.token.as_ref());
+    if !outer.is_empty() {
+        match store.acquire(claim, None)? {
+            Acquired::Held(held) if waits_for_itself(&held) => return Ok(Answer::HeldAround(held)),
+            Acquired::Held(_) => {
+                if let Some(held) = held_around(store, claim, outer) {
+                    return Ok(Answer::HeldAround(held));
+                }
+            }
+            acquired => return Ok(Answer::of(acquired)),
+        }
+    }
+    let watcher = &mut Progress::new(teller, &waits_for_itself, guardian);
+    Ok(match store.acquire(claim, Some(Wait { until, signals, watcher }))? {
+        Acquired::Held(held) if waits_for_itself(&held) => Answer::HeldAround(held),
+        acquired => Answer::of(acquired),
+    })
+}
+
+/// The last of the holders that we run under, if there are so many of them that they leave none of the slots that the claim could
+/// get. What the store does not tell is no reason not to wait.
+fn held_around(store: &mut dyn Store, claim: &Claim, outer: &Outer) -> Option<Held> {
+    let status = store.list(Some(&claim.key)).ok()?.pop()?;
+    // One that was taken away can come free before its command has ended.
+    let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.taken_away;
+    let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
+    let last = around.last().filter(|_| around.len() >= claim.slots as usize)?;
+    Some(Held {
+        holder: Some(last.who.clone()),
+        since: Some(Duration::from_millis(status.now_ms.saturating_sub(last.since_ms))),
+        expires_in: last.expires_in,
+        place: None,
+        token: last.token.clone(),
+    })
+}

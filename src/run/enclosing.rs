@@ -1,0 +1,64 @@
+//! The locks that this process already runs under, because it is part of their commands.
+
+use crate::lock::token::Token;
+
+/// The variable that has the token of the innermost lock.
+pub const TOKEN: &str = "LOCKRUN_TOKEN";
+
+/// The variable that has the tokens of the other ones, separated by blanks. Only there when locks are nested.
+pub const OUTER: &str = "LOCKRUN_OUTER_TOKENS";
+
+/// The tokens of the locks that we run under.
+#[derive(Clone, Debug, Default)]
+pub struct Outer(Vec<Token>);
+
+impl Outer {
+    /// The locks that this process runs under.
+    pub fn of_this_process() -> Self {
+        Self::read(&|name| std::env::var(name).ok())
+    }
+
+    /// As the environment tells, which `variable` looks up.
+    fn read(variable: &dyn Fn(&str) -> Option<String>) -> Self {
+        let outer = variable(OUTER).unwrap_or_default();
+        let inner = variable(TOKEN);
+        let words = outer.split_ascii_whitespace().chain(inner.as_deref());
+        Outer(words.filter_map(|word| Token::parse(word).ok()).collect())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether what is held under `token` is one of those: it cannot come free before we end.
+    pub fn has(&self, token: Option<&Token>) -> bool {
+        token.is_some_and(|token| self.0.contains(token))
+    }
+
+    /// The value of [`OUTER`] for a command that runs under one lock more; `None` if there are no outer ones.
+    pub fn for_command(&self) -> Option<String> {
+        (!self.is_empty()).then(|| self.0.iter().map(Token::as_str).collect::<Vec<_>>().join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_locks_are_known_all() {
+        let environment = |name: &str| match name {
+            TOKEN => Some("c".to_owned()),
+            OUTER => Some("a b".to_owned()),
+            _ => None,
+        };
+        let outer = Outer::read(&environment);
+        let has = |token: &str| outer.has(Token::parse(token).ok().as_ref());
+        assert!(has("a") && has("c") && !outer.is_empty());
+        assert!(!has("d") && !outer.has(None));
+        assert_eq!(outer.for_command().as_deref(), Some("a b c"));
+        let none = Outer::read(&|_| None);
+        assert!(none.is_empty() && none.for_command().is_none());
+    }
+}

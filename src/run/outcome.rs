@@ -1,0 +1,89 @@
+//! Every way a run can end, and the exit status that each becomes.
+//!
+//! The statuses are part of the command line's contract: scripts depend on them.
+
+use crate::lock::ending::Ending;
+
+/// Every way a run of lockrun can end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// COMMAND ran and ended by itself, or a signal ended lockrun while it waited: end the same way.
+    Ended(Ending),
+    /// The lock was held, and `--skip` says that this is no failure.
+    Skipped,
+    /// Something was printed that was asked for (help, version, a generated file).
+    Printed,
+    /// `doctor` found what makes locks weaker or slower, and nothing worse.
+    Weak,
+    /// `doctor` found that locks are granted there that cannot be relied on.
+    Unsafe,
+    /// The command line or the configuration is wrong.
+    BadUsage,
+    /// The store cannot be reached, refuses us, or does not answer in time. COMMAND was not started.
+    StoreFailed,
+    /// The lock is held, or the wait ran out; the status is 75 unless `--conflict-exit-code` changed it.
+    Held(u8),
+    /// The lease was lost while COMMAND ran, and COMMAND was stopped.
+    Lost,
+    /// `--max-runtime` passed, and COMMAND was stopped.
+    TimedOut,
+    /// lockrun itself failed.
+    Failed,
+    /// COMMAND was found but cannot be executed.
+    CannotExecute,
+    /// COMMAND was not found.
+    NotFound,
+}
+
+/// The status for a lock that is held, unless `--conflict-exit-code` says otherwise: `EX_TEMPFAIL` of sysexits.h.
+pub const HELD: u8 = 75;
+
+impl Outcome {
+    /// How lockrun's own process must end.
+    pub const fn ending(self) -> Ending {
+        Ending::Exited(match self {
+            Outcome::Ended(ending) => return ending,
+            Outcome::Skipped | Outcome::Printed => 0,
+            Outcome::Weak => 1,
+            Outcome::Unsafe => 2,
+            Outcome::BadUsage => 64,
+            Outcome::StoreFailed => 69,
+            Outcome::Held(status) => status,
+            Outcome::Lost => 79,
+            Outcome::TimedOut => 124,
+            Outcome::Failed => 125,
+            Outcome::CannotExecute => 126,
+            Outcome::NotFound => 127,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_statuses_is_as_documented() {
+        let table = [
+            (Outcome::Ended(Ending::Exited(3)), 3),
+            (Outcome::Skipped, 0),
+            (Outcome::Printed, 0),
+            (Outcome::Weak, 1),
+            (Outcome::Unsafe, 2),
+            (Outcome::BadUsage, 64),
+            (Outcome::StoreFailed, 69),
+            (Outcome::Held(HELD), 75),
+            (Outcome::Held(9), 9),
+            (Outcome::Lost, 79),
+            (Outcome::TimedOut, 124),
+            (Outcome::Failed, 125),
+            (Outcome::CannotExecute, 126),
+            (Outcome::NotFound, 127),
+        ];
+        for (outcome, status) in table {
+            assert_eq!(outcome.ending(), Ending::Exited(status), "{outcome:?}");
+        }
+        let died = Ending::Signaled(15);
+        assert_eq!(Outcome::Ended(died).ending(), died);
+    }
+}

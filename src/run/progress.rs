@@ -1,0 +1,106 @@
+//! How a wait looks: a line on a terminal that is refreshed in place, and gone when the wait is over; elsewhere nothing, or
+//! one message with `--verbose`.
+
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use crate::report::Verbosity;
+use crate::report::event::Event;
+use crate::report::reporter::Teller;
+use crate::store::{Held, Watcher};
+use crate::supervise::guardian::Guardian;
+use crate::supervise::terminal;
+use crate::sys::clock::Moment;
+use crate::sys::wait::Ticking;
+use crate::text::duration;
+
+/// The line changes with the seconds.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// What is shown of one wait.
+pub struct Progress<'a> {
+    teller: &'a Teller,
+    /// Whether it is of no use to wait for a holder.
+    is_hopeless: &'a dyn Fn(&Held) -> bool,
+    guardian: Option<&'a Guardian>,
+    on_terminal: bool,
+    began: Moment,
+    told: bool,
+    /// What the store told last, and when.
+    latest: Option<(Held, Moment)>,
+}
+
+impl<'a> Progress<'a> {
+    /// A wait that begins now, of which `teller` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
+    /// It is the `guardian` that waits, if there is one.
+    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
+        let on_terminal = teller.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
+        Progress { teller, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
+    }
+
+    /// Writes the line anew.
+    fn draw(&self) {
+        let (true, Some((held, told_at))) = (self.on_terminal && terminal::is_ours(), &self.latest) else { return };
+        let Some(width) = terminal::stderr_width() else { return };
+        let now = Moment::now();
+        let held = Held { since: held.since.map(|since| since + now.since(*told_at)), ..held.clone() };
+        let place = held.place.map_or_else(String::new, |place| format!(", number {} in the queue", place + 1));
+        let waited = duration::say(now.since(self.began));
+        let line = format!("lockrun: waiting {waited}{place}: held by {held}");
+        // A line that wraps could not be taken back.
+        let line: String = line.chars().take(width.saturating_sub(1)).collect();
+        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
+    }
+
+    /// Takes the line back.
+    fn clear(&self) {
+        if self.on_terminal && terminal::is_ours() && self.latest.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Watcher for Progress<'_> {
+    fn waiting(&mut self, held: &Held) -> ControlFlow<()> {
+        if (self.is_hopeless)(held) {
+            return ControlFlow::Break(());
+        }
+        if !self.told {
+            self.teller.tell(Event::Waiting(held));
+            self.told = true;
+        }
+        self.latest = Some((held.clone(), Moment::now()));
+        self.draw();
+        ControlFlow::Continue(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.guardian.is_some_and(Guardian::is_stopped)
+    }
+}
+
+impl Ticking for Progress<'_> {
+    fn tick_every(&self) -> Option<Duration> {
+        self.on_terminal.then_some(REFRESH)
+    }
+
+    fn tick(&mut self) {
+        self.draw();
+    }
+
+    fn pause(&mut self) {
+        self.clear();
+    }
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.guardian.map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -1,0 +1,192 @@
+//! Locks tried out on a file of our own.
+
+use std::fs::read_to_string;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl, openat};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::{UnlinkatFlags, unlinkat, write};
+use uuid::Uuid;
+
+use crate::report::diagnostic::Finding;
+use crate::sys::clock::Moment;
+
+/// How often a lock is tried, to see how long it takes.
+const ROUNDS: usize = 9;
+
+/// A lock that takes longer than this, when nobody else wants it, is slow.
+const SLOW: Duration = Duration::from_millis(50);
+
+/// A file in the lock directory that is no lock's: no lock's file has a name that begins with a dot. It goes when this does.
+struct Scratch<'d> {
+    directory: BorrowedFd<'d>,
+    name: String,
+}
+
+impl<'d> Scratch<'d> {
+    fn new(directory: BorrowedFd<'d>) -> Self {
+        Scratch { directory, name: format!(".doctor-{}", Uuid::new_v4()) }
+    }
+
+    /// Opens it, for the first time or once more.
+    fn open(&self) -> nix::Result<OwnedFd> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let file = openat(self.directory, self.name.as_str(), flags, mode)?;
+        // The umask has had its say; we must be able to open it again.
+        fchmod(&file, mode)?;
+        Ok(file)
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        let _ = unlinkat(self.directory, self.name.as_str(), UnlinkatFlags::NoRemoveDir);
+    }
+}
+
+/// Tries locks in the open `directory`, which is at `path`, and whether changes in it can be watched.
+pub(super) fn examine(directory: BorrowedFd<'_>, path: &Path) -> Vec<Finding> {
+    let scratch = Scratch::new(directory);
+    let findings = (|| {
+        let (first, second) = (scratch.open()?, scratch.open()?);
+        write(&first, b"{}")?;
+        Ok([
+            judge_conflict("fcntl(2)", record_locks_conflict(&first, &second)),
+            judge_conflict("flock(2)", locks_conflict(first, second)),
+        ])
+    })();
+    let mut findings = match findings {
+        Ok(findings) => Vec::from(findings),
+        Err(errno) => {
+            let text = format!("cannot write a file in {}: {}", path.display(), Errno::desc(errno));
+            return vec![Finding::unusable(text, "no lock can be had without")];
+        }
+    };
+    findings.push(judge_pace(pace(directory)));
+    findings.push(judge_watch(watch(path)));
+    findings
+}
+
+/// Whether flock(2) by one descriptor keeps the other out, and lets it in afterwards.
+fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
+    let lock = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock);
+    let held = lock(first).map_err(|(_, errno)| errno)?;
+    let second = match lock(second) {
+        Ok(_) => return Ok(false),
+        Err((second, Errno::EWOULDBLOCK)) => second,
+        Err((_, errno)) => return Err(errno),
+    };
+    drop(held);
+    lock(second).map(|_| true).map_err(|(_, errno)| errno)
+}
+
+/// The same for fcntl(2)'s locks that belong to an open file description.
+fn record_locks_conflict(first: &OwnedFd, second: &OwnedFd) -> nix::Result<bool> {
+    #[allow(clippy::cast_possible_truncation)]
+    let change =
+        |kind: i32| libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
+    let (take, leave) = (change(libc::F_WRLCK), change(libc::F_UNLCK));
+    fcntl(first, FcntlArg::F_OFD_SETLK(&take))?;
+    match fcntl(second, FcntlArg::F_OFD_SETLK(&take)) {
+        Ok(_) => return Ok(false),
+        Err(Errno::EAGAIN | Errno::EACCES) => {}
+        Err(errno) => return Err(errno),
+    }
+    fcntl(first, FcntlArg::F_OFD_SETLK(&leave))?;
+    fcntl(second, FcntlArg::F_OFD_SETLK(&take))?;
+    fcntl(second, FcntlArg::F_OFD_SETLK(&leave))?;
+    Ok(true)
+}
+
+fn judge_conflict(call: &str, conflicts: nix::Result<bool>) -> Finding {
+    let elsewhere = "name a directory on another file system with --store file:/DIR";
+    match conflicts {
+        Ok(true) => Finding::ok(format!("{call} locks exclude each other there")),
+        Ok(false) => Finding::fail(
+            format!("{call} locks do not exclude each other there"),
+            format!("two runs would hold one lock; {elsewhere}"),
+        ),
+        Err(errno) => Finding::unusable(format!("{call} locks cannot be had there: {}", errno.desc()), elsewhere),
+    }
+}
+
+/// How long it takes to make a file and to lock it: in the middle, and at worst.
+fn pace(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
+    let mut spans = Vec::new();
+    for _ in 0..ROUNDS {
+        let started = Moment::now();
+        let scratch = Scratch::new(directory);
+        let file = scratch.open()?;
+        write(&file, b"{}")?;
+        Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
+        spans.push(Moment::now().since(started));
+    }
+    spans.sort_unstable();
+    Ok((spans[ROUNDS / 2], spans[ROUNDS - 1]))
+}
+
+fn judge_pace(pace: nix::Result<(Duration, Duration)>) -> Finding {
+    match pace {
+        Ok((median, worst)) => {
+            let text = format!("a lock takes {median:.1?}, at worst {worst:.1?}");
+            if median > SLOW {
+                Finding::warn(text, "that is slow; a directory on a local disk or in memory is quicker")
+            } else {
+                Finding::ok(text)
+            }
+        }
+        Err(errno) => Finding::unusable(format!("a lock cannot be had there: {}", errno.desc()), "see above"),
+    }
+}
+
+/// Watches the directory at `path` by inotify(7).
+fn watch(path: &Path) -> nix::Result<()> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+    inotify.add_watch(path, AddWatchFlags::IN_MODIFY).map(drop)
+}
+
+fn judge_watch(watched: nix::Result<()>) -> Finding {
+    let limit = |name: &str| {
+        let value = read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
+        format!("fs.inotify.{name} is {}, and this user has used it up; raise it with sysctl(8)", value.trim())
+    };
+    let late = "a run that waits may hear late that a lock is free";
+    match watched {
+        Ok(()) => Finding::ok("changes in it can be watched (inotify)"),
+        Err(Errno::EMFILE) => Finding::warn(late, limit("max_user_instances")),
+        Err(Errno::ENOSPC) => Finding::warn(late, limit("max_user_watches")),
+        Err(errno) => Finding::warn(late, format!("inotify(7) does not work there: {}", errno.desc())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::diagnostic::Level;
+
+    #[test]
+    fn locks_that_do_not_lock_are_found() {
+        assert_eq!(judge_conflict("flock(2)", Ok(true)).level, Level::Ok);
+        assert_eq!(judge_conflict("flock(2)", Ok(false)).level, Level::Fail);
+        assert_eq!(judge_conflict("flock(2)", Err(Errno::ENOLCK)).level, Level::Unusable);
+    }
+
+    #[test]
+    fn slowness_is_found() {
+        let pace = |ms| judge_pace(Ok((Duration::from_millis(ms), Duration::from_secs(1)))).level;
+        assert_eq!(pace(1), Level::Ok);
+        assert_eq!(pace(60), Level::Warn);
+    }
+
+    #[test]
+    fn a_limit_that_is_used_up_is_named() {
+        assert!(judge_watch(Err(Errno::EMFILE)).advice.contains("max_user_instances"));
+        assert_eq!(judge_watch(Err(Errno::ENOSYS)).level, Level::Warn);
+        assert_eq!(judge_watch(Ok(())).level, Level::Ok);
+    }
+}

@@ -1,0 +1,390 @@
+//! Where locks live: the interface that every store keeps, and how one is chosen by its URL.
+
+mod address;
+pub mod file;
+pub mod redis;
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+pub use address::Address;
+
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+use crate::report::diagnostic::Finding;
+use crate::sys::clock::Moment;
+use crate::sys::signals::Signals;
+use crate::sys::wait::Ticking;
+use crate::text::duration;
+
+/// What a run asks of a store: this lock, under this token, for itself.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The lock's name.
+    pub key: Key,
+    /// The name of this one acquisition. Every later change is checked against it.
+    pub token: Token,
+    /// How long the lease lasts from one renewal.
+    pub ttl: Ttl,
+    /// Who asks.
+    pub holder: Holder,
+    /// How many may hold the lock at once, at least 1.
+    pub slots: u32,
+    /// Whether the lock is taken by hand, to outlive this process. Otherwise it is a run's, that keeps it.
+    pub by_hand: bool,
+    /// Whether the token is the user's own, who may ask again under it when no answer came.
+    pub own_token: bool,
+}
+
+/// A lock that is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The fencing token: greater than that of every earlier acquisition of the key.
+    pub fence: u64,
+    /// Which of the slots is ours, from 0.
+    pub slot: u32,
+    /// Who keeps the lock ours.
+    pub custody: Custody,
+}
+
+/// Who keeps a lock ours, and so what happens to it when we die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Custody {
+    /// The kernel, for as long as lockrun or COMMAND lives.
+    Kernel,
+    /// The store, until the lease runs out; the request that took it left at this moment.
+    Lease(Moment),
+}
+
+/// A lock that is somebody else's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Whose, as far as it is known.
+    pub holder: Option<Holder>,
+    /// How long it has been.
+    pub since: Option<Duration>,
+    /// How long its lease still runs, if it is a lease that ends.
+    pub expires_in: Option<Duration>,
+    /// Our place in the queue, from 0, where there is one.
+    pub place: Option<u64>,
+    /// Under which token. For comparing: whoever knows it can take the lock away.
+    pub token: Option<Token>,
+}
+
+/// Says the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };
+        write!(f, "{holder} for {}", span(self.since))
+    }
+}
+
+fn span(since: Option<Duration>) -> String {
+    since.map_or_else(|| "an unknown time".into(), duration::say)
+}
+
+/// The answer to a request for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// It is ours.
+    Mine(Grant),
+    /// It is somebody else's, and the patience is at its end.
+    Held(Held),
+    /// A signal of this number ended the wait. Nothing of ours is left in the store.
+    Interrupted(i32),
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// The lock is ours for another ttl.
+    Mine,
+    /// It is not ours any more. It may be somebody else's.
+    NotMine(Option<Held>),
+    /// It was taken away from us, by whom.
+    TakenAway(Holder),
+}
+
+/// How somebody lets go of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parting {
+    /// A run is over.
+    Run {
+        /// How COMMAND ended; `None` if it was never started.
+        ending: Option<Ending>,
+        /// Whether it has used the value of a sequence that it had reserved.
+        uses_value: bool,
+        /// Whether the lock stays nevertheless.
+        stays: Stays,
+    },
+    /// By hand, from wherever.
+    ByHand,
+}
+
+impl Parting {
+    /// The end of a run that has failed, and lets go of its lock at once.
+    pub fn at_once(ending: Option<Ending>) -> Self {
+        Parting::Run { ending, uses_value: false, stays: Stays::Not }
+    }
+}
+
+/// Whether a lock stays after its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// No.
+    Not,
+    /// Until it has been held for so long.
+    AtLeast(Duration),
+    /// Until it is released by its token, or so long from now on.
+    Kept(Ttl),
+}
+
+/// What came of letting go of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// It is free.
+    Free,
+    /// It stays as was asked.
+    Stays,
+    /// It is free, but how the run ended could not be recorded, nor that it is to stay: for this reason.
+    Unrecorded(String),
+    /// It will be free when the command has ended that runs under it.
+    WhenItEnds,
+    /// It was not ours. It may be somebody else's.
+    NotMine(Option<Held>),
+}
+
+/// What came of taking a lock from its holders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TakenAway {
+    /// There was nothing to take.
+    Free,
+    /// It is held, but not by whom was meant.
+    Others(Vec<Held>),
+    /// It was taken from whoever it could be taken from.
+    Taken {
+        /// From these.
+        from: Vec<Held>,
+        /// It stays with these.
+        living: Vec<Living>,
+        /// It is free after this time at the latest.
+        free_in: Duration,
+        /// A command may still run under it, and will not hear of it.
+        untold: bool,
+    },
+}
+
+/// A living process of this machine that holds a lock: the kernel lets nobody take it away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Living {
+    /// Whose the lock is.
+    pub held: Held,
+    /// The processes with whose end it is free, as far as we may look into them.
+    pub pids: Vec<u32>,
+}
+
+/// Which value of a sequence is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The first that nobody has reserved, `step` after the last one, and so on; `from` if there has been none.
+    Next {
+        /// The first value of all.
+        from: i64,
+        /// From one value to the next. Not 0.
+        step: i64,
+    },
+    /// This one.
+    Value {
+        /// The value.
+        value: String,
+        /// The last one, from which it was found; `None` if there has been none.
+        after: Option<String>,
+        /// How many steps it is from that one; the first of all is 1 step from none.
+        steps: u32,
+    },
+}
+
+/// The integer that a value of a sequence is, if it is one as it is written here.
+pub fn integer(value: &str) -> Option<i64> {
+    value.parse().ok().filter(|integer: &i64| integer.to_string() == value)
+}
+
+/// What came of reserving a value of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// It is ours.
+    Mine(Grant, String),
+    /// Somebody else has reserved it.
+    Taken,
+    /// There is no integer after this value, or it is none.
+    NoNext(String),
+    /// The last value is this one, not the one after which a value was wanted.
+    Moved(Option<String>),
+}
+
+/// What is known of one key. Times are milliseconds of Unix time on the store's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyStatus {
+    /// The key.
+    pub key: Key,
+    /// When this was so.
+    pub now_ms: u64,
+    /// The fencing token that was given out last.
+    pub fence: u64,
+    /// Who holds it, the longest first.
+    pub holders: Vec<Holding>,
+    /// Who waits for it, the next first, as far as the store knows the order.
+    pub waiters: Vec<Waiting>,
+    /// The last run, or lock taken by hand, that is over.
+    pub last: Option<Past>,
+    /// The last value of its sequence that was used, if it has one.
+    pub value: Option<String>,
+}
+
+impl KeyStatus {
+    /// What is known of a key that was never used.
+    pub fn never_used(key: Key) -> Self {
+        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None, value: None }
+    }
+}
+
+/// Somebody who holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Who.
+    pub who: Holder,
+    /// Since when.
+    pub since_ms: u64,
+    /// How long the lease still runs, if it is one that ends.
+    pub expires_in: Option<Duration>,
+    /// The fencing token.
+    pub fence: u64,
+    /// The slot, from 0.
+    pub slot: u32,
+    /// The value of the sequence that it has reserved, if it has.
+    pub value: Option<String>,
+    /// Whether the lock was taken away, and is only held until the command is dead.
+    pub taken_away: bool,
+    /// Under which token. For comparing: whoever knows it can take the lock away.
+    pub token: Option<Token>,
+}
+
+/// Somebody who waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Who.
+    pub who: Holder,
+    /// Since when, where that is known.
+    pub since_ms: Option<u64>,
+}
+
+/// A run that is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Past {
+    /// Whose it was.
+    pub who: Holder,
+    /// When it got the lock.
+    pub started_ms: u64,
+    /// When it let go.
+    pub ended_ms: u64,
+    /// How its command ended, if one was started.
+    pub ending: Option<Ending>,
+}
+
+/// How to wait for a lock that is held.
+pub struct Wait<'a> {
+    /// Until when; `None`: for ever.
+    pub until: Option<Moment>,
+    /// The signals, some of which end the wait.
+    pub signals: &'a Signals,
+    /// Who is told how the wait goes.
+    pub watcher: &'a mut dyn Watcher,
+}
+
+/// Somebody who looks on while lockrun waits.
+pub trait Watcher: Ticking {
+    /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
+    /// Tells whether to go on waiting.
+    fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
+
+    /// Whether lockrun, for which another process waits, is stopped. Then nothing is to be taken in its name.
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+/// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
+pub type StoreError = anyhow::Error;
+
+/// A store of locks.
+///
+/// An error from [`Store::acquire`] or [`Store::renew`] means that the outcome is unknown: it may have been done. `acquire`
+/// cleans up after itself by the token as well as it can.
+pub trait Store: Send {
+    /// Takes the lock; if it is held, waits for it as `wait` says, or not at all. While it waits, a signal that would end
+    /// lockrun ends the wait.
+    fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError>;
+
+    /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
+
+    /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
+    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+
+    /// Takes back the claim of another process that has died while it waited, whose requests may still be on their way: leaves the
+    /// queue, and the lock, should it have been granted. As well as that can be done.
+    fn take_back(&mut self, _claim: &Claim) {}
+
+    /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
+    /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError>;
+
+    /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
+    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;
+
+    /// Takes the lock from its holders, or from the one with this `fence`, as `by` wants: it cannot renew it any more. Where a
+    /// command runs under it, the lock is free only when that has ended, which a holder that hears of it sees to, or with its
+    /// lease; or, if it must be so, `now`.
+    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError>;
+
+    /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
+    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
+
+    /// What the last [`Store::list`] of all keys, or [`Store::forget`], has left out because it cannot be read: why, and what to
+    /// do, for each.
+    fn left_out(&mut self) -> Vec<StoreError> {
+        Vec::new()
+    }
+
+    /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
+    /// at least one finding is given.
+    fn examine(&mut self) -> Vec<Finding>;
+}
+
+/// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is
+/// wrong with the files that the address names.
+pub fn open(address: Address, timeout: Duration) -> Result<Box<dyn Store>, String> {
+    Ok(match address {
+        Address::File(directory) => Box::new(file::FileStore::new(directory)),
+        Address::Redis(server) => Box::new(redis::RedisStore::new(*server, timeout)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_is_named() {
+        let holder = Holder { host: "web-1".into(), pid: 4242, user: "deploy".into(), command: "./report.sh".into() };
+        let message = crate::report::held(
+            &Key::new("nightly-report".as_ref()).expect("is a key"),
+            &Held { holder: Some(holder), since: Some(Duration::from_secs(192)), ..Held::default() },
+        );
+        assert_eq!(message, "lock \"nightly-report\" is held by web-1 pid 4242 (deploy: ./report.sh) for 3m 12s");
+    }
+}

@@ -1,0 +1,54 @@
+//! The way to the server: who can listen to it.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::net::endpoint::Endpoint;
+use crate::net::resolve::resolve;
+use crate::report::diagnostic::Finding;
+use crate::store::address::Server;
+use crate::sys::clock::Moment;
+
+/// Whether anybody on the way to `server` could read its password; looks its name up within `timeout`.
+pub(super) fn examine(server: &Server, timeout: Duration) -> Option<Finding> {
+    let Endpoint::Tcp { host, .. } = &server.endpoint else { return None };
+    let addresses = resolve(host, Moment::now() + timeout).unwrap_or_default();
+    let local = !addresses.is_empty() && addresses.iter().all(IpAddr::is_loopback);
+    Some(judge(server, local))
+}
+
+/// What is to be said of TCP to `server`, which is on this machine or not.
+fn judge(server: &Server, local: bool) -> Finding {
+    let encrypted = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(_), .. });
+    if encrypted {
+        Finding::ok("the connection is encrypted (TLS)")
+    } else if local {
+        Finding::ok("the connection does not leave this machine")
+    } else if server.password.is_some() {
+        Finding::warn(
+            "the password travels over the network in clear",
+            "whoever listens can take locks away; use rediss:// (TLS), or a network that is encrypted by itself",
+        )
+    } else {
+        Finding::ok("the connection is not encrypted, and there is no password that it could betray")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::diagnostic::Level;
+    use crate::store::Address;
+
+    #[test]
+    fn a_password_in_clear_is_found() {
+        let level = |url: &str, local: bool| {
+            let Ok(Address::Redis(server)) = Address::parse(url) else { panic!("is a URL: {url}") };
+            judge(&server, local).level
+        };
+        assert_eq!(level("redis://u:pw@db", false), Level::Warn);
+        assert_eq!(level("redis://u:pw@db", true), Level::Ok);
+        assert_eq!(level("redis://db", false), Level::Ok);
+        assert_eq!(level("rediss://u:pw@db", false), Level::Ok);
+    }
+}

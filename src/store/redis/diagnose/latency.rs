@@ -1,0 +1,170 @@
+//! How quickly the server answers, and how evenly its clock runs.
+
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+use redis::Value;
+
+use super::Session;
+use crate::report::diagnostic::Finding;
+use crate::store::redis::connection::Failure;
+use crate::store::redis::reply;
+use crate::sys::clock::Moment;
+
+/// So many requests, and the pauses between them: a second in all.
+const SAMPLES: usize = 21;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// At each end of the series, the quickest of so many answers tells the time best.
+const END: usize = 5;
+
+/// The drift that lockrun allows for, as a part of the time: one in a hundred.
+const DRIFT: u32 = 100;
+
+/// One look at the server's clock.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    sent: Moment,
+    heard: Moment,
+    /// What the server's clock said, since 1970.
+    server: Duration,
+}
+
+impl Sample {
+    fn took(&self) -> Duration {
+        self.heard.since(self.sent)
+    }
+}
+
+/// Asks for the server's time again and again. Fails when it stops answering.
+pub(super) fn examine(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+    let mut samples = Vec::new();
+    for _ in 0..SAMPLES {
+        let sent = Moment::now();
+        let reply = session.ask(&redis::cmd("TIME"))?;
+        let heard = Moment::now();
+        samples.extend(read(&reply).map(|server| Sample { sent, heard, server }));
+        sleep(PAUSE);
+    }
+    let mut findings = judge_latency(&samples, session.timeout);
+    findings.extend(judge_evenness(&samples));
+    findings.extend(samples.last().map(|last| compare(last, Moment::now(), SystemTime::now())));
+    Ok(findings)
+}
+
+/// The answer to TIME: seconds and microseconds.
+fn read(reply: &Value) -> Option<Duration> {
+    let Value::Array(parts) = reply else { return None };
+    let number = |at: usize| reply::text(parts.get(at)?)?.parse::<u64>().ok();
+    Some(Duration::from_secs(number(0)?) + Duration::from_micros(number(1)?))
+}
+
+/// Whether answers come well within `timeout`.
+fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Finding> {
+    let mut spans: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    spans.sort_unstable();
+    let Some(worst) = spans.last() else { return Vec::new() };
+    let median = spans[spans.len() / 2];
+    let text = format!("an answer takes {median:.1?}, at worst {worst:.1?}; --store-timeout allows {timeout:?}");
+    vec![if median > timeout / 10 || *worst > timeout / 2 {
+        Finding::warn(
+            text,
+            "a request that is late is taken for lost, and a lease that cannot be renewed ends its command; \
+             find out what is slow, or allow more with --store-timeout and --ttl",
+        )
+    } else {
+        Finding::ok(text)
+    }]
+}
+
+/// Whether as much time passes there as here.
+fn judge_evenness(samples: &[Sample]) -> Option<Finding> {
+    let best = |samples: &[Sample]| samples.iter().min_by_key(|sample| sample.took()).copied();
+    let first = best(samples.get(..END)?)?;
+    let last = best(samples.get(samples.len() - END..)?)?;
+    let here = last.sent.since(first.sent);
+    let (backwards, there) = match last.server.checked_sub(first.server) {
+        Some(there) => (false, there),
+        None => (true, first.server.saturating_sub(last.server)),
+    };
+    let off = if backwards { here + there } else { here.abs_diff(there) };
+    // Each answer was written at some time between question and hearing.
+    let doubt = first.took() + last.took();
+    Some(if off > here / DRIFT + doubt {
+        let sign = if backwards { "-" } else { "" };
+        Finding::fail(
+            format!("the server's clock runs unevenly: {sign}{there:.1?} there in {here:.1?} here"),
+            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock, and step it no more",
+        )
+    } else {
+        Finding::ok(format!(
+            "the server's clock runs evenly (off by {off:.1?} in {here:.1?}, give or take {doubt:.1?})"
+        ))
+    })
+}
+
+/// How far the clocks of the server and of this machine, which shows `wall` at `now`, lie apart.
+fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Finding {
+    let wall = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let ours = wall.saturating_sub(now.since(sample.heard));
+    let apart = ours.abs_diff(sample.server);
+    Finding::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::diagnostic::Level;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A series in which each answer takes `took`, and the server's clock shows `there` at each of our moments.
+    fn series(took: Duration, there: impl Fn(Duration) -> Duration) -> Vec<Sample> {
+        let at = |number: u32| {
+            let sent = PAUSE * number;
+            Sample {
+                sent: Moment::from_boot(sent),
+                heard: Moment::from_boot(sent + took),
+                server: Duration::from_secs(1_700_000_000) + there(sent + took / 2),
+            }
+        };
+        (0..21).map(at).collect()
+    }
+
+    fn evenness(took: Duration, there: impl Fn(Duration) -> Duration) -> Level {
+        judge_evenness(&series(took, there)).expect("is enough").level
+    }
+
+    #[test]
+    fn a_clock_that_steps_or_drifts_is_found() {
+        assert_eq!(evenness(MS, |here| here), Level::Ok);
+        assert_eq!(evenness(MS, |here| here * 1005 / 1000), Level::Ok);
+        assert_eq!(evenness(MS, |here| here * 105 / 100), Level::Fail);
+        assert_eq!(evenness(MS, |here| here * 95 / 100), Level::Fail);
+        let half = Duration::from_millis(500);
+        assert_eq!(evenness(MS, |here| if here > half { here + half } else { here }), Level::Fail);
+        let back = Duration::from_mins(1);
+        assert_eq!(evenness(MS, |here| if here > half { here } else { here + back }), Level::Fail);
+        // Over a slow network a small difference cannot be told.
+        assert_eq!(evenness(MS * 100, |here| here * 105 / 100), Level::Ok);
+    }
+
+    #[test]
+    fn slowness_is_measured_by_the_timeout() {
+        let level = |took: Duration| judge_latency(&series(took, |here| here), Duration::from_secs(5))[0].level;
+        assert_eq!(level(MS), Level::Ok);
+        assert_eq!(level(MS * 400), Level::Ok);
+        assert_eq!(level(MS * 600), Level::Warn);
+        let mut samples = series(MS, |here| here);
+        samples[7].heard = samples[7].sent + MS * 3000;
+        assert_eq!(judge_latency(&samples, Duration::from_secs(5))[0].level, Level::Warn);
+    }
+
+    #[test]
+    fn clocks_are_compared_at_one_moment() {
+        let sample = series(MS, |here| here)[0];
+        let wall = SystemTime::UNIX_EPOCH + sample.server + Duration::from_secs(8);
+        let said = compare(&sample, sample.heard + Duration::from_secs(5), wall).text;
+        assert!(said.contains("3.0s apart"), "{said}");
+    }
+}

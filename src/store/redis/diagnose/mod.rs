@@ -1,0 +1,131 @@
+//! What would make locks in this server unsafe or slow.
+
+mod encryption;
+mod latency;
+mod memory;
+mod persistence;
+mod replication;
+mod report;
+mod server;
+mod trial;
+
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use uuid::Uuid;
+
+use super::connection::{Connection, Failure};
+use super::rights::Missing;
+use super::{KEYS, RedisStore, keys, reply};
+use crate::lock::key::Key;
+use crate::report::diagnostic::Finding;
+use crate::store::address::Server;
+use crate::sys::clock::Moment;
+use report::Report;
+use server::Greeting;
+
+/// A conversation with the server in which a refusal is an answer like any other.
+struct Session {
+    connection: Connection,
+    timeout: Duration,
+}
+
+impl Session {
+    /// Sends `command` and waits for its answer.
+    fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
+        self.connection.request(command, Moment::now() + self.timeout)
+    }
+
+    /// The same where a refusal is nothing to complain of: `None`.
+    fn try_ask(&mut self, command: &Cmd) -> Result<Option<Value>, Failure> {
+        match self.ask(command) {
+            Ok(reply) => Ok(Some(reply)),
+            Err(Failure::Refused { .. }) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The value of one parameter of the server's configuration, if we may know it.
+    fn parameter(&mut self, name: &str) -> Result<Option<String>, Failure> {
+        let reply = self.try_ask(redis::cmd("CONFIG").arg("GET").arg(name))?;
+        Ok(match reply {
+            Some(Value::Array(pair)) => pair.get(1).and_then(reply::text),
+            _ => None,
+        })
+    }
+}
+
+/// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
+pub(super) fn examine(store: &mut RedisStore) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Err(failure) = look(store, &mut findings) {
+        findings.push(Finding::unusable(failure.explain(&store.server).to_string(), ""));
+    }
+    findings
+}
+
+/// Adds what is found to `findings`. Fails when the server is of no use any more.
+fn look(store: &mut RedisStore, findings: &mut Vec<Finding>) -> Result<(), Failure> {
+    let server = store.server.clone();
+    let deadline = Moment::now() + store.timeout;
+    let connection = Connection::open(&server, store.tls.as_ref(), deadline)?;
+    let mut session = Session { connection, timeout: store.timeout };
+
+    let greeting = match server::ask(&mut session) {
+        Err(Failure::Refused { command, error }) if command == "SELECT" && error.starts_with("NOPERM") => {
+            let mut missing = Missing::default();
+            missing.note("select", &error);
+            findings.extend(missing.findings(&server));
+            return Ok(());
+        }
+        greeting => greeting?,
+    };
+    let report = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text).map(Report::new);
+    findings.extend(server::judge(greeting.as_ref(), report.as_ref(), &server));
+    if greeting.as_ref().is_some_and(Greeting::is_sentinel) {
+        return Ok(());
+    }
+    findings.extend(encryption::examine(&server, store.timeout));
+
+    // A lock of ours alone, as any other to the server.
+    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    let base = keys::base(&server.prefix, &key);
+    let missing = Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop))?;
+    findings.extend(missing.findings(&server));
+    if !missing.any() {
+        findings.push(trial::examine(store, &key));
+        clean_up(&mut session, &base)?;
+        findings.extend(latency::examine(&mut session)?);
+    }
+
+    let Some(report) = report else {
+        findings.push(not_allowed_to_look(&server));
+        return Ok(());
+    };
+    findings.extend(memory::examine(&report));
+    let (fsync, save) = (session.parameter("appendfsync")?, session.parameter("save")?);
+    findings.extend(persistence::examine(&report, fsync.as_deref(), save.as_deref()));
+    let replicas_to_write = session.parameter("min-replicas-to-write")?;
+    findings.extend(replication::examine(&report, replicas_to_write.as_deref()));
+    Ok(())
+}
+
+/// Removes what a trial leaves: the fence and the last run, which any other lock keeps.
+fn clean_up(session: &mut Session, base: &str) -> Result<(), Failure> {
+    let mut command = redis::cmd("DEL");
+    for key in KEYS {
+        command.arg(format!("{base}{key}"));
+    }
+    session.try_ask(&command).map(drop)
+}
+
+fn not_allowed_to_look(server: &Server) -> Finding {
+    let user = server.user.as_deref().unwrap_or("default");
+    Finding::note(
+        format!("user \"{user}\" may not run INFO: memory, persistence and replication could not be looked at"),
+        format!(
+            "grant it with ACL SETUSER {user} +info +config|get, or see by hand that CONFIG GET maxmemory-policy is \
+             noeviction, CONFIG GET appendonly is yes, and INFO replication names no replicas"
+        ),
+    )
+}

@@ -1,0 +1,129 @@
+//! What kind of server it is.
+
+use redis::Value;
+
+use super::Session;
+use super::report::Report;
+use crate::report::diagnostic::Finding;
+use crate::store::address::Server;
+use crate::store::redis::connection::Failure;
+use crate::store::redis::reply;
+
+/// The oldest Redis whose scripts and users are as lockrun needs them.
+const OLDEST: u32 = 6;
+
+/// What the server says of itself when it is greeted; every user may do that.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Greeting {
+    product: String,
+    version: String,
+    mode: String,
+    role: String,
+}
+
+impl Greeting {
+    fn read(reply: &Value) -> Self {
+        let mut greeting = Greeting::default();
+        let Value::Array(fields) = reply else { return greeting };
+        for pair in fields.chunks_exact(2) {
+            let (Some(name), Some(value)) = (reply::text(&pair[0]), reply::text(&pair[1])) else { continue };
+            match name.as_str() {
+                "server" => greeting.product = value,
+                "version" => greeting.version = value,
+                "mode" => greeting.mode = value,
+                "role" => greeting.role = value,
+                _ => {}
+            }
+        }
+        greeting
+    }
+
+    /// Whether it is no store at all, but knows of one.
+    pub(super) fn is_sentinel(&self) -> bool {
+        self.mode == "sentinel"
+    }
+}
+
+/// Greets the server; `None` if it does not know greetings. It is the first thing that it is asked: fails where the server
+/// refuses us.
+pub(super) fn ask(session: &mut Session) -> Result<Option<Greeting>, Failure> {
+    match session.ask(redis::cmd("HELLO").arg(2)) {
+        Ok(reply) => Ok(Some(Greeting::read(&reply))),
+        Err(Failure::Refused { command, error }) if command == "HELLO" && error.contains("unknown command") => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// What kind of server this is: by its greeting, or else by its report.
+pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server: &Server) -> Vec<Finding> {
+    let unknown = Greeting {
+        product: "redis".into(),
+        version: report.and_then(|report| report.text("redis_version")).unwrap_or_default().into(),
+        mode: report.and_then(|report| report.text("redis_mode")).unwrap_or_default().into(),
+        role: String::new(),
+    };
+    let greeting = greeting.unwrap_or(&unknown);
+    let Greeting { version, mode, role, .. } = greeting;
+    let product = if greeting.product == "valkey" { "Valkey" } else { "Redis" };
+    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    let mut findings = vec![match major {
+        None => Finding::note(
+            format!("{server} answers, and does not tell its version"),
+            format!("see by hand that it is Redis {OLDEST} or newer, or a Valkey"),
+        ),
+        Some(major) if product == "Redis" && major < OLDEST => Finding::fail(
+            format!("{server} answers: {product} {version}"),
+            format!("nothing is promised for a Redis older than {OLDEST}; use a newer one"),
+        ),
+        Some(_) => Finding::ok(format!("{server} answers: {product} {version}")),
+    }];
+    if greeting.is_sentinel() {
+        findings
+            .push(Finding::unusable("it is a Sentinel, which keeps no data", "name the primary in the store's URL"));
+    } else if mode == "cluster" {
+        findings.push(Finding::fail(
+            "it is a node of a cluster",
+            "lockrun asks no other node, so locks that belong to those cannot be had (status 69); use a server of its own",
+        ));
+    }
+    if role == "replica" || role == "slave" {
+        findings.push(Finding::fail(
+            "it is a replica",
+            "what is written there is refused, or is not seen by the primary and is lost; name the primary in the store's URL",
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::diagnostic::Level;
+    use crate::store::Address;
+
+    fn worst(product: &str, version: &str, mode: &str, role: &str) -> Option<Level> {
+        let Ok(Address::Redis(server)) = Address::parse("redis://127.0.0.1") else { panic!("is a URL") };
+        let [product, version, mode, role] = [product, version, mode, role].map(str::to_owned);
+        let greeting = Greeting { product, version, mode, role };
+        judge(Some(&greeting), None, &server).into_iter().map(|finding| finding.level).max()
+    }
+
+    #[test]
+    fn kinds_of_servers_are_told_apart() {
+        assert_eq!(worst("redis", "7.0.15", "standalone", "master"), Some(Level::Ok));
+        assert_eq!(worst("valkey", "8.1.0", "standalone", "master"), Some(Level::Ok));
+        assert_eq!(worst("redis", "5.0.7", "standalone", "master"), Some(Level::Fail));
+        assert_eq!(worst("redis", "", "standalone", "master"), Some(Level::Note));
+        assert_eq!(worst("redis", "7.0.15", "standalone", "replica"), Some(Level::Fail));
+        assert_eq!(worst("redis", "7.0.15", "cluster", "master"), Some(Level::Fail));
+        assert_eq!(worst("redis", "7.0.15", "sentinel", "sentinel"), Some(Level::Unusable));
+    }
+
+    #[test]
+    fn a_greeting_is_read() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let reply = [text("server"), text("valkey"), text("proto"), Value::Int(2), text("role"), text("replica")];
+        let wanted = Greeting { product: "valkey".into(), role: "replica".into(), ..Greeting::default() };
+        assert_eq!(Greeting::read(&Value::Array(reply.into())), wanted);
+    }
+}

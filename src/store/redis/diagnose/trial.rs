@@ -1,0 +1,56 @@
+//! A lock tried out: taken, waited for, kept, handed on and let go, by every script there is.
+
+use std::time::Duration;
+
+use anyhow::bail;
+
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+use crate::report::diagnostic::Finding;
+use crate::store::redis::RedisStore;
+use crate::store::redis::reply::Asked;
+use crate::store::{Acquired, Claim, Parting, Released, Renewed, Store, StoreError};
+
+/// Long enough for a slow server, short enough if we die in the middle.
+const TTL: Duration = Duration::from_mins(1);
+
+/// Tries the lock `key`, which must be nobody's.
+pub(super) fn examine(store: &mut RedisStore, key: &Key) -> Finding {
+    match hand_over(store, key) {
+        Ok(()) => Finding::ok("a lock was taken, renewed, handed to a waiter and let go"),
+        Err(error) => Finding::unusable(format!("a lock could not be tried out: {error:#}"), ""),
+    }
+}
+
+/// One run takes the lock, another waits for it and gets it.
+fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
+    let claim = || Claim {
+        key: key.clone(),
+        token: Token::random(),
+        ttl: Ttl::Lasts(TTL),
+        holder: Holder::this_run(&["doctor".into()]),
+        slots: 1,
+        by_hand: true,
+        own_token: false,
+    };
+    let (first, second) = (claim(), claim());
+    let Acquired::Mine(before) = store.acquire(&first, None)? else { bail!("a lock that is free is not granted") };
+    let Asked::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
+    let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
+    let Released::Free = store.release(key, &first.token, Parting::ByHand)? else { bail!("a lock cannot be let go") };
+    let Asked::Mine(after, _) = ask(store, &second)? else {
+        bail!("a lock that was let go is not granted to the waiter")
+    };
+    store.release(key, &second.token, Parting::ByHand)?;
+    if after.fence <= before.fence {
+        bail!("the fence does not grow: {} after {}", after.fence, before.fence);
+    }
+    Ok(())
+}
+
+/// Asks once, as a waiter.
+fn ask(store: &mut RedisStore, claim: &Claim) -> Result<Asked, StoreError> {
+    store.ask(claim, true, None).map_err(|failure| failure.explain(&store.server))
+}

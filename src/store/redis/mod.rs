@@ -1,0 +1,395 @@
+//! Locks in one Redis or Valkey, as leases.
+//!
+//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` says what is in each. Every
+//! change is one Lua script, atomic on the server, with the time taken from the server. All keys but the fence and the last
+//! run expire with the last lease and the last waiter's sign of life, so that a crash leaves nothing behind.
+
+mod connection;
+mod diagnose;
+mod keys;
+mod reply;
+mod rights;
+mod script;
+mod waiting;
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use serde_json::json;
+
+use super::address::Server;
+use super::{
+    Acquired, Claim, KeyStatus, Parting, Released, Renewed, Reserved, Stays, Store, StoreError, TakenAway, Wait, Wanted,
+};
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+use crate::net::endpoint::Endpoint;
+use crate::net::tls::Tls;
+use crate::report::diagnostic::Finding;
+use crate::sys::clock::Moment;
+use connection::{Connection, Failure};
+use reply::{Asked, Handed, Strange};
+use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
+use waiting::Seen;
+
+/// How many scripts travel together: each has its whole text with it.
+const FLIGHT: usize = 50;
+
+/// The keys that every script is given, as the prelude names them.
+const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
+
+/// How long the one to whom a release has handed the lock is left alone, to claim it and to start its command. Only after
+/// that do we look whether it listens, and end: both would take up what it needs, the server and perhaps a processor.
+const CLAIM_FIRST: Duration = Duration::from_millis(2);
+
+/// Whether a request for the lock may still be on its way to the server when the claim is withdrawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    None,
+    Pending,
+}
+
+/// A run that is over.
+struct Over<'a> {
+    token: &'a Token,
+    /// How, as JSON.
+    ending: &'a str,
+    /// When, on the server's clock.
+    ended: i64,
+}
+
+/// A store in one Redis or Valkey.
+pub struct RedisStore {
+    server: Server,
+    tls: Option<Tls>,
+    timeout: Duration,
+    connection: Option<Connection>,
+    /// The server most likely has our scripts already.
+    knows_scripts: bool,
+    /// What lets go of a lock that came to us in turn: others most likely wait behind us.
+    let_go: Option<Cmd>,
+    /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
+    doubt: Doubt,
+}
+
+impl RedisStore {
+    /// The store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with
+    /// the files that TLS needs.
+    pub fn new(server: Server, timeout: Duration) -> Result<Self, String> {
+        let tls = match &server.endpoint {
+            Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
+            _ => None,
+        };
+        Ok(RedisStore {
+            server,
+            tls,
+            timeout,
+            connection: None,
+            knows_scripts: false,
+            let_go: None,
+            doubt: Doubt::None,
+        })
+    }
+
+    /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
+    /// it was idle is opened anew, once. On failure, also tells whether the server may have run it.
+    fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        let deadline = Moment::now() + timeout;
+        match self.send(script, deadline) {
+            Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
+                Some(full) => {
+                    self.knows_scripts = false;
+                    self.send(&full, deadline)
+                }
+                None => Err(Failure::Refused { command, error }),
+            },
+            reply => reply,
+        }
+    }
+
+    /// Sends a script as it is.
+    fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        if let Some(connection) = &mut self.connection {
+            match connection.request(script, deadline) {
+                Err(Failure::Closed) => self.connection = None,
+                Err(failure) => {
+                    self.connection = None;
+                    return Err(failure);
+                }
+                reply => return reply,
+            }
+        }
+        let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
+        let reply = connection.request(script, deadline)?;
+        self.connection = Some(connection);
+        Ok(reply)
+    }
+
+    /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
+    /// `seen` holding the lock.
+    ///
+    /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
+    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
+        let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
+        script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let (caution, seen) = seen.map_or((0, 0), Seen::caution);
+        let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
+        let sent_at = Moment::now();
+        let reply = self.run(&script, self.timeout)?;
+        Asked::read(&reply, sent_at).map_err(Failure::Strange)
+    }
+
+    /// Gives up on a claim after a failure, as an error.
+    fn give_up(&mut self, claim: &Claim, failure: &Failure) -> StoreError {
+        self.withdraw_after(claim, failure);
+        failure.explain(&self.server)
+    }
+
+    /// Takes back a claim whose answer was not heard, or came from where we are not welcome.
+    fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
+        match failure {
+            Failure::Unreachable(_) => {}
+            Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
+            Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
+        }
+    }
+
+    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
+    /// not be used again, unless it is the user's own: then a request that comes late may get the lock, and so may the next one.
+    fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
+        let doubt = if claim.own_token { Doubt::None } else { doubt };
+        let mut script = self.script(&RELEASE, &claim.key, &claim.token);
+        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).arg(0).take();
+        if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
+            self.settle(&claim.key, handed);
+        }
+    }
+
+    /// Lets go of the lock with no more than must be done for the first waiter, which waits for that. Gives the waiter, and when
+    /// that was on the server's clock. `None`: it cannot be done so, or nobody knows whether it was.
+    fn hand_on(&mut self) -> Option<(Handed, i64)> {
+        let script = self.let_go.take()?;
+        let reply = self.run(&script, self.timeout).ok()?;
+        reply::read_hand_on(&reply)
+    }
+
+    /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
+    /// fails, the others find out by themselves, only later.
+    fn settle(&mut self, key: &Key, handed: Option<Handed>) {
+        self.settle_after(key, handed, None);
+    }
+
+    /// The same, after this run has handed on its lock.
+    fn settle_after(&mut self, key: &Key, mut handed: Option<Handed>, mut run: Option<Over<'_>>) {
+        while let Some(Handed { granted, told }) = handed {
+            let mut script = self.bare_script(&SETTLE, key);
+            let script = script.arg(granted).arg(told);
+            let script = match run.take() {
+                Some(Over { token, ending, ended }) => script.arg(token.as_str()).arg(ending).arg(ended),
+                None => script.arg("").arg("").arg(0),
+            };
+            handed = self.run(script, self.timeout).ok().and_then(|reply| reply::read_settling(&reply));
+        }
+    }
+
+    /// A run of `script` on the keys of the lock.
+    fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
+        let mut command = script.command(self.knows_scripts);
+        command.arg(KEYS.len());
+        let base = keys::base(&self.server.prefix, key);
+        for key in KEYS {
+            command.arg(format!("{base}{key}"));
+        }
+        command
+    }
+
+    /// The same with a token as its first argument.
+    fn script(&self, script: &Script, key: &Key, token: &Token) -> Cmd {
+        self.bare_script(script, key).arg(token.as_str()).take()
+    }
+}
+
+impl Store for RedisStore {
+    fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
+        let Some(wait) = wait else {
+            return match self.ask(claim, false, None) {
+                Ok(Asked::Mine(grant, handed)) => {
+                    self.settle(&claim.key, handed);
+                    Ok(Acquired::Mine(grant))
+                }
+                Ok(Asked::NotMine { held, handed, .. }) => {
+                    self.settle(&claim.key, handed);
+                    Ok(Acquired::Held(held))
+                }
+                Err(failure) => Err(self.give_up(claim, &failure)),
+            };
+        };
+        self.wait_in_turn(claim, wait)
+    }
+
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
+        let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
+        let script = self.script(&RENEW, key, token).arg(ttl).take();
+        let reply = self.answer(&script)?;
+        reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
+    }
+
+    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
+        let is_simple = self.doubt == Doubt::None && matches!(parting, Parting::Run { stays: Stays::Not, .. });
+        let handed_on = if is_simple { self.hand_on() } else { None };
+        let (ending, how, span, uses_value) = match parting {
+            Parting::ByHand => (json!({}), "hand", 0, false),
+            Parting::Run { ending, uses_value, stays } => {
+                let ending = match ending {
+                    None => json!({}),
+                    Some(Ending::Exited(status)) => json!({ "status": status }),
+                    Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
+                };
+                match stays {
+                    Stays::Not => (ending, "", 0, uses_value),
+                    Stays::AtLeast(span) => (ending, "hold", millis(span), uses_value),
+                    Stays::Kept(ttl) => (ending, "keep", ttl_ms(ttl), uses_value),
+                }
+            }
+        };
+        let ending = ending.to_string();
+        if let Some((handed, ended)) = handed_on {
+            thread::sleep(CLAIM_FIRST);
+            self.settle_after(key, Some(handed), Some(Over { token, ending: &ending, ended }));
+            return Ok(Released::Free);
+        }
+        let doubt = u8::from(self.doubt == Doubt::Pending);
+        let mut script = self.script(&RELEASE, key, token);
+        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).take();
+        // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
+        // twice does no harm, and a lock that never expires has no second chance.
+        let was_idle = self.connection.is_some();
+        let reply = match self.run(&script, self.timeout) {
+            Err(Failure::NoAnswer(_)) if was_idle => self.run(&script, self.timeout),
+            reply => reply,
+        };
+        let reply = reply.map_err(|failure| failure.explain(&self.server))?;
+        let (released, handed) = reply::read_release(&reply);
+        if handed.is_some() {
+            thread::sleep(CLAIM_FIRST);
+        }
+        self.settle(key, handed);
+        released.map_err(|strange| self.is_strange(strange))
+    }
+
+    fn take_back(&mut self, claim: &Claim) {
+        self.withdraw(claim, Doubt::Pending);
+    }
+
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+        let mut script = self.script(&RESERVE, &claim.key, &claim.token);
+        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let script = match wanted {
+            Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
+            Wanted::Value { value, after, steps } => {
+                script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()).arg(steps)
+            }
+        };
+        let script = script.take();
+        let sent_at = Moment::now();
+        let reply = self.run(&script, self.timeout).map_err(|failure| self.give_up(claim, &failure))?;
+        reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))
+    }
+
+    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
+        let keys = match key {
+            Some(key) => vec![key.clone()],
+            None => self.all_keys()?,
+        };
+        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
+        let replies = self.answers(&scripts)?;
+        let read = keys.into_iter().zip(replies).map(|(key, reply)| reply::read_status(key, &reply));
+        read.collect::<Result<_, _>>().map_err(|strange| self.is_strange(strange))
+    }
+
+    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
+        let fence = fence.map_or_else(String::new, |fence| fence.to_string());
+        let mut script = self.bare_script(&TAKE_AWAY, key);
+        let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
+        let reply = self.answer(&script)?;
+        let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
+        self.settle(key, handed);
+        Ok(taken)
+    }
+
+    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
+        let keys = self.all_keys()?;
+        let scripts: Vec<Cmd> = keys
+            .iter()
+            .map(|key| self.bare_script(&FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
+            .collect();
+        let replies = self.answers(&scripts)?;
+        Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+    }
+
+    fn examine(&mut self) -> Vec<Finding> {
+        diagnose::examine(self)
+    }
+}
+
+impl RedisStore {
+    /// All keys that have ever been held under our prefix, in the order of their names.
+    fn all_keys(&mut self) -> Result<Vec<Key>, StoreError> {
+        let pattern = keys::pattern(&self.server.prefix);
+        let mut found = BTreeSet::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let scan = redis::cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).take();
+            let (next, names) = reply::read_scan(&self.answer(&scan)?).map_err(|strange| self.is_strange(strange))?;
+            found.extend(names.iter().filter_map(|name| keys::of_fence(&self.server.prefix, name)));
+            if next == "0" {
+                return Ok(found.into_iter().filter_map(|key| Key::new(key.as_ref()).ok()).collect());
+            }
+            cursor = next;
+        }
+    }
+
+    /// The answer to a command that is safe to run twice.
+    fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
+        self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
+    }
+
+    /// The answers to commands that are safe to run twice. They travel together, some at a time.
+    fn answers(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let mut answers = Vec::with_capacity(commands.len());
+        for flight in commands.chunks(FLIGHT) {
+            // Alone, the first one opens the connection if need be.
+            answers.push(self.answer(&flight[0])?);
+            let deadline = Moment::now() + self.timeout;
+            let Some(connection) = &mut self.connection else { continue };
+            match connection.request_all(&flight[1..], deadline) {
+                Ok(more) => answers.extend(more),
+                Err(failure) => {
+                    self.connection = None;
+                    return Err(failure.explain(&self.server));
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    fn is_strange(&self, strange: Strange) -> StoreError {
+        Failure::Strange(strange).explain(&self.server)
+    }
+}
+
+/// A ttl as the scripts take it: 0 is for ever.
+fn ttl_ms(ttl: Ttl) -> u64 {
+    ttl.length().map_or(0, millis)
+}
+
+/// A span in whole milliseconds.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

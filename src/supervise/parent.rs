@@ -1,0 +1,190 @@
+//! lockrun in front of its guardian, for locks that are leases: it is what the caller waits for and sends signals to.
+//!
+//! ```text
+//! lockrun (signals, the caller) ── link ── guardian (lock, lease, keeper's thread) ── COMMAND ── …
+//! ```
+//!
+//! The guardian is a child that does the work, from the first request for the lock to its release: so no process has to wait
+//! for another one when a lock is handed over. It is COMMAND's parent and a child subreaper, so everything that COMMAND
+//! starts stays below it. When lockrun dies, it kills COMMAND at once; while lockrun is stopped, it does not renew the lease,
+//! and ends COMMAND in time.
+//!
+//! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and what COMMAND started comes to
+//! lockrun, which is a subreaper too and kills it. If it stands still, lockrun kills it before the lease is over.
+
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use libc::pid_t;
+use nix::errno::Errno;
+use nix::poll::{PollTimeout, poll};
+use nix::sys::prctl;
+
+use super::backchannel::{Link, News};
+use super::direct::{JobControl, watch};
+use super::guardian::Guardian;
+use super::preexisting::Preexisting;
+use super::supervisor::{Finished, Supervisor, Why};
+use super::terminal;
+use super::tree::{Child, Tree};
+use crate::lock::ending::Ending;
+use crate::lock::lease::Deadline;
+use crate::sys::clock::{Alarm, Moment};
+use crate::sys::signals::{self, Signals};
+use crate::sys::wait::readable;
+
+/// Which of the two processes this is, after the fork.
+pub enum Side {
+    /// The guardian: it does the work.
+    Guardian(Guardian),
+    /// lockrun itself.
+    Front(Front),
+}
+
+/// lockrun, as long as its guardian works.
+pub struct Front {
+    link: Link,
+    guardian: Child,
+    has_terminal: bool,
+    alarm: Alarm,
+    /// How often to look after a guardian that waits for the lock.
+    look_every: Option<Duration>,
+    before: Preexisting,
+    stage: Stage,
+    /// By when COMMAND must be dead.
+    deadline: Option<Deadline>,
+}
+
+/// How far the guardian has come, as it has told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It waits for the lock, or lets go of it before COMMAND has begun.
+    Waiting,
+    /// The lock is ours, and COMMAND may have begun.
+    Granted,
+    /// COMMAND runs, as this process.
+    Running(pid_t),
+    /// COMMAND has ended.
+    Finished(Finished),
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guardian has done all its work, and lockrun is to end so.
+    Guarded(Ending),
+    /// The guardian was killed before the lock was ours.
+    Gone,
+    /// The guardian was killed, or stood still, while COMMAND may have been running. What it had started is dead now.
+    TakenOver(Finished),
+    /// The guardian was killed after it had told how COMMAND ended, and before it had let go of the lock for sure.
+    Unreleased(Finished),
+}
+
+/// Forks the guardian, which is looked after so often while it waits for the lock: to see in time if it does not do its work. Must
+/// be called while the process has one thread.
+pub fn fork(look_every: Option<Duration>) -> nix::Result<Side> {
+    let (ours, theirs) = Link::pair()?;
+    let alarm = Alarm::new()?;
+    let has_terminal = terminal::is_controlling();
+    let before = Preexisting::note(!has_terminal);
+    prctl::set_child_subreaper(true)?;
+    // SAFETY: cannot fail.
+    let lockrun = unsafe { libc::getpid() };
+    // SAFETY: the process has one thread, so the child may do whatever its parent could.
+    let forked = Errno::result(unsafe { libc::fork() })?;
+    if forked == 0 {
+        drop(ours);
+        return Ok(Side::Guardian(Guardian::new(theirs, lockrun, has_terminal, look_every)));
+    }
+    drop(theirs);
+    let (stage, deadline) = (Stage::Waiting, None);
+    let guardian = Child(forked);
+    Ok(Side::Front(Front { link: ours, guardian, has_terminal, alarm, look_every, before, stage, deadline }))
+}
+
+impl Front {
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
+    pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
+        let mut stops = JobControl::new(self.has_terminal);
+        loop {
+            for signal in stops.take_in(signals) {
+                self.guardian.signal(signal);
+                // A guardian that stands still would not see that it is to go.
+                if self.stage == Stage::Waiting && signals::is_fatal(signal) {
+                    self.guardian.signal(libc::SIGCONT);
+                }
+            }
+            let mut stopped = false;
+            loop {
+                match self.link.next_news() {
+                    Ok(None) => break,
+                    Ok(Some(News::Granted)) => self.stage = Stage::Granted,
+                    Ok(Some(News::Allowed(deadline))) => {
+                        self.deadline = Some(deadline);
+                        if self.stage == Stage::Waiting {
+                            self.stage = Stage::Granted;
+                        }
+                    }
+                    Ok(Some(News::Started(command))) => self.stage = Stage::Running(command),
+                    Ok(Some(News::NotStarted)) => {
+                        self.stage = Stage::Waiting;
+                        self.deadline = None;
+                    }
+                    Ok(Some(News::Stopped)) => stopped = true,
+                    Ok(Some(News::Finished(finished))) => {
+                        self.stage = Stage::Finished(finished);
+                        self.deadline = None;
+                    }
+                    // Nothing is left for it to do, whether it comes to its end by itself or not.
+                    Ok(Some(News::Over(ending))) => return Ok(End::Guarded(ending)),
+                    Err(_) => {
+                        return match self.stage {
+                            Stage::Waiting => Ok(End::Gone),
+                            Stage::Finished(finished) => Ok(End::Unreleased(finished)),
+                            Stage::Granted | Stage::Running(_) => self.take_over(Why::Unguarded, signals),
+                        };
+                    }
+                }
+            }
+            // While the guardian waits for the lock, there is no COMMAND that could stop.
+            if stopped && stops.follows() || self.stage == Stage::Waiting && stops.is_told() {
+                signals::stop_self();
+                continue;
+            }
+            // Half-way between KILL and H: by then the guardian has done its work, or will not do it.
+            let backstop =
+                self.deadline.map(|deadline| deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2);
+            if backstop.is_some_and(|at| Moment::now() >= at) {
+                return self.take_over(Why::Lost, signals);
+            }
+            let look_at = self.look_every.filter(|_| self.stage == Stage::Waiting).map(|span| Moment::now() + span);
+            // Without an alarm there is still the guardian.
+            let _ = self.alarm.set(backstop.or(look_at));
+            let mut sources = [readable(signals), readable(&self.link), readable(&self.alarm)];
+            match poll(&mut sources, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them. `why` is told as the reason.
+    fn take_over(self, why: Why, signals: &Signals) -> nix::Result<End> {
+        drop(self.guardian);
+        let now = Moment::now();
+        let command = if let Stage::Running(command) = self.stage { command } else { 0 };
+        let tree = Tree::adopt(command, !self.has_terminal, self.before);
+        let mut supervisor = Supervisor::ending(tree, now);
+        let finished = watch(&mut supervisor, false, signals)?;
+        Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
+    }
+}
+
+impl Child {
+    fn signal(&self, signal: libc::c_int) {
+        // SAFETY: plain system call. The child is not reaped, so the id is not another's.
+        unsafe { libc::kill(self.0, signal) };
+    }
+}

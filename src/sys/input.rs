@@ -1,0 +1,133 @@
+//! Files that a user has named, read without a wait that has no end: not longer than they may be, and not one that only looks
+//! like a file.
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::clock::Moment;
+use super::trust;
+
+/// The longest that a file may be, in bytes: far more than anybody has to say here.
+const MAX_LEN: usize = 1 << 20;
+
+/// How long whoever writes into a pipe may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Reads a regular file that nobody else can have written, see [`trust::check`]. Returns its contents, and what else is known of it.
+/// Fails, with a reason that does not name it, if it is no such file, or longer than [`MAX_LEN`].
+pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
+    let (file, metadata) = open(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::other(format!("it is {}, not a regular file", kind(metadata.file_type()))));
+    }
+    trust::check(path, &metadata)?;
+    Ok((read_regular(&file)?, metadata))
+}
+
+/// Reads a regular file, or a pipe, be it a FIFO, `/dev/stdin` or a shell's `<(...)`: that is read to its end, which must come
+/// within [`PATIENCE`]. Fails as [`read_trusted_file`] does.
+pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open_file_or_pipe(path)?;
+    trust::check(path, &metadata)?;
+    read(&file, &metadata)
+}
+
+/// The same, even if another user can have written it.
+pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open_file_or_pipe(path)?;
+    read(&file, &metadata)
+}
+
+fn read(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
+    if metadata.file_type().is_fifo() { read_pipe(file) } else { read_regular(file) }
+}
+
+fn open_file_or_pipe(path: &Path) -> io::Result<(File, Metadata)> {
+    let (file, metadata) = open(path)?;
+    let kind_of = metadata.file_type();
+    if !kind_of.is_file() && !kind_of.is_fifo() {
+        return Err(io::Error::other(format!("it is {}, neither a regular file nor a pipe", kind(kind_of))));
+    }
+    Ok((file, metadata))
+}
+
+/// The text that such contents are.
+pub fn text(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
+/// Opens whatever is there without a wait: for somebody at the other end of a FIFO, or for a modem.
+fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let metadata = file.metadata()?;
+    Ok((file, metadata))
+}
+
+fn read_regular(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_LEN as u64 + 1).read_to_end(&mut bytes)?;
+    check_length(&bytes)?;
+    Ok(bytes)
+}
+
+fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
+    let give_up_at = Moment::now() + PATIENCE;
+    let mut bytes = Vec::new();
+    loop {
+        // A FIFO that nobody has opened to write yet is not at its end, though it would be read as if it were.
+        if !wait_for_news(pipe, give_up_at)? {
+            let seconds = PATIENCE.as_secs();
+            return Err(io::Error::other(if bytes.is_empty() {
+                format!("nobody has written into this pipe for {seconds}s")
+            } else {
+                format!("there was no end of this pipe for {seconds}s; whoever writes into it must close it")
+            }));
+        }
+        let mut part = [0; 4096];
+        match pipe.read(&mut part) {
+            Ok(0) => return Ok(bytes),
+            Ok(length) => bytes.extend(&part[..length]),
+            // Somebody else was quicker.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+        check_length(&bytes)?;
+    }
+}
+
+/// Waits until there is something to read, or the last writer has gone; `false` if that is not so by `give_up_at`.
+fn wait_for_news(pipe: &File, give_up_at: Moment) -> io::Result<bool> {
+    loop {
+        let left = give_up_at.since(Moment::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) if Moment::now() < give_up_at => {}
+            Ok(count) => return Ok(count > 0),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn check_length(bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() > MAX_LEN { Err(io::Error::other("it is longer than 1 MiB")) } else { Ok(()) }
+}
+
+fn kind(kind: FileType) -> &'static str {
+    if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    }
+}

@@ -1,0 +1,9 @@
+//! The system as the rest of the program uses it: time, signals, waiting, descriptors, files that a user has named.
+
+pub mod ancestors;
+pub mod clock;
+pub mod descriptor;
+pub mod input;
+pub mod signals;
+pub mod trust;
+pub mod wait;

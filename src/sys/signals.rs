@@ -1,0 +1,209 @@
+//! Signals as a stream of events, and as COMMAND finds them.
+//!
+//! Everything is blocked before there is any thread or child, and read from a descriptor. COMMAND gets the mask and the
+//! dispositions that lockrun was started with; a signal that was ignored stays ignored, for both.
+
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use nix::errno::Errno;
+
+/// The highest signal number of the kernel.
+const LAST: libc::c_int = 64;
+
+/// The signals that are meant for all of COMMAND's processes; the others are for COMMAND alone.
+pub const FOR_ALL: [libc::c_int; 7] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
+
+/// A signal that reached lockrun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caught {
+    /// Its number.
+    pub signal: libc::c_int,
+    /// Whether a process sent it, by kill(2) and the like; otherwise the kernel did: a terminal, a child's end.
+    pub sent: bool,
+}
+
+/// Lockrun's signals, blocked and readable.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+    inherited: libc::sigset_t,
+    child_was_ignored: bool,
+}
+
+impl Signals {
+    /// Blocks every signal that was not ignored when lockrun started, and makes them readable. Call once, before any
+    /// thread or child exists.
+    pub fn take_over() -> nix::Result<Self> {
+        let mut taken = full_set();
+        let mut child_was_ignored = false;
+        for signal in 1..=LAST {
+            if disposition(signal) != Some(libc::SIG_IGN) {
+                continue;
+            }
+            if signal == libc::SIGCHLD {
+                // With SIGCHLD ignored the kernel reaps children itself, and no exit status can be had.
+                child_was_ignored = true;
+                set_disposition(signal, libc::SIG_DFL);
+            } else {
+                // SAFETY: `taken` is a valid set; the number is in range.
+                unsafe { libc::sigdelset(&raw mut taken, signal) };
+            }
+        }
+        let inherited = set_mask(&taken)?;
+        let fd = signal_fd(&taken)?;
+        Ok(Signals { fd, inherited, child_was_ignored })
+    }
+
+    /// The next signal that concerns anybody but ourselves, if there is one. Never waits.
+    pub fn next(&self) -> Option<Caught> {
+        loop {
+            let info = self.read()?;
+            let signal = info.ssi_signo.cast_signed();
+            // A write of ours to a closed pipe, or beyond the limit of a file's size, raises a signal in our own name, and
+            // alarms of ours may have come too late.
+            let own_write = matches!(signal, libc::SIGPIPE | libc::SIGXFSZ) && info.ssi_pid == std::process::id();
+            let own_alarm = signal == libc::SIGALRM && info.ssi_code == libc::SI_TIMER;
+            let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
+            if !(own_write || own_alarm || childs_end) {
+                let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+                return Some(Caught { signal, sent });
+            }
+        }
+    }
+
+    /// Does what the signals that have come would do to any process: a stop stops lockrun, and one that would end it is
+    /// given back.
+    pub fn obey(&self) -> Option<libc::c_int> {
+        while let Some(caught) = self.next() {
+            if is_stop(caught.signal) {
+                stop_self();
+            } else if is_fatal(caught.signal) {
+                return Some(caught.signal);
+            }
+        }
+        None
+    }
+
+    /// Makes `command` begin with the mask and the disposition of SIGCHLD that lockrun was started with, and end with lockrun.
+    pub fn hand_down(&self, command: &mut Command) {
+        let (mask, child_was_ignored) = (self.inherited, self.child_was_ignored);
+        let restore = move || {
+            // SAFETY: plain system call on ourselves.
+            Errno::result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+            set_mask(&mask)?;
+            if child_was_ignored {
+                set_disposition(libc::SIGCHLD, libc::SIG_IGN);
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec this makes nothing but system calls, on values of its own.
+        unsafe { command.pre_exec(restore) };
+    }
+
+    fn read(&self) -> Option<libc::signalfd_siginfo> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the buffer is as large as said, and the kernel writes one whole record or none.
+        let read = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+        if usize::try_from(read) != Ok(size) {
+            return None;
+        }
+        // SAFETY: a whole record was written.
+        Some(unsafe { info.assume_init() })
+    }
+
+    /// The mask that lockrun was started with.
+    pub fn inherited_mask(&self) -> libc::sigset_t {
+        self.inherited
+    }
+
+    /// Whether SIGCHLD was ignored when lockrun was started.
+    pub fn child_was_ignored(&self) -> bool {
+        self.child_was_ignored
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Whether the default action of `signal` ends a process. The mask is not looked at.
+pub fn is_fatal(signal: libc::c_int) -> bool {
+    !matches!(
+        signal,
+        libc::SIGCHLD
+            | libc::SIGCONT
+            | libc::SIGURG
+            | libc::SIGWINCH
+            | libc::SIGTSTP
+            | libc::SIGTTIN
+            | libc::SIGTTOU
+            | libc::SIGSTOP
+    )
+}
+
+/// Whether a terminal sends `signal`, or a shell for it, to the whole process group in front of it.
+pub fn is_terminals(signal: libc::c_int) -> bool {
+    FOR_ALL.contains(&signal) || is_stop(signal)
+}
+
+/// Whether the default action of `signal` stops a process, and it can be caught.
+pub fn is_stop(signal: libc::c_int) -> bool {
+    matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+}
+
+/// Stops this process until it is continued.
+pub fn stop_self() {
+    // SAFETY: plain system call on ourselves.
+    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+}
+
+/// A descriptor from which the signals of `set` are read, without waiting.
+fn signal_fd(set: &libc::sigset_t) -> nix::Result<OwnedFd> {
+    // SAFETY: the set is valid; -1 asks for a new descriptor.
+    let fd = Errno::result(unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The set of all signals.
+pub fn full_set() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigfillset initialises the set that it is given.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}
+
+/// Makes `mask` the thread's mask, and gives the one before.
+pub fn set_mask(mask: &libc::sigset_t) -> nix::Result<libc::sigset_t> {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: both point to sets of the right type; the old one is written on success, which is checked.
+    Errno::result(unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, before.as_mut_ptr()) })?;
+    // SAFETY: written, as the call succeeded.
+    Ok(unsafe { before.assume_init() })
+}
+
+/// What happens on `signal`: `SIG_DFL`, `SIG_IGN` or a handler; `None` for one that cannot be asked about.
+fn disposition(signal: libc::c_int) -> Option<libc::sighandler_t> {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: a null new action only asks; the old one is written on success.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: written, as the call succeeded.
+    (asked == 0).then(|| unsafe { action.assume_init() }.sa_sigaction)
+}
+
+/// Sets `signal` to `SIG_DFL` or `SIG_IGN`.
+pub fn set_disposition(signal: libc::c_int, to: libc::sighandler_t) {
+    // SAFETY: both dispositions are valid for every signal that can be changed; others fail without effect.
+    unsafe { libc::signal(signal, to) };
+}

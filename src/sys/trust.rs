@@ -1,0 +1,92 @@
+//! Which files are obeyed: what is in them decides which programs run and where locks live, so only root and the user that lockrun runs
+//! as may have written it, as ssh has it for its own files.
+
+use std::fs::Metadata;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, absolute};
+
+use nix::unistd::geteuid;
+
+use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
+use crate::text::escape::escaped_path;
+
+/// Standard input and the directories of descriptors: the caller of lockrun has opened them, and answers for what can be read there.
+const STANDARD_INPUT: &str = "/dev/stdin";
+const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
+
+/// Fails, with a reason that says what to do, if another user but root may have written the file at `path` or put it there.
+/// `metadata` is that of the open file.
+pub fn check(path: &Path, metadata: &Metadata) -> io::Result<()> {
+    if path == Path::new(STANDARD_INPUT)
+        || DESCRIPTORS.iter().any(|directory| path.parent() == Some(Path::new(directory)))
+    {
+        return Ok(());
+    }
+    let us = geteuid().as_raw();
+    let refuse = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    if let Some(why) = judge_file(path, metadata.uid(), metadata.mode(), us) {
+        return refuse(why);
+    }
+    let steps = absolute(path).and_then(|path| ancestors::walk(&path));
+    let steps =
+        steps.map_err(|error| io::Error::new(error.kind(), format!("cannot look at the way to it: {error}")))?;
+    // Nobody else can change anything on the way, so the open file is the one that is there.
+    steps.iter().find_map(|step| judge_step(step, us)).map_or(Ok(()), refuse)
+}
+
+/// What is wrong with the file itself, if we are `us`.
+fn judge_file(path: &Path, owner: u32, mode: u32, us: u32) -> Option<String> {
+    if owner != 0 && owner != us {
+        return Some(format!(
+            "it belongs to uid {owner}, and only files of root and of this user (uid {us}) are obeyed; change its owner, or use another \
+             file"
+        ));
+    }
+    let others_write = mode & (GROUP_WRITES | OTHERS_WRITE) != 0;
+    others_write
+        .then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, escaped_path(path)))
+}
+
+/// What is wrong with a directory or symbolic link on the way, if we are `us`.
+fn judge_step(step: &Step, us: u32) -> Option<String> {
+    let Step { path, is_link, owner, mode, .. } = step;
+    let path = escaped_path(path);
+    if *owner != 0 && *owner != us {
+        let kind = if *is_link { "symbolic link" } else { "directory" };
+        return Some(format!(
+            "the {kind} {path} on the way to it belongs to uid {owner}, who can replace it; change its owner, or use another file"
+        ));
+    }
+    // In a sticky directory only the owner of a thing can replace it, and every step is looked at for its owner.
+    let others_write = !is_link && mode & (GROUP_WRITES | OTHERS_WRITE) != 0 && mode & STICKY == 0;
+    others_write.then(|| {
+        format!(
+            "others can write to {path}, on the way to it (mode {:03o}), and replace it; chmod go-w {path}",
+            mode & 0o7777
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_we_may_have_written_it() {
+        let is_fine = |owner, mode| judge_file("/x".as_ref(), owner, mode, 1000).is_none();
+        assert!(is_fine(0, 0o644) && is_fine(1000, 0o600) && is_fine(1000, 0o444));
+        assert!(!is_fine(1001, 0o600) && !is_fine(1000, 0o620) && !is_fine(0, 0o602) && !is_fine(1000, 0o1666));
+    }
+
+    #[test]
+    fn nobody_else_may_replace_it() {
+        let is_fine = |is_link, owner, mode| {
+            judge_step(&Step { path: "/x".into(), is_link, owner, group: 0, mode }, 1000).is_none()
+        };
+        assert!(is_fine(false, 0, 0o755) && is_fine(false, 1000, 0o700) && is_fine(false, 0, 0o1777));
+        assert!(is_fine(true, 0, 0o777) && is_fine(true, 1000, 0o777));
+        assert!(!is_fine(false, 1001, 0o755) && !is_fine(true, 1001, 0o777) && !is_fine(false, 1001, 0o1777));
+        assert!(!is_fine(false, 0, 0o775) && !is_fine(false, 1000, 0o707));
+    }
+}

@@ -1,0 +1,203 @@
+//! A system call that waits, interruptible: by a deadline, and by the signals that would end lockrun.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::raw::c_int;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigEvent, SigevNotify, Signal};
+use nix::sys::time::TimeSpec;
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
+
+use super::clock::{Alarm, Moment};
+use super::signals::{self, Signals};
+
+/// Somebody to whom a wait is not all the same.
+pub trait Ticking {
+    /// How often [`Ticking::tick`] wants to be called; `None`: never.
+    fn tick_every(&self) -> Option<Duration>;
+
+    /// Time has passed.
+    fn tick(&mut self);
+
+    /// Lockrun is about to be stopped by the terminal.
+    fn pause(&mut self);
+
+    /// What becomes readable when the wait is of no use to anybody any more.
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Does nothing: its arrival alone makes a waiting system call return.
+extern "C" fn interrupt(_signal: c_int) {}
+
+/// Runs `call`, a system call that may wait, until it succeeds, fails, or `until` has passed (`None`).
+///
+/// While it waits, signals do to lockrun what they do to any process: INT and TERM end it, Ctrl-Z stops it. So this is
+/// only for a wait that leaves nothing behind when lockrun ends in its middle.
+pub fn wait_in_call(
+    until: Option<Moment>,
+    signals: &Signals,
+    watcher: &mut (impl Ticking + ?Sized),
+    mut call: impl FnMut() -> nix::Result<()>,
+) -> nix::Result<Option<()>> {
+    let interruptions = Interruptions::start(until, watcher.tick_every(), signals)?;
+    let result = loop {
+        match call() {
+            Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(None),
+            Err(Errno::EINTR) => watcher.tick(),
+            Err(errno) => break Err(errno),
+            Ok(()) => break Ok(Some(())),
+        }
+    };
+    interruptions.end()?;
+    result
+}
+
+/// The inherited signal mask, and alarms that make a waiting call return now and then.
+struct Interruptions {
+    blocked: libc::sigset_t,
+    alarms: Vec<Timer>,
+    before: libc::sigaction,
+}
+
+impl Interruptions {
+    /// Alarms come at `until` and, if there is one, after each `tick`.
+    fn start(until: Option<Moment>, tick: Option<Duration>, signals: &Signals) -> nix::Result<Self> {
+        // The deadline's goes on after it: one alone could come just before the call begins to wait.
+        let deadline = until.map(|until| alarm(until, Duration::from_millis(20)));
+        let ticks = tick.map(|tick| alarm(Moment::now() + tick, tick));
+        let alarms = deadline.into_iter().chain(ticks).collect::<nix::Result<Vec<_>>>()?;
+        let mut action = plain_action();
+        action.sa_sigaction = interrupt as *const () as libc::sighandler_t;
+        let before = swap_action(if alarms.is_empty() { None } else { Some(&action) })?;
+        let mut mask = signals.inherited_mask();
+        if !alarms.is_empty() {
+            // SAFETY: a valid set and signal number.
+            unsafe { libc::sigdelset(&raw mut mask, libc::SIGALRM) };
+        }
+        Ok(Interruptions { blocked: signals::set_mask(&mask)?, alarms, before })
+    }
+
+    fn end(self) -> nix::Result<()> {
+        signals::set_mask(&self.blocked)?;
+        drop(self.alarms);
+        swap_action(Some(&self.before)).map(drop)
+    }
+}
+
+/// A timer that sends SIGALRM at `first`, and then each time after `again`.
+fn alarm(first: Moment, again: Duration) -> nix::Result<Timer> {
+    let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
+    let mut timer = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
+    let first = TimeSpec::from(first.since_boot().max(Duration::from_nanos(1)));
+    timer.set(Expiration::IntervalDelayed(first, TimeSpec::from(again)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+    Ok(timer)
+}
+
+/// An action with no flags and an empty mask: without `SA_RESTART`, so that the call is interrupted.
+fn plain_action() -> libc::sigaction {
+    // SAFETY: all bits zero is a valid action: SIG_DFL, no flags, empty mask, no restorer.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Sets the action for SIGALRM, if one is given, and gives the one before.
+fn swap_action(action: Option<&libc::sigaction>) -> nix::Result<libc::sigaction> {
+    let mut before = plain_action();
+    let action = action.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both are null or point to actions; the handler, if any, is async-signal-safe because it does nothing.
+    Errno::result(unsafe { libc::sigaction(libc::SIGALRM, action, &raw mut before) })?;
+    Ok(before)
+}
+
+/// Polls `source` for something to read.
+pub fn readable(source: &impl AsFd) -> PollFd<'_> {
+    PollFd::new(source.as_fd(), PollFlags::POLLIN)
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// There is something to read.
+    Ready,
+    /// The time has come.
+    Time,
+    /// Lockrun was stopped by the terminal, and goes on.
+    Resumed,
+    /// A signal of this number came, which would end lockrun.
+    Signal(c_int),
+}
+
+/// Somebody who waits, again and again.
+pub struct Sleeper(Alarm);
+
+impl Sleeper {
+    /// Fails when the process has no descriptor left.
+    pub fn new() -> nix::Result<Self> {
+        Alarm::new().map(Sleeper)
+    }
+
+    /// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would
+    /// end lockrun. A signal that would stop lockrun does, and what has changed meanwhile is for the caller to see.
+    pub fn wait_for(
+        &mut self,
+        source: Option<BorrowedFd<'_>>,
+        until: Option<Moment>,
+        signals: &Signals,
+        watcher: &mut (impl Ticking + ?Sized),
+    ) -> nix::Result<Woken> {
+        let alarm = &mut self.0;
+        let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);
+        loop {
+            while let Some(caught) = signals.next() {
+                if signals::is_stop(caught.signal) {
+                    watcher.pause();
+                    signals::stop_self();
+                    watcher.tick();
+                    return Ok(Woken::Resumed);
+                } else if signals::is_fatal(caught.signal) {
+                    return Ok(Woken::Signal(caught.signal));
+                }
+            }
+            let now = Moment::now();
+            if until.is_some_and(|until| now >= until) {
+                return Ok(Woken::Time);
+            }
+            if next_tick.is_some_and(|at| now >= at) {
+                watcher.tick();
+                next_tick = watcher.tick_every().map(|span| now + span);
+            }
+            alarm.set(next_tick.into_iter().chain(until).min())?;
+            let mut fds = vec![readable(signals), readable(alarm)];
+            let more = [source, watcher.lifeline()].map(|fd| fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            fds.extend(more.into_iter().flatten());
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+            let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
+            let lifeline = 2 + usize::from(source.is_some());
+            if is_ready(lifeline) {
+                return Ok(Woken::Signal(libc::SIGTERM));
+            }
+            if source.is_some() && is_ready(2) {
+                return Ok(Woken::Ready);
+            }
+        }
+    }
+}
+
+/// The same for somebody who waits once.
+pub fn wait_for(
+    source: Option<BorrowedFd<'_>>,
+    until: Option<Moment>,
+    signals: &Signals,
+    watcher: &mut (impl Ticking + ?Sized),
+) -> nix::Result<Woken> {
+    Sleeper::new()?.wait_for(source, until, signals, watcher)
+}

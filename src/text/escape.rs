@@ -1,0 +1,124 @@
+//! Text that somebody else wrote, made safe to show: another machine by way of a store, or the user in the wrong place.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::lock::token::is_of_token;
+
+/// The text with everything escaped that could steer a terminal or deceive its reader: control characters, and the
+/// invisible ones that turn the direction of writing or break a line.
+pub fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_hostile(c) {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// The path in the same way.
+pub fn escaped_path(path: &Path) -> String {
+    escaped(&path.to_string_lossy())
+}
+
+/// JSON, which may be printed on a terminal too, with the same characters escaped as JSON does it. Its value stays the same.
+pub fn json_for_terminals(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        // Outside of strings there is none of them but the end of a line.
+        if c != '\n' && is_hostile(c) {
+            let _ = write!(safe, "\\u{:04x}", u32::from(c));
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// Whether a character could steer a terminal or deceive its reader. All of them lie in the first plane of Unicode.
+fn is_hostile(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}')
+}
+
+/// The text with whatever could be the user's part of a URL replaced: for words that the user typed in the wrong place.
+pub fn without_credentials(text: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        let end = after.find([' ', '\'', '"', '\n']).unwrap_or(after.len());
+        shown.push_str(before);
+        shown.push_str("://");
+        match after[..end].rfind('@') {
+            Some(at) => {
+                shown.push_str("***");
+                rest = &after[at..];
+            }
+            None => rest = after,
+        }
+    }
+    shown + rest
+}
+
+/// A command line with what could be a secret of ours replaced: whose token it is that stands in it, and passwords in URLs.
+pub fn without_secrets(command: &str) -> String {
+    let mut shown = String::new();
+    let command = without_credentials(command);
+    let mut rest = command.as_str();
+    while let Some((at, name)) =
+        ["--token", "LOCKRUN_TOKEN="].into_iter().filter_map(|name| Some((rest.find(name)?, name))).min()
+    {
+        let (before, after) = rest.split_at(at + name.len());
+        let value = after.trim_start_matches(['=', ' ', '\'', '"']);
+        shown.push_str(before);
+        shown.push_str(&after[..after.len() - value.len()]);
+        rest = value.trim_start_matches(is_of_token);
+        if rest.len() < value.len() {
+            shown.push_str("***");
+        }
+    }
+    shown + rest
+}
+
+/// Like [`escaped`], but for a text of ours of several lines that has somebody else's words in it.
+pub fn escaped_lines(text: &str) -> String {
+    text.lines().map(escaped).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_reaches_no_terminal() {
+        assert_eq!(escaped("a\x1b[31mb\nc\u{202e}d\u{9b}"), "a\\u{1b}[31mb\\nc\\u{202e}d\\u{9b}");
+        assert_eq!(escaped("ключ 'ok' \"x\""), "ключ 'ok' \"x\"");
+    }
+
+    #[test]
+    fn json_stays_what_it_is() {
+        let text = "a\u{9b}b\u{202e}c\n\x7fж";
+        let json = serde_json::json!({ "x": text });
+        let safe = json_for_terminals(&format!("{json:#}\n"));
+        assert!(!safe.contains(['\u{9b}', '\u{202e}', '\x7f']), "{safe}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).expect("is JSON"), json);
+    }
+
+    #[test]
+    fn tokens_are_not_said_again() {
+        let said =
+            "sh -c 'A=redis://u:p@h LOCKRUN_TOKEN=a.b lockrun renew --token \"c-d\"; x --token=e --token $T' --token";
+        let safe =
+            "sh -c 'A=redis://***@h LOCKRUN_TOKEN=*** lockrun renew --token \"***\"; x --token=*** --token $T' --token";
+        assert_eq!(without_secrets(said), safe);
+    }
+
+    #[test]
+    fn credentials_are_not_said_again() {
+        let said = "unexpected value 'redis://u:pass@word@host' for '--skip', file:///x";
+        assert_eq!(without_credentials(said), "unexpected value 'redis://***@host' for '--skip', file:///x");
+    }
+}

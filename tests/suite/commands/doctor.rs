@@ -1,0 +1,353 @@
+//! `lockrun doctor`: what would make locks unsafe or slow is found, and named.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::fake::{Fake, Manner};
+use crate::support::namespace::with_mounts;
+use crate::support::processes::need_root;
+use crate::support::redis::free_port;
+use crate::support::{LONG, Lockrun, Output, Redis, eventually, memory};
+
+fn call(url: &str) -> Lockrun {
+    Lockrun::bare().args(["doctor", "--store", url])
+}
+
+fn doctor(url: &str) -> Output {
+    call(url).run().silent()
+}
+
+/// One line begins with `level` and holds all of `words`.
+#[track_caller]
+fn finds(output: &Output, level: &str, words: &[&str]) {
+    let text = output.stdout();
+    let found = |line: &str| line.starts_with(level) && words.iter().all(|word| line.contains(word));
+    assert!(text.lines().any(found), "no {level} of {words:?} in: {output}");
+}
+
+/// Every line is `ok`, and there are so many at least.
+#[track_caller]
+fn is_well(output: Output, least: usize) {
+    let text = output.stdout();
+    assert!(text.lines().all(|line| line.starts_with("ok    ")), "{output}");
+    assert!(text.lines().count() >= least, "{output}");
+    output.exited(0);
+}
+
+/// A server as README wants it.
+fn well_kept() -> Redis {
+    Redis::with_options(&["--appendonly", "yes"])
+}
+
+fn as_user(redis: &Redis, user: &str) -> String {
+    redis.url().replacen("://", &format!("://{user}:pw@"), 1)
+}
+
+/// The commands that README tells people to grant.
+fn commands() -> Vec<String> {
+    let readme = include_str!("../../../README.md");
+    let rule = readme.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
+    rule.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
+}
+
+/// A user who may do exactly what README says, but for one command.
+fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
+    let commands = commands();
+    let mut words = vec!["ACL", "SETUSER", user, "reset", "on", ">pw", "~lockrun:*"];
+    words.extend(commands.iter().map(String::as_str).filter(|command| *command != but));
+    redis.ask(&words);
+}
+
+// "Exit 0 only when there is no warning and no failure": a server as README wants it, over each kind of connection.
+#[test]
+fn a_server_that_is_well() {
+    let redis = well_kept();
+    is_well(doctor(&redis.url()), 8);
+    is_well(doctor(&format!("redis+unix://{}?db=3", redis.socket().display())), 7);
+    assert_eq!(redis.keys(), Vec::<String>::new(), "what was tried is gone");
+    let tls = Redis::with_tls();
+    let files = tls.certificates();
+    let [ca, cert, key] = ["ca.crt", "client.crt", "client.key"].map(|file| files.path(file));
+    let output = doctor(&format!("rediss://127.0.0.1:{}?ca={ca}&cert={cert}&key={key}", tls.port()));
+    finds(&output, "ok", &["TLS"]);
+}
+
+// The store comes from a file or the environment as in any run.
+#[test]
+fn the_store_is_named_as_ever() {
+    let redis = well_kept();
+    redis.ask(&["CONFIG", "SET", "requirepass", "hush"]);
+    let url = redis.url().replacen("://", "://:hush@", 1);
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("store");
+    fs::write(&file, &url).expect("a file");
+    let doctor = Lockrun::bare().arg("doctor");
+    is_well(doctor.clone().env("LOCKRUN_STORE", &url).run(), 8);
+    let output = doctor.clone().arg("--store-file").arg(&file).args(["--store-timeout", "4s"]).run();
+    assert!(!output.stdout().contains("hush"), "{output}");
+    is_well(output, 8);
+    doctor.clone().args(["--store", "nonsense"]).run().exited(64).printed("");
+    doctor.clone().args(["--store-timeout", "0"]).run().exited(64).printed("");
+    doctor.arg("--nonsense").run().exited(64).printed("");
+}
+
+#[test]
+fn a_server_that_evicts() {
+    let redis =
+        Redis::with_options(&["--appendonly", "yes", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let output = doctor(&redis.url()).exited(2);
+    finds(&output, "fail", &["allkeys-lru", "set maxmemory-policy noeviction"]);
+    redis.ask(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
+    finds(&doctor(&redis.url()).exited(2), "fail", &["volatile-ttl"]);
+    redis.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    is_well(doctor(&redis.url()), 8);
+}
+
+#[test]
+fn a_server_that_is_nearly_full() {
+    let redis = well_kept();
+    redis.ask(&["SETRANGE", "filler", "20000000", "x"]);
+    let memory = redis.ask(&["INFO", "memory"]);
+    let used = memory.text().lines().find_map(|line| line.strip_prefix("used_memory:")).expect("tells").to_owned();
+    let used: u64 = used.parse().expect("a number");
+    redis.ask(&["CONFIG", "SET", "maxmemory", &(used * 105 / 100).to_string()]);
+    finds(&doctor(&redis.url()).exited(1), "warn", &["memory is nearly full"]);
+    redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    finds(&doctor(&redis.url()).exited(69), "fail", &["lock could not be tried out", "OOM"]);
+}
+
+#[test]
+fn a_server_that_forgets() {
+    let redis = Redis::start();
+    finds(&doctor(&redis.url()).exited(1), "warn", &["nothing is kept on disk", "set appendonly yes"]);
+    redis.ask(&["CONFIG", "SET", "save", "3600 1"]);
+    finds(&doctor(&redis.url()).exited(1), "warn", &["only snapshots", "3600 1", "set appendonly yes"]);
+    redis.ask(&["CONFIG", "SET", "save", ""]);
+    redis.ask(&["CONFIG", "SET", "appendonly", "yes"]);
+    is_well(doctor(&redis.url()), 8);
+    redis.ask(&["CONFIG", "SET", "appendfsync", "no"]);
+    finds(&doctor(&redis.url()).exited(1), "warn", &["appendfsync no"]);
+}
+
+#[test]
+fn a_replica_and_its_primary() {
+    let primary = well_kept();
+    let replica = Redis::with_options(&["--replicaof", "127.0.0.1", &primary.port().to_string()]);
+    let output = doctor(&replica.url()).exited(69);
+    finds(&output, "fail", &["it is a replica", "name the primary"]);
+    finds(&output, "fail", &["lock could not be tried out", "READONLY"]);
+    eventually(LONG, "the replica is connected", || {
+        primary.ask(&["INFO", "replication"]).text().contains("connected_slaves:1")
+    });
+    finds(
+        &doctor(&primary.url()).exited(1),
+        "warn",
+        &["replicas (1 connected)", "a fail-over may lose", "set min-replicas-to-write 1"],
+    );
+    // A replica that takes writes is no better: they are lost.
+    replica.ask(&["CONFIG", "SET", "replica-read-only", "no"]);
+    finds(&doctor(&replica.url()).exited(2), "fail", &["it is a replica"]);
+}
+
+// "A minimal ACL user as in the README": may do all that a lock needs, and is told what it could not look at.
+#[test]
+fn a_user_with_few_rights() {
+    let redis = well_kept();
+    set_minimal_user(&redis, "reports", "");
+    for database in ["", "/3"] {
+        let output = doctor(&(as_user(&redis, "reports") + database)).exited(0);
+        finds(&output, "ok", &["\"reports\" may do all that a lock needs"]);
+        finds(&output, "note", &["INFO", "ACL SETUSER reports +info +config|get", "noeviction"]);
+    }
+    redis.ask(&["ACL", "SETUSER", "reports", "+info", "+config|get"]);
+    is_well(doctor(&as_user(&redis, "reports")), 8);
+    assert_eq!(redis.keys(), Vec::<String>::new());
+}
+
+/// Does what the line with `words` says: "ACL SETUSER …" to its end.
+#[track_caller]
+fn follow(redis: &Redis, output: &Output, words: &str) {
+    let text = output.stdout();
+    let line = text.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("no {words:?} in {output}"));
+    let (_, rule) = line.split_once("ACL SETUSER ").unwrap_or_else(|| panic!("no advice in {line:?}"));
+    let mut command = vec!["ACL", "SETUSER"];
+    command.extend(rule.split_whitespace());
+    redis.ask(&command);
+}
+
+// "Exactly what is missing is named, together with the ACL SETUSER words that would grant it": each single command, and
+// the words do grant it.
+#[test]
+fn a_user_who_lacks_one_command() {
+    let redis = well_kept();
+    for command in commands() {
+        set_minimal_user(&redis, "reports", &command);
+        let url = as_user(&redis, "reports") + "/3";
+        let output = doctor(&url).exited(69);
+        let name = command.trim_start_matches('+').to_uppercase();
+        finds(
+            &output,
+            "fail",
+            &[&format!("\"reports\" may not run {name}: "), &format!("ACL SETUSER reports {command}")],
+        );
+        follow(&redis, &output, "may not run");
+        let words = ["--key", "acl", "--store", url.as_str()];
+        Lockrun::bare().args(words).command(["true"]).run().exited(0).silent();
+    }
+    finds(&doctor(&(as_user(&redis, "reports") + "/3")).exited(0), "ok", &["may do all that a lock needs"]);
+}
+
+#[test]
+fn a_user_with_another_prefix() {
+    let redis = well_kept();
+    redis.ask(&["ACL", "SETUSER", "reports", "on", ">pw", "~other:*", "+@all"]);
+    let output = doctor(&as_user(&redis, "reports")).exited(69);
+    finds(&output, "fail", &["may not read and write all keys", "ACL SETUSER reports ~lockrun:*"]);
+    is_well(doctor(&(as_user(&redis, "reports") + "?prefix=other")), 8);
+    follow(&redis, &output, "may not read and write");
+    is_well(doctor(&as_user(&redis, "reports")), 8);
+    // To read is not enough.
+    redis.ask(&["ACL", "SETUSER", "reports", "resetkeys", "%R~lockrun:*"]);
+    finds(&doctor(&as_user(&redis, "reports")).exited(69), "fail", &["may not read and write all keys"]);
+}
+
+#[test]
+fn a_command_that_is_renamed() {
+    let redis = Redis::with_options(&["--appendonly", "yes", "--rename-command", "EVAL", ""]);
+    finds(&doctor(&redis.url()).exited(69), "fail", &["has no command EVAL", "rename-command"]);
+}
+
+// "69 when the store cannot be used at all."
+#[test]
+fn a_server_that_cannot_be_used() {
+    let url = format!("redis://somebody:hush@127.0.0.1:{}", free_port());
+    let output = doctor(&url).exited(69);
+    finds(&output, "fail", &["cannot reach Redis at 127.0.0.1"]);
+    let redis = Redis::with_password("right");
+    let wrong = doctor(&redis.url().replacen("://", "://:hush@", 1)).exited(69);
+    finds(&wrong, "fail", &["WRONGPASS", "check the user and the password"]);
+    let none = doctor(&redis.url()).exited(69);
+    finds(&none, "fail", &["NOAUTH", "give a password"]);
+    // This server says back what it was sent.
+    let redis = Redis::with_options(&["--rename-command", "AUTH", ""]);
+    let echo = doctor(&redis.url().replacen("://", "://somebody:hush@", 1)).exited(69);
+    finds(&echo, "fail", &["refuses AUTH: ERR unknown command"]);
+    for output in [output, wrong, none, echo] {
+        assert!(!output.stdout().contains("hush"), "{output}");
+    }
+}
+
+// "Text from the server is escaped before a terminal sees it"; what is no Redis, or silent, is said in time.
+#[test]
+fn something_else_answers() {
+    let red = Fake::start(Manner::Answer(b"-ERR \x1b[31mred\r\n"));
+    let output = doctor(&red.url()).exited(69);
+    finds(&output, "fail", &["\\u{1b}[31mred"]);
+    assert!(!output.stdout().contains('\x1b'), "{output}");
+    let hostile =
+        Fake::start(Manner::Answer(b"*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n9.\x1b[1m\r\n"));
+    let output = doctor(&hostile.url()).exited(69);
+    finds(&output, "ok", &["Redis 9.\\u{1b}[1m"]);
+    assert!(!output.stdout().contains('\x1b'), "{output}");
+    let silent = Fake::start(Manner::Silent);
+    let output = call(&silent.url()).args(["--store-timeout", "1s"]).run().exited(69);
+    finds(&output, "fail", &["no answer in time"]);
+    assert!(output.took < Duration::from_secs(3), "{output}");
+}
+
+/// A directory that nobody else can write to, on a file system of this machine even where /tmp is a container's.
+fn own_directory() -> TempDir {
+    memory::directory()
+}
+
+fn at(directory: &Path) -> Output {
+    doctor(&format!("file:{}", directory.display()))
+}
+
+fn make(directory: &Path, mode: u32) {
+    fs::create_dir(directory).expect("a directory");
+    fs::set_permissions(directory, fs::Permissions::from_mode(mode)).expect("our own directory");
+}
+
+#[test]
+fn a_directory_that_is_well() {
+    let parent = own_directory();
+    let locks = parent.path().join("locks");
+    is_well(at(&locks), 8);
+    assert_eq!(fs::symlink_metadata(&locks).expect("it was made").mode() & 0o7777, 0o700);
+    assert_eq!(fs::read_dir(&locks).expect("ours").count(), 0, "what was tried is gone");
+    is_well(at(&locks), 8);
+}
+
+#[test]
+fn a_directory_that_others_can_write() {
+    let parent = own_directory();
+    let locks = parent.path().join("locks");
+    make(&locks, 0o777);
+    finds(&at(&locks).exited(69), "fail", &["others can write", "chmod 700"]);
+}
+
+#[test]
+fn a_parent_that_others_can_write() {
+    let parent = own_directory();
+    let open = parent.path().join("open");
+    make(&open, 0o777);
+    make(&open.join("between"), 0o755);
+    let locks = open.join("between/locks");
+    let name = open.display().to_string();
+    finds(&at(&locks).exited(2), "fail", &[&format!("every user can write to {name},"), &format!("chmod o-w {name}")]);
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).expect("ours");
+    is_well(at(&locks), 8);
+}
+
+#[test]
+fn a_parent_that_belongs_to_somebody_else() {
+    need_root("give a directory away");
+    let parent = own_directory();
+    let theirs = parent.path().join("theirs");
+    make(&theirs, 0o755);
+    make(&theirs.join("between"), 0o755);
+    let locks = theirs.join("between/locks");
+    is_well(at(&locks), 8);
+    chown(&theirs, Some(65534), None).expect("root may do this");
+    let name = theirs.display().to_string();
+    finds(&at(&locks).exited(2), "fail", &[&name, "belongs to uid 65534"]);
+}
+
+#[test]
+fn a_directory_behind_a_symbolic_link() {
+    let parent = own_directory();
+    let real = parent.path().join("real");
+    make(&real, 0o700);
+    make(&real.join("locks"), 0o700);
+    let link = parent.path().join("link");
+    symlink("real", &link).expect("a link");
+    let name = link.display().to_string();
+    finds(&at(&link.join("locks")).exited(1), "warn", &["symbolic link", &name, "by its real path"]);
+    // In the last place it is refused, as in any run.
+    finds(&at(&link).exited(69), "fail", &[&name, "symbolic link"]);
+    // What others can write is found behind a link as well.
+    fs::set_permissions(&real, fs::Permissions::from_mode(0o707)).expect("ours");
+    finds(&at(&link.join("locks")).exited(2), "fail", &["every user can write to", &real.display().to_string()]);
+}
+
+#[test]
+fn a_directory_that_cannot_be() {
+    let parent = own_directory();
+    finds(&at(&parent.path().join("a/b")).exited(69), "fail", &["cannot create the lock directory"]);
+}
+
+// A file system that is read-only or full is found before a lock fails on it.
+#[test]
+fn a_file_system_without_room() {
+    let locks = own_directory();
+    let url = format!("file:{}", locks.path().display());
+    for (options, words) in [("ro,mode=700", "mounted read-only"), ("nr_inodes=1,mode=700", "is full")] {
+        let script = with_mounts(&format!("mount -t tmpfs -o {options} none '{}'", locks.path().display()));
+        finds(&call(&url).in_shell(&script).alone().exited(69), "fail", &[words]);
+    }
+}

@@ -1,0 +1,8 @@
+//! Leases: kept, lost, and what happens when a process, the network or the server fails.
+
+mod connections;
+mod faults;
+mod guardian;
+mod keep;
+mod misuse;
+mod round_trips;

@@ -1,0 +1,8 @@
+//! A lock that is held, and waiting for it in turn.
+
+mod faults;
+mod handed_on;
+mod held;
+mod order;
+mod racing;
+mod waiting;

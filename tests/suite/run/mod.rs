@@ -1,0 +1,18 @@
+//! A run: what the command gets, how it is supervised, how it ends.
+
+mod cgroups;
+mod clean;
+mod crontab;
+mod descriptors;
+mod events;
+mod exit_status;
+mod idle;
+mod leaderless;
+mod look_ups;
+mod nested;
+mod outliving;
+mod signals;
+mod strangers;
+mod terminal;
+mod transparent;
+mod without_proc;

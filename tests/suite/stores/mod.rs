@@ -1,0 +1,7 @@
+//! What is one store's own.
+
+mod directory;
+mod record;
+mod redis_urls;
+mod store_errors;
+mod turnstile;
