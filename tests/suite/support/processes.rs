@@ -1,6 +1,7 @@
 //! Finding and ending the processes that a run has left, however they are related to it.
 
 use std::fs::{self, File};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -97,10 +98,21 @@ pub(crate) fn children(parent: i32) -> Vec<i32> {
 
 /// The processor time that a process has used, in ticks of the system's clock, a hundred a second; none if it is gone.
 pub(crate) fn processor_time(pid: i32) -> u64 {
+    stat(pid, 14..=15)
+}
+
+/// How often a process has touched a page that it had to be given first; none if it is gone.
+pub(crate) fn faults(pid: i32) -> u64 {
+    stat(pid, 10..=10)
+}
+
+/// The sum of these fields of /proc/PID/stat, by their numbers in proc(5).
+fn stat(pid: i32, fields: RangeInclusive<usize>) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
-    // The fields 14 and 15 of proc(5), of which the first two are gone.
-    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+    // Behind the name, which may hold anything, comes field 3.
+    let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind).split_ascii_whitespace();
+    let wanted = behind.zip(3..).filter(|(_, number)| fields.contains(number));
+    wanted.filter_map(|(value, _)| value.parse::<u64>().ok()).sum()
 }
 
 /// Sends a signal; that the process has already gone is no failure.
