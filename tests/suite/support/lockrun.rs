@@ -29,7 +29,10 @@ pub(crate) fn program_for_all() -> (TempDir, String) {
     let directory = TempDir::new().expect("a temporary directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("our own");
     let program = directory.path().join("lockrun");
-    fs::copy(PROGRAM, &program).expect("a copy");
+    // By a process of its own: one of ours that another test forks meanwhile would have it open for writing, and it could not be
+    // executed.
+    let copied = Command::new("cp").arg(PROGRAM).arg(&program).status().expect("cp(1) is there");
+    assert!(copied.success(), "the program is copied");
     let path = program.to_str().expect("a plain path").to_owned();
     (directory, path)
 }
