@@ -10,6 +10,7 @@ mod examine;
 mod keys;
 mod reply;
 mod resolve;
+mod resp;
 mod rights;
 mod script;
 mod stream;

@@ -1,16 +1,18 @@
 //! A connection to a Redis: requests with a deadline each, and errors that tell what may have happened.
 //!
-//! The protocol is the redis crate's. The socket is ours, because the crate's own connection introduces itself in round
-//! trips of its own, and bounds single reads instead of whole requests.
+//! Requests are written by the redis crate. The socket is ours, because the crate's own connection introduces itself in round
+//! trips of its own, and bounds single reads instead of whole requests; so is the reading, because the crate's bounds neither
+//! the size of an answer nor, tightly enough, its depth.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::anyhow;
-use redis::{Cmd, Parser, ServerError, Value};
+use redis::{Cmd, Value};
 
 use super::dial::dial;
 use super::reply::Strange;
+use super::resp::{Answer, Answers, Unread};
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::clock::Moment;
@@ -21,7 +23,7 @@ use crate::store::address::Server;
 /// An open connection. After a failure it is out of step, and must be dropped.
 pub(super) struct Connection {
     stream: Stream,
-    parser: Parser,
+    answers: Answers,
     /// What introduces us, until it has been sent: it travels with the first request.
     greeting: Vec<Cmd>,
 }
@@ -61,7 +63,7 @@ impl Connection {
         if server.database != 0 {
             greeting.push(redis::cmd("SELECT").arg(server.database).take());
         }
-        Ok(Connection { stream, parser: Parser::new(), greeting })
+        Ok(Connection { stream, answers: Answers::default(), greeting })
     }
 
     /// Sends `command` in one flight, with our introduction if it is the first, and waits for the answer.
@@ -75,14 +77,14 @@ impl Connection {
         self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
         let mut refused = None;
         for step in greeting {
-            if let Value::ServerError(error) = self.reply()? {
-                refused.get_or_insert(Failure::refused(&step, &error));
+            if let Answer::Error(error) = self.answer()? {
+                refused.get_or_insert(Failure::refused(&step, error));
             }
         }
-        match (self.reply()?, refused) {
+        match (self.answer()?, refused) {
             (_, Some(refused)) => Err(refused),
-            (Value::ServerError(error), None) => Err(Failure::refused(command, &error)),
-            (reply, None) => Ok(reply),
+            (Answer::Error(error), None) => Err(Failure::refused(command, error)),
+            (Answer::Value(reply), None) => Ok(reply),
         }
     }
 
@@ -107,21 +109,19 @@ impl Connection {
     /// Waits for the answer to `command`, which was sent.
     pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         self.stream.set_deadline(deadline);
-        match self.reply()? {
-            Value::ServerError(error) => Err(Failure::refused(command, &error)),
-            reply => Ok(reply),
+        match self.answer()? {
+            Answer::Error(error) => Err(Failure::refused(command, error)),
+            Answer::Value(reply) => Ok(reply),
         }
     }
 
-    fn reply(&mut self) -> Result<Value, Failure> {
-        self.parser.parse_value(&mut self.stream).map_err(|error| {
-            if error.is_timeout() {
-                Failure::NoAnswer("no answer in time")
-            } else if error.is_io_error() || error.is_connection_dropped() {
-                Failure::Closed
-            } else {
-                Failure::NoAnswer("what it answers is not Redis's protocol")
-            }
+    fn answer(&mut self) -> Result<Answer, Failure> {
+        self.answers.next(&mut self.stream).map_err(|unread| match unread {
+            Unread::Io(error) if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer("no answer in time"),
+            Unread::Io(_) => Failure::Closed,
+            Unread::Protocol => Failure::NoAnswer(
+                "what it answers is not Redis's protocol, or longer than anything that lockrun asks for",
+            ),
         })
     }
 }
@@ -133,13 +133,12 @@ impl AsFd for Connection {
 }
 
 impl Failure {
-    fn refused(command: &Cmd, error: &ServerError) -> Self {
+    fn refused(command: &Cmd, mut error: String) -> Self {
         let name = command.args_iter().next();
         let name = match &name {
             Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
             _ => String::new(),
         };
-        let mut error = format!("{} {}", error.code(), error.details().unwrap_or_default());
         if name == "AUTH" {
             // Some servers say back what they were sent, in quotation marks, and that is the password.
             error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
