@@ -8,15 +8,18 @@ mod connection;
 mod dial;
 mod examine;
 mod keys;
+mod particulars;
 mod reply;
 mod resolve;
 mod resp;
+mod retry;
 mod rights;
 mod script;
 mod stream;
 mod tls;
 mod waiting;
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
@@ -37,6 +40,7 @@ use crate::outcome::Ending;
 use crate::token::Token;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
+use retry::Answered;
 use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use tls::Tls;
 use waiting::Seen;
@@ -79,6 +83,10 @@ pub struct RedisStore {
     let_go: Option<Cmd>,
     /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
     doubt: Doubt,
+    /// Whether we have stood in the queue.
+    has_joined: bool,
+    /// Names our requests under a token of the user's own, apart from all others under that token.
+    request: OnceCell<Token>,
 }
 
 impl RedisStore {
@@ -97,6 +105,8 @@ impl RedisStore {
             knows_scripts: false,
             let_go: None,
             doubt: Doubt::None,
+            has_joined: false,
+            request: OnceCell::new(),
         })
     }
 
@@ -134,6 +144,11 @@ impl RedisStore {
         Ok(reply)
     }
 
+    /// Returns which request a claim is, where there may be several under its token; otherwise nothing.
+    fn request(&self, claim: &Claim) -> &str {
+        if claim.own_token { self.request.get_or_init(Token::random).as_str() } else { "" }
+    }
+
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
     /// `seen` holding the lock.
     ///
@@ -143,7 +158,7 @@ impl RedisStore {
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
         let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
-        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(self.request(claim)).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
@@ -158,19 +173,29 @@ impl RedisStore {
     /// Takes back a claim whose answer was not heard, or came from where we are not welcome.
     fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
         match failure {
-            Failure::Unreachable(_) => {}
-            Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
+            Failure::Unreachable(_) if !self.has_joined => {}
+            Failure::Unreachable(_) | Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
             Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
         }
     }
 
-    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
-    /// not be used again, unless it is the user's own: then a request that comes late may get the lock, and so may the next one.
+    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. What the token held
+    /// before stays. It must not be used again, unless it is the user's own: then a request that comes late may get the lock, and
+    /// so may the next one.
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
+        // Something of ours may be there.
+        let matters = self.has_joined || doubt == Doubt::Pending;
         let doubt = if claim.own_token { Doubt::None } else { doubt };
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
-        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).arg(0).take();
-        if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
+        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("cancel").arg(0).arg(0);
+        let script = script.arg(self.request(claim)).take();
+        let patience = self.timeout / 2;
+        let reply = if matters {
+            self.run_until_answered(&script, patience).map(|answered| answered.reply)
+        } else {
+            self.run(&script, patience)
+        };
+        if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
             self.settle(&claim.key, handed);
         }
     }
@@ -194,11 +219,14 @@ impl RedisStore {
         while let Some(Handed { granted, told }) = handed {
             let mut script = self.bare_script(&SETTLE, key);
             let script = script.arg(granted).arg(told);
-            let script = match run.take() {
-                Some(Over { token, ending, ended }) => script.arg(token.as_str()).arg(ending).arg(ended),
-                None => script.arg("").arg("").arg(0),
+            let reply = match run.take() {
+                Some(Over { token, ending, ended }) => {
+                    let script = script.arg(token.as_str()).arg(ending).arg(ended);
+                    self.run_until_answered(script, self.timeout).map(|answered| answered.reply)
+                }
+                None => self.run(script.arg("").arg("").arg(0), self.timeout),
             };
-            handed = self.run(script, self.timeout).ok().and_then(|reply| reply::read_settling(&reply));
+            handed = reply.ok().and_then(|reply| reply::read_settling(&reply));
         }
     }
 
@@ -270,16 +298,15 @@ impl Store for RedisStore {
         }
         let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).take();
-        // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
-        // twice does no harm, and a lock that never expires has no second chance.
-        let was_idle = self.connection.is_some();
-        let reply = match self.run(&script, self.timeout) {
-            Err(Failure::NoAnswer(_)) if was_idle => self.run(&script, self.timeout),
-            reply => reply,
-        };
-        let reply = reply.map_err(|failure| failure.explain(&self.server))?;
-        let (released, handed) = reply::read_release(&reply);
+        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).arg("").take();
+        // A lock that never expires has no second chance.
+        let answered = self.run_until_answered(&script, self.timeout);
+        let Answered { reply, may_be_again } = answered.map_err(|failure| failure.explain(&self.server))?;
+        let (mut released, handed) = reply::read_release(&reply);
+        if may_be_again && parting == Parting::ByHand && matches!(released, Ok(Released::NotMine(_))) {
+            // By us, most likely, and it was the answer that was lost.
+            released = Ok(Released::Free);
+        }
         if handed.is_some() {
             thread::sleep(CLAIM_FIRST);
         }

@@ -56,5 +56,6 @@ mod strangers;
 mod terminal;
 mod transparent;
 mod turnstile;
+mod unanswered;
 mod waiting;
 mod without_proc;

@@ -13,12 +13,36 @@ use redis::{Cmd, Value};
 use super::dial::dial;
 use super::reply::Strange;
 use super::resp::{Answer, Answers, Unread};
+use super::script;
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::clock::Moment;
 use crate::escape::escaped;
 use crate::store::StoreError;
 use crate::store::address::Server;
+
+/// The codes of errors that a server gives for a while: it reads its data, runs another's script, is being demoted or has lost
+/// its primary, cannot write to its disk, is full, or serves too many.
+const PASSING: [&str; 11] = [
+    "LOADING",
+    "BUSY",
+    "UNBLOCKED",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "MISCONF",
+    "OOM",
+    "ERR max number of clients",
+];
+
+/// Whether an error has this code; also one that came while a script ran, which older servers wrap.
+fn has_code(error: &str, code: &str) -> bool {
+    let after =
+        |rest: &str| rest.strip_prefix(code).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()));
+    after(error) || error.split(": -").skip(1).any(after)
+}
 
 /// An open connection. After a failure it is out of step, and must be dropped.
 pub(super) struct Connection {
@@ -153,6 +177,16 @@ impl Failure {
         }
     }
 
+    /// Whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary for
+    /// a moment.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Failure::Unreachable(_) | Failure::Closed | Failure::NoAnswer(_) => true,
+            Failure::Strange(_) => false,
+            Failure::Refused { error, .. } => PASSING.iter().any(|code| has_code(error, code)),
+        }
+    }
+
     /// The failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
@@ -164,6 +198,28 @@ impl Failure {
                 let advice = match error.split(' ').next().unwrap_or_default() {
                     "NOAUTH" => "; give a password in the store's URL",
                     "WRONGPASS" => "; check the user and the password in the store's URL",
+                    _ if error.contains(script::LOST) => {
+                        return anyhow!(
+                            "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any \
+                         more, then free it with lockrun break",
+                            script::LOST
+                        );
+                    }
+                    _ if error.contains(script::FENCE_ENDS) => {
+                        return anyhow!(
+                            "its fence in {server} is {}, and cannot grow any more; use another key",
+                            i64::MAX
+                        );
+                    }
+                    _ if error.contains(script::NO_FENCE) => {
+                        return anyhow!(
+                            "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than \
+                         every fence that was given out"
+                        );
+                    }
+                    _ if error.contains("WRONGTYPE") => {
+                        "; a key under PREFIX:{KEY}: is none of lockrun's: remove it when nothing works under the lock any more"
+                    }
                     _ if error.contains("can't run this command") || error.contains("NOPERM") => {
                         "; this user lacks rights that a lock needs"
                     }

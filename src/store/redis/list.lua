@@ -9,7 +9,8 @@ local holders, queue = {}, {}
 local held = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WITHSCORES')
 for at = 1, #held, 2 do
   local token, ends = held[at], held[at + 1]
-  if info_of(token).fence then
+  local info = info_of(token)
+  if info.fence or info.taken or is_lost(token, info) then
     holders[#holders + 1] = describe(token, ends)
   end
 end
