@@ -32,6 +32,7 @@ use super::{
     Acquired, Claim, KeyStatus, Parting, Released, Renewed, Reserved, Stays, Store, StoreError, TakenAway, Wait, Wanted,
 };
 use crate::clock::Moment;
+use crate::escape::escaped;
 use crate::finding::Finding;
 use crate::holder::Holder;
 use crate::key::Key;
@@ -85,6 +86,8 @@ pub struct RedisStore {
     doubt: Doubt,
     /// Whether we have stood in the queue.
     has_joined: bool,
+    /// What the last look at all keys has left out, as [`Store::left_out`] tells it.
+    left_out: Vec<StoreError>,
     /// Names our requests under a token of the user's own, apart from all others under that token.
     request: OnceCell<Token>,
 }
@@ -106,6 +109,7 @@ impl RedisStore {
             let_go: None,
             doubt: Doubt::None,
             has_joined: false,
+            left_out: Vec::new(),
             request: OnceCell::new(),
         })
     }
@@ -334,14 +338,21 @@ impl Store for RedisStore {
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
-        let keys = match key {
-            Some(key) => vec![key.clone()],
-            None => self.all_keys()?,
-        };
+        if let Some(key) = key {
+            let reply = self.answer(&self.bare_script(&LIST, key))?;
+            let status = reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))?;
+            return Ok(vec![status]);
+        }
+        let keys = self.all_keys()?;
         let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
-        let replies = self.answers(&scripts)?;
-        let read = keys.into_iter().zip(replies).map(|(key, reply)| reply::read_status(key, &reply));
-        read.collect::<Result<_, _>>().map_err(|strange| self.is_strange(strange))
+        let mut found = Vec::with_capacity(keys.len());
+        for (key, reply) in self.answers_of_each(keys, &scripts)? {
+            match reply::read_status(key.clone(), &reply) {
+                Ok(status) => found.push(status),
+                Err(strange) => self.leave_out(&key, &Failure::Strange(strange)),
+            }
+        }
+        Ok(found)
     }
 
     fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
@@ -360,8 +371,12 @@ impl Store for RedisStore {
             .iter()
             .map(|key| self.bare_script(&FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
             .collect();
-        let replies = self.answers(&scripts)?;
-        Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+        let answers = self.answers_of_each(keys, &scripts)?;
+        Ok(answers.into_iter().filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+    }
+
+    fn left_out(&mut self) -> Vec<StoreError> {
+        std::mem::take(&mut self.left_out)
     }
 
     fn examine(&mut self) -> Vec<Finding> {
@@ -391,19 +406,43 @@ impl RedisStore {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
     }
 
-    /// The answers to commands that are safe to run twice. They travel together, some at a time.
-    fn answers(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let mut answers = Vec::with_capacity(commands.len());
-        for flight in commands.chunks(FLIGHT) {
-            // Alone, the first one opens the connection if need be.
-            answers.push(self.answer(&flight[0])?);
-            let deadline = Moment::now() + self.timeout;
-            let Some(connection) = &mut self.connection else { continue };
-            match connection.request_all(&flight[1..], deadline) {
-                Ok(more) => answers.extend(more),
-                Err(failure) => {
-                    self.connection = None;
-                    return Err(failure.explain(&self.server));
+    /// The answers to `scripts` that are safe to run twice, one for each of the `keys`. A key under which its script fails for what
+    /// it finds there is left out.
+    fn answers_of_each(&mut self, keys: Vec<Key>, scripts: &[Cmd]) -> Result<Vec<(Key, Value)>, StoreError> {
+        self.left_out.clear();
+        let mut answers = Vec::with_capacity(keys.len());
+        for (key, answer) in keys.into_iter().zip(self.answers(scripts)?) {
+            match answer {
+                Ok(reply) => answers.push((key, reply)),
+                Err(failure) => self.leave_out(&key, &failure),
+            }
+        }
+        Ok(answers)
+    }
+
+    fn leave_out(&mut self, key: &Key, failure: &Failure) {
+        let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
+        self.left_out.push(failure.explain(&self.server).context(what));
+    }
+
+    /// The answers to scripts that are safe to run twice. They travel together, some at a time. Fails where the next script would
+    /// fail, too.
+    fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
+        let mut answers = Vec::with_capacity(scripts.len());
+        while answers.len() < scripts.len() {
+            let rest = &scripts[answers.len()..];
+            let flight = match &mut self.connection {
+                // Alone, the first one opens the connection.
+                None => Ok(vec![self.run(&rest[0], self.timeout)]),
+                Some(connection) => {
+                    connection.request_all(&rest[..rest.len().min(FLIGHT)], Moment::now() + self.timeout)
+                }
+            };
+            let flight = flight.map_err(|failure| failure.explain(&self.server))?;
+            for answer in flight {
+                match answer {
+                    Err(failure) if !failure.is_of_one_key() => return Err(failure.explain(&self.server)),
+                    answer => answers.push(answer),
                 }
             }
         }

@@ -7,6 +7,7 @@ mod support;
 
 mod bad_input;
 mod breaking;
+mod broken_records;
 mod by_hand;
 mod cgroups;
 mod clean;

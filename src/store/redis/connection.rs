@@ -113,14 +113,23 @@ impl Connection {
     }
 
     /// Sends all of `commands` in one flight, and waits for their answers. Not for the first request on a connection.
-    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+    /// Fails if one of them is not answered; one that is refused is an answer of its own.
+    pub(super) fn request_all(
+        &mut self,
+        commands: &[Cmd],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
         let mut flight = Vec::new();
         for command in commands {
             command.write_packed_command(&mut flight);
         }
         self.stream.set_deadline(deadline);
         self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
-        commands.iter().map(|command| self.receive(command, deadline)).collect()
+        let answer = |command| match self.receive(command, deadline) {
+            Err(refused @ Failure::Refused { .. }) => Ok(Err(refused)),
+            answer => answer.map(Ok),
+        };
+        commands.iter().map(answer).collect()
     }
 
     /// Sends `command` and does not wait for its answer. Not for the first request on a connection.
@@ -185,6 +194,12 @@ impl Failure {
             Failure::Strange(_) => false,
             Failure::Refused { error, .. } => PASSING.iter().any(|code| has_code(error, code)),
         }
+    }
+
+    /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.
+    pub(super) fn is_of_one_key(&self) -> bool {
+        let Failure::Refused { error, .. } = self else { return false };
+        error.contains("WRONGTYPE") || error.contains(" user_script:")
     }
 
     /// The failure in words: what failed, on what, and what to do about it where that is known.
