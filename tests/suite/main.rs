@@ -7,6 +7,7 @@ mod support;
 
 mod bad_input;
 mod breaking;
+mod broken_records;
 mod by_hand;
 mod cgroups;
 mod clean;
@@ -56,5 +57,6 @@ mod strangers;
 mod terminal;
 mod transparent;
 mod turnstile;
+mod unanswered;
 mod waiting;
 mod without_proc;
