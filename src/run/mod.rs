@@ -82,10 +82,9 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             }
             End::Unreleased(finished) => {
                 let run = Run::new(plan, claim);
-                let parting = run.parting(finished, Moment::now());
-                // One that is to stay may do so by now, and must not be let go of then.
-                if matches!(parting, Parting::Run { stays: Stays::Not, .. }) && !finished.stuck {
-                    run.release(&mut *store, parting);
+                // It may be done by now, and is not done twice then.
+                if !finished.stuck {
+                    run.release(&mut *store, run.parting(finished, Moment::now()));
                 }
                 Ok(outcome(finished))
             }
@@ -286,7 +285,7 @@ impl<'a> Run<'a> {
         match store.release(&self.claim.key, &self.claim.token, parting) {
             Ok(released) => self.tell_what_became_of_it(parting, &released),
             Err(error) => {
-                let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
+                let lasts = if self.plan.expires { "until its lease runs out" } else { "until lockrun break frees it" };
                 let failed = match &self.plan.sequence {
                     Some(_) => format!(
                         "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",

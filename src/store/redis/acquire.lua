@@ -9,6 +9,7 @@
 --       6 seen      when that was, as the answer has told it
 --       7 hand      1: it is taken by hand; 0: for a command of lockrun's
 --       8 slots     how many may hold the lock at once
+--       9 request   which request this is, under a token of the user's own; empty: the only one under its token
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
@@ -17,6 +18,7 @@
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local CAUTION, SEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
+local REQUEST = ARGV[9] ~= '' and ARGV[9] or nil
 
 -- How many waiters are asked for a sign of life when a grant seems not to be claimed.
 local PROBED = 100
@@ -84,6 +86,10 @@ if letter == WITHDRAWN then
   return {0, {}, 0, REFRESH, '', '', now}
 end
 
+if not ends_of(TOKEN) then
+  refuse_if_lost()
+end
+
 local ended = drop_ended_leases()
 
 -- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
@@ -100,8 +106,7 @@ if not mine then
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
   local forgotten = CAUTION > 0 and ended == 0 and held() == 0
   if forgotten then
-    local last = redis.call('GET', LAST)
-    last = last and cjson.decode(last) or {ended = 0}
+    local last = last_run()
     forgotten = math.max(last.ended, last.lost or 0) < SEEN
     is_known_free = not forgotten
   end
@@ -117,9 +122,14 @@ if mine then
   local info = info_of(TOKEN)
   if not info.fence then
     -- A slot that was granted and not claimed is somebody else's by now.
-    info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil}
+    info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil,
+      request = REQUEST}
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
+  elseif info.request and info.request ~= REQUEST then
+    -- Two have been told that it is theirs, so neither takes it back.
+    info.request = nil
+    set_info(TOKEN, info)
   end
   -- Whoever has the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then

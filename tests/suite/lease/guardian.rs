@@ -77,8 +77,10 @@ fn lockrun_is_killed_while_it_waits() {
     let guardian = guardian_of(&mut queue, 0);
     let waiter = queue.take(0);
     waiter.signal(Signal::SIGKILL);
-    waiter.wait().died_of(Signal::SIGKILL);
-    eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
+    waiter.wait_and_leave(|output| {
+        output.died_of(Signal::SIGKILL);
+        eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
+    });
     eventually(LONG, "its place is free", || queue.length() == 1);
     holder.end();
     queue.end().in_order([1]);

@@ -6,3 +6,4 @@ mod guardian;
 mod keep;
 mod misuse;
 mod round_trips;
+mod unanswered;
