@@ -21,10 +21,12 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
-use super::direct::{JobControl, readable, watch};
+use super::direct::{readable, watch};
 use super::guardian::Guardian;
+use super::job::JobControl;
 use super::link::{Link, News};
 use super::preexisting::Preexisting;
+use super::process::{self, Process};
 use super::signals::{self, Signals};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::terminal;
@@ -115,7 +117,6 @@ impl Front {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
-            let mut stopped = false;
             loop {
                 match self.link.next_news() {
                     Ok(None) => break,
@@ -131,7 +132,7 @@ impl Front {
                         self.stage = Stage::Waiting;
                         self.deadline = None;
                     }
-                    Ok(Some(News::Stopped)) => stopped = true,
+                    Ok(Some(News::Moved(motion))) => stops.moved(motion),
                     Ok(Some(News::Finished(finished))) => {
                         self.stage = Stage::Finished(finished);
                         self.deadline = None;
@@ -148,7 +149,9 @@ impl Front {
                 }
             }
             // While the guardian waits for the lock, there is no COMMAND that could stop.
-            if stopped && stops.follows() || self.stage == Stage::Waiting && stops.is_told() {
+            if stops.follows(Moment::now(), || self.command_is_stopped())
+                || self.stage == Stage::Waiting && stops.stops_alone()
+            {
                 signals::stop_self();
                 continue;
             }
@@ -167,6 +170,12 @@ impl Front {
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Whether COMMAND is stopped. The guardian says so, but it may have been continued meanwhile.
+    fn command_is_stopped(&self) -> bool {
+        let Stage::Running(command) = self.stage else { return false };
+        process::read(command).is_some_and(Process::is_stopped)
     }
 
     /// Makes sure that the guardian is dead, which brings its descendants here, and kills them. `why` is told as the reason.

@@ -199,8 +199,8 @@ impl Guarded {
                 orphaned = true;
                 supervisor.end(Why::Orphaned, Moment::now());
             }
-            if supervisor.reap() {
-                self.lockrun.link.tell_now(News::Stopped);
+            if let Some(motion) = supervisor.reap() {
+                self.lockrun.link.tell_now(News::Moved(motion));
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;

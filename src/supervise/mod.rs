@@ -13,6 +13,7 @@ pub mod signals;
 mod cgroup;
 mod direct;
 mod exit;
+mod job;
 mod link;
 mod preexisting;
 mod process;
