@@ -14,6 +14,7 @@ mod cgroup;
 mod direct;
 mod exit;
 mod job;
+mod last_line;
 mod link;
 mod preexisting;
 mod process;

@@ -29,6 +29,7 @@ mod idle;
 mod inputs;
 mod kept;
 mod keys;
+mod last_line;
 mod leaderless;
 mod lease;
 mod look_ups;

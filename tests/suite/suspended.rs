@@ -1,4 +1,4 @@
-//! Ctrl-Z with programs that stop themselves.
+//! Ctrl-Z with programs that stop themselves, and runs on a terminal all of whose own processes are stopped.
 
 use std::fs;
 
@@ -6,9 +6,9 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
-use crate::support::processes::{send, state};
+use crate::support::processes::{children, send, state};
 use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, eventually};
+use crate::support::{LONG, Lockrun, Store, eventually, witness};
 use crate::terminal::{PROMPT, enter, shell, written};
 
 // "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later,
@@ -84,3 +84,40 @@ on_every_store!(a_stop_that_is_over, |store| {
     terminal.wait_for(PROMPT);
     assert!(is_free(store, "tty"));
 });
+
+// "It holds under STOP of lockrun", also on a terminal, where the command shares lockrun's process group: with lockrun and its
+// guardian stopped, the command and all that it has started are dead before the next run begins.
+#[test]
+fn lockrun_and_its_guardian_are_stopped() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let record = directory.path().join("record");
+    let mut terminal = shell(&store);
+    let words = witness::command(&record, "old", &["fork", "setsid"]);
+    let script = directory.path().join("witness.py");
+    fs::write(&script, &words[2]).expect("the script is written");
+    let (python, script, arguments) = (&words[0], script.display(), words[3..].join(" "));
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 3s --kill-after 500ms {python} {script} {arguments}"));
+    terminal.wait_for("ready");
+    let next = Lockrun::new(&store).key("tty").args(["--wait", "-v"]);
+    let mut next = next.command(witness::command(&record, "next", &[])).spawn();
+    next.wait_for_stderr("waiting");
+    let lockrun = terminal.foreground().as_raw();
+    let guardian = children(lockrun)[0];
+    for pid in [guardian, lockrun] {
+        send(pid, Signal::SIGSTOP);
+        eventually(LONG, "it stands still", || state(pid) == Some('T'));
+    }
+    next.wait_for_line("ready");
+    eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
+    // For as long as it takes the next one to stamp a hundred milliseconds more, the old one could, too.
+    let last_stamp = || witness::lives(&record)[1].last;
+    let until = last_stamp() + 100_000_000;
+    eventually(LONG, "the next one stamps on", || last_stamp() >= until);
+    next.kill_everything();
+    let lives = witness::lives(&record);
+    assert_eq!(lives[0].processes, 3);
+    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
+    enter(&mut terminal, "fg; echo status $?");
+    terminal.wait_for("status");
+}
