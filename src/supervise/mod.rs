@@ -13,6 +13,8 @@ pub mod signals;
 mod cgroup;
 mod direct;
 mod exit;
+mod job;
+mod last_line;
 mod link;
 mod preexisting;
 mod process;
