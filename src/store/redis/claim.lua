@@ -6,7 +6,7 @@
 --       3 hand      1: it is taken by hand; 0: for a command of lockrun's
 -- Reply {1, fence, slot}
 --                   it is ours
---       {0}         it is not granted to us (any more): ask by the acquire script
+--       {0}         it is not granted to us (any more), or is not that simple: ask by the acquire script
 
 local TOKEN, TTL, HAND = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 
@@ -14,6 +14,10 @@ if not is_in_force(TOKEN) then
   return {0}
 end
 local info = info_of(TOKEN)
+-- Others wait for us to have claimed it.
+if info.leads then
+  return {0}
+end
 -- One that comes again, or when the run is over and its lock only stays for a while, changes nothing.
 if not info.fence then
   info = {who = info.who, slot = info.slot or 0, hand = HAND or nil}
