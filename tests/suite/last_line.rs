@@ -1,4 +1,4 @@
-//! What the kernel does for lockrun while its processes cannot act; and how they are told apart by those who would stop or kill them.
+//! What the kernel does for lockrun while its processes cannot act, and how the process list tells one from the other.
 //! For runs all of whose processes are stopped see `faults` and `suspended`.
 
 use std::thread;

@@ -71,7 +71,7 @@ on_every_store!(a_stop_that_is_over, |store| {
     eventually(LONG, "the command is stopped", || state(command) == Some('T'));
     send(command, Signal::SIGCONT);
     eventually(LONG, "the command goes on", || state(command) != Some('T'));
-    // Whoever is to hear of it has.
+    // A few runs later, lockrun has taken in both.
     for _ in 0..3 {
         Lockrun::new(store).key("another").command(["true"]).run().exited(0);
     }
