@@ -55,9 +55,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    // A lease that begins right after a look is far from its end at the next.
-    let look_every = plan.expires.then_some(plan.terms.ttl / 4);
-    match parent::fork(look_every).context("cannot start the guardian, a process of lockrun's own")? {
+    match parent::fork().context("cannot start the guardian, a process of lockrun's own")? {
         Side::Guardian(guardian) => {
             // It is in another PID namespace than lockrun if one was made for lockrun's children, as by `unshare --pid` without --fork.
             let checked = check_proc(plan);
@@ -77,7 +75,12 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
                 Ok(Outcome::Failed)
             }
             End::TakenOver(finished) => {
-                Run::new(plan, claim).let_go(&mut *store, finished, Parting::at_once(finished.command));
+                let run = Run::new(plan, claim);
+                if finished.why == Some(Why::Lost) {
+                    let why = "the guardian, a process of lockrun's own, was stopped or hung";
+                    run.teller.tell(Event::Lost { why, stops: true });
+                }
+                run.let_go(&mut *store, finished, Parting::at_once(finished.command));
                 Ok(outcome(finished))
             }
             End::Unreleased(finished) => {

@@ -118,7 +118,7 @@ fn everybody() -> impl Iterator<Item = Process> {
 }
 
 /// What /proc tells of `pid`.
-fn read(pid: pid_t) -> Option<Process> {
+pub(super) fn read(pid: pid_t) -> Option<Process> {
     parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 

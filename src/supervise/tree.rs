@@ -35,6 +35,8 @@ pub(super) struct Tree {
     ended: Option<Ending>,
     /// Whether COMMAND is stopped, as far as has been heard.
     motion: Motion,
+    /// The same, until [`Tree::has_moved`] has returned it.
+    news: Option<Motion>,
     /// No child is left.
     gone: bool,
     /// The cgroup that COMMAND was started in, if it has one of its own.
@@ -43,13 +45,13 @@ pub(super) struct Tree {
     before: Preexisting,
 }
 
-/// Whether COMMAND goes on or is stopped.
+/// Whether COMMAND runs or is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Motion {
+pub(super) enum Motion {
     Running,
     Stopped {
-        /// Whether [`Tree::has_stopped`] has said so.
-        told: bool,
+        /// By TSTP, TTIN or TTOU; otherwise by SIGSTOP, which a terminal never sends.
+        by_terminal: bool,
     },
 }
 
@@ -78,6 +80,7 @@ impl Tree {
             own_child: true,
             ended: None,
             motion: Motion::Running,
+            news: None,
             gone: false,
             cgroup,
             before,
@@ -93,6 +96,7 @@ impl Tree {
             own_child: false,
             ended: None,
             motion: Motion::Running,
+            news: None,
             gone: false,
             cgroup: None,
             before,
@@ -143,8 +147,10 @@ impl Tree {
         self.send(libc::SIGTERM, |_| true);
     }
 
-    /// Sends `signal` to all that `is_meant`, which COMMAND's process group is; and CONT after TERM to what is stopped.
+    /// Sends `signal` to all that `is_meant`, which COMMAND's process group is; and to what is stopped CONT after TERM, and on a terminal
+    /// after HUP, as the kernel does at a hang-up, and shells do.
     fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
+        let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
         if group_has_it && signal != libc::SIGTERM {
             return;
@@ -154,7 +160,7 @@ impl Tree {
             if !group_has_it {
                 self.signal_command(signal);
             }
-            if signal == libc::SIGTERM && !self.signal_group(libc::SIGCONT) {
+            if continues && !self.signal_group(libc::SIGCONT) {
                 self.signal_command(libc::SIGCONT);
             }
             return;
@@ -163,7 +169,7 @@ impl Tree {
         for process in meant.iter().filter(|process| !group_has_it || process.group != self.group) {
             process.signal(signal);
         }
-        for process in meant.iter().filter(|process| signal == libc::SIGTERM && process.is_stopped()) {
+        for process in meant.iter().filter(|process| continues && process.is_stopped()) {
             process.signal(libc::SIGCONT);
         }
     }
@@ -208,9 +214,15 @@ impl Tree {
                 pid if pid != self.command || self.ended.is_some() => {}
                 _ => {
                     heard = true;
-                    // SIGSTOP is not the terminal's: whoever sent it to COMMAND alone will continue COMMAND alone.
-                    let stopped = libc::WIFSTOPPED(status) && signals::is_stop(libc::WSTOPSIG(status));
-                    self.motion = if stopped { Motion::Stopped { told: false } } else { Motion::Running };
+                    let motion = if libc::WIFSTOPPED(status) {
+                        Motion::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
+                    } else {
+                        Motion::Running
+                    };
+                    if motion != Motion::Running || motion != self.motion {
+                        self.news = Some(motion);
+                    }
+                    self.motion = motion;
                     self.ended = ending(status);
                 }
             }
@@ -224,13 +236,9 @@ impl Tree {
         }
     }
 
-    /// Whether COMMAND was stopped, and that has not been told yet.
-    pub(super) fn has_stopped(&mut self) -> bool {
-        let news = self.motion == Motion::Stopped { told: false };
-        if news {
-            self.motion = Motion::Stopped { told: true };
-        }
-        news
+    /// Whether COMMAND runs or is stopped; `None` if nothing has changed since the last call.
+    pub(super) fn has_moved(&mut self) -> Option<Motion> {
+        self.news.take()
     }
 
     /// Sends `signal` to COMMAND's own process, if it has not been reaped.

@@ -7,7 +7,7 @@
 --       4 request   which request this is, under a token of the user's own; empty: the only one under its token
 -- Reply {1, fence, slot}
 --                   it is ours
---       {0}         it is not granted to us (any more): ask by the acquire script
+--       {0}         it is not granted to us (any more), or is not that simple: ask by the acquire script
 
 local TOKEN, TTL, HAND = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 local REQUEST = ARGV[4] ~= '' and ARGV[4] or nil
@@ -16,6 +16,10 @@ if not is_in_force(TOKEN) then
   return {0}
 end
 local info = info_of(TOKEN)
+-- Others wait for us to have claimed it.
+if info.leads then
+  return {0}
+end
 -- One that comes again, or when the run is over and its lock only stays for a while, changes nothing.
 if not info.fence then
   info = {who = info.who, slot = info.slot or 0, hand = HAND or nil, request = REQUEST}

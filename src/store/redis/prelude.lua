@@ -3,9 +3,10 @@
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
 --       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
---                   taken, request}; of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock, and
---                   {doubted}, when it was asked for a sign of life by one behind it. slots: how many it lets hold the lock at
---                   once; request: which request of a user under a token of the user's own it was that took the lock;
+--                   taken, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the lock, and
+--                   {leads, probed}. slots: how many it lets hold the lock at once; most: the greatest such number up to its
+--                   place; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
+--                   sake; request: which request of a user under a token of the user's own it was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
 --                   command of lockrun's runs under it (any more); let_go: it is released by hand while one does; taken: who
 --                   has taken it away; it cannot be renewed
@@ -18,6 +19,7 @@
 --       8 sequence  hash: last -> the value that was used last, place -> how many steps it is from the beginning, fence ->
 --                   of the run that used it; never expires
 
+local call = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX, SEQUENCE = unpack(KEYS)
 
 -- For how long a lease that has run out is remembered.

@@ -168,8 +168,17 @@ impl Lockrun {
 
     /// Starts; the command's standard input has no end before it is told to finish.
     pub(crate) fn with_open_input(&self) -> Open {
+        self.open(&self.words())
+    }
+
+    /// The same for the command without the program.
+    pub(crate) fn alone_with_open_input(&self) -> Open {
+        self.open(&self.command)
+    }
+
+    fn open(&self, argv: &[OsString]) -> Open {
         let (input, end) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).expect("a pipe");
-        Open { run: self.start_with(&self.words(), Stdio::from(input)), end }
+        Open { run: self.start_with(argv, Stdio::from(input)), end }
     }
 
     fn start(&self, argv: &[OsString]) -> Running {

@@ -55,7 +55,7 @@ fn guardian_of(queue: &mut Queue<'_>, number: usize) -> i32 {
 }
 
 #[track_caller]
-fn stop(pid: i32) {
+pub(crate) fn stop(pid: i32) {
     send(pid, Signal::SIGSTOP);
     eventually(LONG, "it stands still", || state(pid) == Some('T'));
 }
