@@ -26,114 +26,114 @@ end
 
 complete -c lockrun -n "__fish_lockrun_needs_command" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait for it: for ever, or that long and then as --fail' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'The exit status when it is held, or the wait ran out: 0 to 255, in place of 75' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Keep the lock at least this long, also when COMMAND has ended before' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
+complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'Exit with N instead of 75 if the lock is held or the wait times out, 0 to 255' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Hold the lock at least this long, even if COMMAND ends sooner' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
+complete -c lockrun -n "__fish_lockrun_needs_command" -l on-lost -d 'What to do when the lease is lost: kill or warn  [default: kill]' -r -f -a "kill\t''
 warn\t''"
-complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING by `sh -c`' -r -f -a "(__fish_complete_command)"
-complete -c lockrun -n "__fish_lockrun_needs_command" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
+complete -c lockrun -n "__fish_lockrun_needs_command" -s c -l command -d 'Run STRING with `sh -c`' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_needs_command" -l max-runtime -d 'Stop COMMAND after this long, and exit 124' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l kill-after -d 'The time between TERM and KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l descendants -d 'What to do with processes that COMMAND leaves behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
 wait\t''
 kill\t''"
-complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append what happens to FILE, one JSON object a line' -r -F
-complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
+complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append events to FILE, one JSON object per line' -r -F
+complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Name the holder and exit 75; this is the default (also --nonblock)'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently'
-complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Do not let go of the lock when COMMAND has ended with 0'
-complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
-complete -c lockrun -n "__fish_lockrun_needs_command" -s q -l quiet -d 'Say nothing when the lock is held'
+complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Keep the lock when COMMAND exits with 0'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s V -l version -d 'Print version'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "acquire" -d 'Take a lock and leave it held, for a script to renew and release'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "renew" -d 'Prolong the lease of a lock that `acquire` has taken'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "release" -d 'Let go of a lock that `acquire` has taken'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "reserve" -d 'Run a command with the next value of a sequence that nobody else has reserved'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "status" -d 'Say who holds which lock, who waits, and who ran last'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "break" -d 'Take a lock away from whoever holds it'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "doctor" -d 'Look for what could keep locks from working here, and say what to do about it'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "prune" -d 'Remove what is left of locks that have not been used for long'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "acquire" -d 'Acquire a lock and leave it held, for a script to renew and release'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "renew" -d 'Renew the lease of a lock acquired by `acquire`'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "release" -d 'Release a lock acquired by `acquire`'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "reserve" -d 'Run a command with the next free value of a sequence'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "status" -d 'Show who holds which lock, who waits, and how the last run ended'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "break" -d 'Break a lock: revoke it from its holder'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "doctor" -d 'Look for anything that could keep locks from working, and say what to do about it'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "prune" -d 'Remove the remains of locks that have not been used for long'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "help" -d 'Print this help, or that of one of these commands'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s w -l wait -d 'Wait for it: for ever, or that long and then as --fail' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'The exit status when it is held, or the wait ran out: 0 to 255, in place of 75' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Up to N hold the lock at once, 1 to 1000  [default: 1]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit with N instead of 75 if the lock is held or the wait times out, 0 to 255' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'A token of your own choice in place of a random one: letters, digits and . _ : -' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Say who holds it and exit 75; this is the default (--nonblock is the same)'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'Use this token instead of a random one: letters, digits and . _ : -' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Name the holder and exit 75; this is the default (also --nonblock)'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print the answer as JSON'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Say nothing when the lock is held'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print JSON'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print shell assignments: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` printed  [default: $LOCKRUN_TOKEN]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The lease\'s new length, at least 1s; none: it never expires  [default: as it was taken for]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name  [default: $LOCKRUN_KEY]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The new length of the lease, at least 1s; none: it never expires  [default: its present length]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` has printed; else LOCKRUN_TOKEN' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` printed  [default: $LOCKRUN_TOKEN]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 'The lock\'s name; else LOCKRUN_KEY' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Say nothing when the lock is held'
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 'The lock\'s name  [default: $LOCKRUN_KEY]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l from -d 'The first value of all' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l step -d 'From one value to the next: an integer, which may be negative  [default: 1]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l next -d 'What prints the next value, called with the one before it' -r -f -a "(__fish_complete_command)"
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-failure -d 'A value whose COMMAND has failed: keep or free  [default: keep]' -r -f -a "keep\t''
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l from -d 'The first value of the sequence' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l step -d 'The distance between two values: an integer other than 0  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l next -d 'The program that prints the next value, called with the previous one' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-failure -d 'What to do with the value when COMMAND fails: keep or free  [default: keep]' -r -f -a "keep\t''
 free\t''"
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l ttl -d 'The lease\'s length, at least 1s; none: it never expires  [default: 30s]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-lost -d 'What a lost lease does to COMMAND: kill or warn  [default: kill]' -r -f -a "kill\t''
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l on-lost -d 'What to do when the lease is lost: kill or warn  [default: kill]' -r -f -a "kill\t''
 warn\t''"
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s c -l command -d 'Run STRING by `sh -c`' -r -f -a "(__fish_complete_command)"
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l max-runtime -d 'Stop COMMAND when it has run for that long, and exit 124' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l kill-after -d 'The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l descendants -d 'Processes that COMMAND left behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s c -l command -d 'Run STRING with `sh -c`' -r -f -a "(__fish_complete_command)"
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l max-runtime -d 'Stop COMMAND after this long, and exit 124' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l kill-after -d 'The time between TERM and KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l descendants -d 'What to do with processes that COMMAND leaves behind: leave, wait or kill  [default: leave]' -r -f -a "leave\t''
 wait\t''
 kill\t''"
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l events -d 'Append what happens to FILE, one JSON object a line' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s v -l verbose -d 'Say on stderr what happens: waiting, acquired, started, finished, released ...'
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s q -l quiet -d 'Say nothing when the lock is held'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l events -d 'Append events to FILE, one JSON object per line' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'This lock alone' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l json -d 'Print the answer as JSON'
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'Show this lock alone' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l json -d 'Print JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l fence -d 'Only if this is still the holder\'s fence' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l fence -d 'Break the lock only if N is still the holder\'s fencing token' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l now -d 'Free it at once, even where its command could not be told'
+complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l now -d 'Free the lock at once, even if its command may still be running'
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-file -d 'Read the store\'s URL from a file, so that no password stands in ps or a crontab' -r -F
-complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l older-than -d 'Locks that have not been used for that long' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
+complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l older-than -d 'Remove locks that have not been used for at least this long' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l dry-run -d 'Only say what would be removed'
+complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l dry-run -d 'Only list what would be removed'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand help" -s h -l help -d 'Print help'

@@ -95,60 +95,60 @@ const ALL: [Description; 33] = [
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
          redis+unix://[USER[:PASSWORD]@]/PATH - the same through a local socket; its database is ?db=DB.\n\n\
          Parameters, after a `?` and separated by `&`: prefix=NAME (what the keys in Redis begin with, default \
-         lockrun), ca=FILE, cert=FILE, key=FILE (TLS: whom to trust, and who we are; PEM).",
+         lockrun), ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and our certificate and key; PEM).",
     ),
     option(
         name::STORE_FILE,
         "PATH",
         LOCK,
-        "Read the store's URL from a file, so that no password stands in ps or a crontab",
+        "Read the store's URL from a file, to keep a password out of ps and crontabs",
     )
     .more(
-        "Read the store's URL from the file PATH, so that no password stands in ps or a crontab. A pipe, such as /dev/stdin or a \
+        "Read the store's URL from the file PATH, to keep a password out of ps and crontabs. A pipe, such as /dev/stdin or a \
          shell's <(...), is read to its end, which must come within 10s.",
     )
     .hint(ValueHint::FilePath),
-    option(name::SLOTS, "N", LOCK, "Up to N hold the lock at once, 1 to 1000  [default: 1]").more(
-        "Up to N hold the lock at once, 1 to 1000 [default: 1]. Each has a number of its own, from 0 to N-1, the lowest that \
-         is free: LOCKRUN_SLOT. All who use the lock should give the same N.",
+    option(name::SLOTS, "N", LOCK, "Let up to N runs hold the lock at once, 1 to 1000  [default: 1]").more(
+        "Let up to N runs hold the lock at once, 1 to 1000 [default: 1]. Each gets the lowest free slot, from 0 to N-1, in \
+         LOCKRUN_SLOT. All users of a lock should give the same N.",
     ),
-    option(name::FROM, "VALUE", LOCK, "The first value of all"),
-    option(name::STEP, "N", LOCK, "From one value to the next: an integer, which may be negative  [default: 1]"),
-    option(name::NEXT, "PROGRAM", LOCK, "What prints the next value, called with the one before it").more(
-        "What prints the next value: PROGRAM is called with the one before it as its only argument, and must print one \
-         line. It is called again for each value that is reserved already, 10,000 times at most.",
+    option(name::FROM, "VALUE", LOCK, "The first value of the sequence"),
+    option(name::STEP, "N", LOCK, "The distance between two values: an integer other than 0  [default: 1]"),
+    option(name::NEXT, "PROGRAM", LOCK, "The program that prints the next value, called with the previous one").more(
+        "The program that prints the next value. It is called with the previous value as its only argument, and must print one \
+         line. It is called again for each value that is already reserved, 10,000 times at most.",
     )
     .hint(ValueHint::CommandName),
-    option(name::ON_FAILURE, "ACTION", LOCK, "A value whose COMMAND has failed: keep or free  [default: keep]")
+    option(name::ON_FAILURE, "ACTION", LOCK, "What to do with the value when COMMAND fails: keep or free  [default: keep]")
         .more(
-            "What becomes of the value when COMMAND has failed [default: keep]\n\n\
+            "What to do with the value when COMMAND fails [default: keep]\n\n\
              keep: it stays reserved until its lease runs out.\n\n\
-             free: another run can have it at once.",
+             free: the next run may get it at once.",
         )
         .values(&["keep", "free"]),
-    option(name::TOKEN, "TOKEN", LOCK, "The token that `acquire` has printed; else LOCKRUN_TOKEN"),
-    option(name::FENCE, "N", LOCK, "Only if this is still the holder's fence")
-        .more("Only if this is still the holder's fence, as `lockrun status` has shown it."),
-    switch(name::NOW, LOCK, "Free it at once, even where its command could not be told").more(
-        "Free the lock at once, even where its holder could not be told: its command may still run beside the next one.",
+    option(name::TOKEN, "TOKEN", LOCK, "The token that `acquire` printed  [default: $LOCKRUN_TOKEN]"),
+    option(name::FENCE, "N", LOCK, "Break the lock only if N is still the holder's fencing token")
+        .more("Break the lock only if N is still the holder's fencing token, as shown by `lockrun status`."),
+    switch(name::NOW, LOCK, "Free the lock at once, even if its command may still be running").more(
+        "Free the lock at once, before the holder knows: its command may still be running beside the next one.",
     ),
-    option(name::OLDER_THAN, "DURATION", LOCK, "Locks that have not been used for that long"),
-    switch(name::DRY_RUN, LOCK, "Only say what would be removed"),
-    switch(name::FAIL, HELD, "Say who holds it and exit 75; this is the default (--nonblock is the same)"),
+    option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
+    switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
+    switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default (also --nonblock)"),
     switch(name::SKIP, HELD, "Exit 0, silently"),
-    option(name::WAIT, "DURATION", HELD, "Wait for it: for ever, or that long and then as --fail").more(
-        "Wait for the lock: for ever, or that long and then as --fail. 0 is --fail. The word after --wait is its value \
+    option(name::WAIT, "DURATION", HELD, "Wait in turn: for ever, or this long and then as --fail").more(
+        "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. The word after --wait is its value \
          only if it is a duration.",
     ),
     option(
         name::CONFLICT,
         "N",
         HELD,
-        "The exit status when it is held, or the wait ran out: 0 to 255, in place of 75",
+        "Exit with N instead of 75 if the lock is held or the wait times out, 0 to 255",
     ),
-    option(name::TTL, "DURATION", LEASE, "The lease's length, at least 1s; none: it never expires  [default: 30s]").more(
-        "The lease's length, at least 1s [default: 30s]\n\n\
-         If lockrun or its machine dies, a lock in Redis is free after this time. `none` means that it never expires. \
+    option(name::TTL, "DURATION", LEASE, "The length of the lease, at least 1s; none: it never expires  [default: 30s]").more(
+        "The length of the lease, at least 1s [default: 30s]\n\n\
+         If lockrun or its machine dies, a lock in Redis is free after this time. With `none` it never expires. \
          The file store needs no lease: its locks end with their holder.",
     ),
     option(name::RENEW_EVERY, "DURATION", LEASE, "The time between renewals  [default: ttl / 3]"),
@@ -159,61 +159,61 @@ const ALL: [Description; 33] = [
         "The longest that one request to the store may take  [default: 5s, at most ttl / 6]",
     )
     .more("The longest that one request to the store may take, connecting included [default: 5s, at most ttl / 6]"),
-    option(name::ON_LOST, "ACTION", LEASE, "What a lost lease does to COMMAND: kill or warn  [default: kill]")
+    option(name::ON_LOST, "ACTION", LEASE, "What to do when the lease is lost: kill or warn  [default: kill]")
         .more(
-            "What a lost lease does to COMMAND [default: kill]\n\n\
-             kill: COMMAND and all that it started are dead before the lock can pass to another.\n\n\
-             warn: say so, and let COMMAND run on although another run may hold the lock.",
+            "What to do when the lease is lost [default: kill]\n\n\
+             kill: stop COMMAND and everything it started before the lock can pass to another run.\n\n\
+             warn: print a warning and let COMMAND run on, even though another run may hold the lock.",
         )
         .values(&["kill", "warn"]),
-    option(name::MIN_HOLD, "DURATION", LEASE, "Keep the lock at least this long, also when COMMAND has ended before").more(
-        "Keep the lock at least this long from when it was taken, also when COMMAND has ended before; lockrun does not \
-         wait for that. A guard against clocks that differ between servers whose jobs are short.",
+    option(name::MIN_HOLD, "DURATION", LEASE, "Hold the lock at least this long, even if COMMAND ends sooner").more(
+        "Hold the lock at least this long from its acquisition, even if COMMAND ends sooner. lockrun itself ends with COMMAND. \
+         This guards short jobs against clock skew between servers.",
     ),
-    switch(name::KEEP, LEASE, "Do not let go of the lock when COMMAND has ended with 0").more(
-        "Do not let go of the lock when COMMAND has ended with status 0: it stays held until its lease runs out, or `lockrun release` \
+    switch(name::KEEP, LEASE, "Keep the lock when COMMAND exits with 0").more(
+        "Keep the lock when COMMAND exits with status 0: it stays held until its lease runs out, or until `lockrun release` \
          or `lockrun break` frees it.",
     ),
-    option(name::COMMAND_STRING, "STRING", RUN, "Run STRING by `sh -c`")
-        .more("Run STRING by `sh -c`, whatever SHELL says. (flock(1) takes the shell that SHELL names.)")
+    option(name::COMMAND_STRING, "STRING", RUN, "Run STRING with `sh -c`")
+        .more("Run STRING with `sh -c`, whatever SHELL is set to. (flock(1) uses the shell that SHELL names.)")
         .hint(ValueHint::CommandString),
-    option(name::MAX_RUNTIME, "DURATION", RUN, "Stop COMMAND when it has run for that long, and exit 124"),
+    option(name::MAX_RUNTIME, "DURATION", RUN, "Stop COMMAND after this long, and exit 124"),
     option(
         name::KILL_AFTER,
         "DURATION",
         RUN,
-        "The time from TERM to KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]",
+        "The time between TERM and KILL when COMMAND is stopped  [default: 10s, at most ttl / 3]",
     ),
     option(
         name::DESCENDANTS,
         "ACTION",
         RUN,
-        "Processes that COMMAND left behind: leave, wait or kill  [default: leave]",
+        "What to do with processes that COMMAND leaves behind: leave, wait or kill  [default: leave]",
     )
     .more(
-        "What is done about processes that COMMAND left behind when it ended [default: leave]\n\n\
-         leave: let go of the lock, and leave them alone.\n\n\
-         wait: hold the lock until the last of them has gone.\n\n\
-         kill: end them (TERM, then KILL after --kill-after), then let go of the lock.",
+        "What to do with processes that COMMAND leaves behind [default: leave]\n\n\
+         leave: release the lock and leave them alone.\n\n\
+         wait: hold the lock until the last of them has ended.\n\n\
+         kill: stop them (TERM, then KILL after --kill-after), then release the lock.",
     )
     .values(&["leave", "wait", "kill"]),
-    switch(name::JSON, OUTPUT, "Print the answer as JSON"),
+    switch(name::JSON, OUTPUT, "Print JSON"),
     switch(
         name::EXPORT,
         OUTPUT,
-        "Print assignments for a shell to evaluate: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT",
+        "Print shell assignments: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT",
     ),
-    option(name::EVENTS, "FILE", OUTPUT, "Append what happens to FILE, one JSON object a line")
+    option(name::EVENTS, "FILE", OUTPUT, "Append events to FILE, one JSON object per line")
         .more(
-            "Append what happens to FILE, one JSON object a line: waiting, acquired, started, held, skipped, lost, killed, \
+            "Append events to FILE, one JSON object per line: waiting, acquired, started, held, skipped, lost, killed, \
              finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
-             command, and what there is to say of it.\n\n\
-             Many runs can share FILE, which is made with mode 0600. If it cannot be written, or not at once, that is said \
-             once, and the run goes on.",
+             command, and its own details.\n\n\
+             Many runs can share FILE, which is created with mode 0600. If it cannot be written, or not at once, lockrun warns \
+             once and the run goes on.",
         )
         .hint(ValueHint::FilePath),
-    switch(name::VERBOSE, OUTPUT, "Say on stderr what happens: waiting, acquired, started, finished, released ..."),
-    switch(name::QUIET, OUTPUT, "Say nothing when the lock is held"),
+    switch(name::VERBOSE, OUTPUT, "Print events on stderr: waiting, acquired, started, finished, released ..."),
+    switch(name::QUIET, OUTPUT, "Print nothing when the lock is held"),
     Description {
         heading: None,
         value: None,

@@ -1,4 +1,4 @@
-//! What lockrun does beside running a command, and what can be typed for each.
+//! lockrun's other commands, and what can be typed for each.
 
 use std::ffi::OsStr;
 
@@ -13,28 +13,28 @@ use super::{name, table};
 /// since `--key` comes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subcommand {
-    /// Takes a lock, and leaves it held.
+    /// Acquires a lock and leaves it held.
     Acquire,
     /// Prolongs the lease of a lock.
     Renew,
-    /// Lets go of a lock.
+    /// Releases a lock.
     Release,
     /// Runs a command with the next value of a sequence.
     Reserve,
-    /// Says who holds what.
+    /// Shows who holds what.
     Status,
-    /// Takes a lock away from its holder.
+    /// Revokes a holder's lock.
     Break,
-    /// Looks for what is wrong.
+    /// Diagnoses the store.
     Doctor,
-    /// Removes what is left of locks that nobody uses any more.
+    /// Removes the remains of unused locks.
     Prune,
 }
 
 use Subcommand::{Acquire, Break, Doctor, Prune, Release, Renew, Reserve, Status};
 
-/// What a person is told of a subcommand.
-struct Words {
+/// The documentation of a subcommand.
+struct Doc {
     name: &'static str,
     page: &'static str,
     usage: &'static str,
@@ -44,7 +44,8 @@ struct Words {
 
 const OK: (&str, &str) = ("0", "done");
 const BAD_USAGE: (&str, &str) = ("64", "the command line or the configuration is wrong");
-const STORE_FAILED: (&str, &str) = ("69", "the store cannot be reached, refuses us, or does not answer in time");
+const STORE_FAILED: (&str, &str) =
+    ("69", "the store cannot be reached, rejects the request, or does not answer in time");
 const NOT_OURS: (&str, &str) = ("79", "the lock is not, or no longer, held under this token");
 const FAILED: (&str, &str) = ("125", "lockrun itself failed");
 
@@ -59,19 +60,19 @@ impl Subcommand {
 
     /// The word that names it.
     pub fn name(self) -> &'static str {
-        self.words().name
+        self.doc().name
     }
 
     /// The name of its manual page.
     pub fn page(self) -> &'static str {
-        self.words().page
+        self.doc().page
     }
 
     /// The definition of what can be typed after its name.
     pub fn definition(self) -> Command {
-        let words = self.words();
-        let key_of_held = |arg: Arg| arg.help("The lock's name; else LOCKRUN_KEY").long_help(None);
-        let command = Command::new(words.name).args(options::store());
+        let doc = self.doc();
+        let key_of_held = |arg: Arg| arg.help("The lock's name  [default: $LOCKRUN_KEY]").long_help(None);
+        let command = Command::new(doc.name).args(options::store());
         let command = match self {
             Acquire => command
                 .arg(options::key())
@@ -94,22 +95,24 @@ impl Subcommand {
         let command = described(if self == Reserve { command } else { command.arg(option(name::STORE_TIMEOUT)) });
         let command = match self {
             Acquire => command.mut_arg(name::TOKEN, |arg| {
-                arg.help("A token of your own choice in place of a random one: letters, digits and . _ : -")
+                arg.help("Use this token instead of a random one: letters, digits and . _ : -")
             }),
             Renew => command.mut_arg(name::KEY, key_of_held).mut_arg(name::TTL, |arg| {
-                arg.help("The lease's new length, at least 1s; none: it never expires  [default: as it was taken for]")
-                    .long_help(None)
+                arg.help(
+                    "The new length of the lease, at least 1s; none: it never expires  [default: its present length]",
+                )
+                .long_help(None)
             }),
             Release => command.mut_arg(name::KEY, key_of_held),
-            Status => command.mut_arg(name::KEY, |arg| arg.help("This lock alone").long_help(None)),
+            Status => command.mut_arg(name::KEY, |arg| arg.help("Show this lock alone").long_help(None)),
             Break | Doctor | Prune | Reserve => command,
         };
         command
-            .bin_name(format!("lockrun {}", words.name))
-            .display_name(words.page)
-            .about(words.about)
-            .long_about(format!("{}.\n\n{}", words.about, words.more))
-            .override_usage(words.usage)
+            .bin_name(format!("lockrun {}", doc.name))
+            .display_name(doc.page)
+            .about(doc.about)
+            .long_about(format!("{}.\n\n{}", doc.about, doc.more))
+            .override_usage(doc.usage)
             .after_long_help(format!(
                 "Exit status:\n{}\n{}\n\n{}",
                 table(self.exit_status()),
@@ -121,15 +124,15 @@ impl Subcommand {
     /// Its exit statuses and what they mean.
     pub fn exit_status(self) -> &'static Table {
         const ACQUIRE: &Table = &[
-            ("0", "the lock is ours; with --skip, also: it was held"),
+            ("0", "the lock was acquired; with --skip, also: it was held"),
             BAD_USAGE,
             STORE_FAILED,
-            ("75", "the lock is held, or the wait ran out (--conflict-exit-code changes it)"),
+            ("75", "the lock is held, or the wait timed out (--conflict-exit-code changes it)"),
             FAILED,
         ];
         const HELD: &Table = &[OK, BAD_USAGE, STORE_FAILED, NOT_OURS, FAILED];
         const RESERVE: &Table = &[
-            ("COMMAND's", "it ran and ended; if a signal ended it, lockrun dies of the same signal"),
+            ("COMMAND's", "it ran and ended; if a signal terminated it, the same signal terminates lockrun"),
             BAD_USAGE,
             STORE_FAILED,
             ("79", "the lease was lost while COMMAND ran, and COMMAND was stopped"),
@@ -146,12 +149,12 @@ impl Subcommand {
             FAILED,
         ];
         const BREAK: &Table = &[
-            ("0", "the lock was taken away, or was free"),
+            ("0", "the lock was broken, or was free"),
             BAD_USAGE,
             STORE_FAILED,
             (
                 "75",
-                "the lock, or a slot, stays whose it is: a living process of this machine's, or not the one with --fence",
+                "the lock, or a slot, stays held: by a living process of this machine, or by another holder than the one of --fence",
             ),
             FAILED,
         ];
@@ -166,79 +169,78 @@ impl Subcommand {
         }
     }
 
-    fn words(self) -> &'static Words {
+    fn doc(self) -> &'static Doc {
         match self {
-            Acquire => &Words {
+            Acquire => &Doc {
                 name: "acquire",
                 page: "lockrun-acquire",
                 usage: "lockrun acquire --key KEY [OPTIONS]",
-                about: "Take a lock and leave it held, for a script to renew and release",
+                about: "Acquire a lock and leave it held, for a script to renew and release",
                 more: "Prints the token under which the lock is held; `renew` and `release` need it. Nothing renews the \
-                       lease by itself: it runs out after --ttl. Where a command can run under lockrun, that is safer.",
+                       lease automatically: it expires after --ttl. Running a command under lockrun is safer where that is possible.",
             },
-            Renew => &Words {
+            Renew => &Doc {
                 name: "renew",
                 page: "lockrun-renew",
                 usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
-                about: "Prolong the lease of a lock that `acquire` has taken",
-                more: "The lease lasts from now on for as long as it was taken for, or for --ttl. While a command of lockrun's \
-                       runs under it, --ttl cannot make it shorter than it was taken for. A lock that is not held under the \
-                       token is never taken anew.",
+                about: "Renew the lease of a lock acquired by `acquire`",
+                more: "From now on the lease lasts for its present length, or for --ttl. While a command of lockrun's runs under it, \
+                       --ttl cannot shorten it. A lock that is not held under the token is never acquired anew.",
             },
-            Release => &Words {
+            Release => &Doc {
                 name: "release",
                 page: "lockrun-release",
                 usage: "lockrun release --key KEY --token TOKEN [OPTIONS]",
-                about: "Let go of a lock that `acquire` has taken",
+                about: "Release a lock acquired by `acquire`",
                 more: "A lock that is not held under the token is not touched. One under which a command of lockrun's \
-                       still runs is let go of when that has ended.",
+                       still runs is released when the command has ended.",
             },
-            Reserve => &Words {
+            Reserve => &Doc {
                 name: "reserve",
                 page: "lockrun-reserve",
                 usage: "lockrun reserve --key KEY --from VALUE [OPTIONS] [--] COMMAND [ARG]...",
-                about: "Run a command with the next value of a sequence that nobody else has reserved",
-                more: "COMMAND finds the value in LOCKRUN_SLOT. It is VALUE for the first run; then the last one and --step, \
-                       or what --next prints. Values that other runs have reserved are passed over. When COMMAND ends \
-                       with 0 the value becomes the last one, unless one that comes after it has. When it fails, or has \
-                       to be stopped, the last one stays, and the value is reserved until its lease runs out: then it \
-                       comes up again, if none that comes after it was used. Nothing is waited for.\n\n\
+                about: "Run a command with the next free value of a sequence",
+                more: "COMMAND finds the value in LOCKRUN_SLOT. The first run gets VALUE; a later one gets the last value plus \
+                       --step, or what --next prints. Values that other runs have reserved are skipped. When COMMAND exits \
+                       with 0 its value becomes the last one, unless a later value already is. When COMMAND fails or is \
+                       stopped, the last value stays, and the reserved one comes up again when its lease has expired, \
+                       unless a later value was used meanwhile. It never waits.\n\n\
                        A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
                        sequence would begin anew. Name a directory that lasts, or a Redis that keeps its data.",
             },
-            Status => &Words {
+            Status => &Doc {
                 name: "status",
                 page: "lockrun-status",
                 usage: "lockrun status [--key KEY] [OPTIONS]",
-                about: "Say who holds which lock, who waits, and who ran last",
-                more: "Without --key it lists every lock of the store that is held or has been. With --key it ends with 75 \
-                       if the lock is held, and with 0 if it is free. A lock in files whose record is broken is not among \
-                       them: that is said on standard error, and the status is 69.",
+                about: "Show who holds which lock, who waits, and how the last run ended",
+                more: "Without --key it lists every lock of the store that is held or has been held. With --key it exits with 75 \
+                       if the lock is held, and with 0 if it is free. A lock whose record is broken is reported on \
+                       standard error instead, and the status is 69.",
             },
-            Break => &Words {
+            Break => &Doc {
                 name: "break",
                 page: "lockrun-break",
                 usage: "lockrun break --key KEY [OPTIONS]",
-                about: "Take a lock away from whoever holds it",
-                more: "The holder's renewals are refused from now on: it learns of it at the next one, and stops its \
-                       command. The lock is free when that has been done, at the latest when its lease ends. A lock that was \
-                       taken by hand is free at once. In files the lock of a run belongs to a living process, and goes with it: it is \
-                       named, and the others are taken.",
+                about: "Break a lock: revoke it from its holder",
+                more: "The holder can no longer renew its lease: at its next renewal it stops its command. The lock is free when \
+                       the command has ended, at the latest when the lease expires. A lock acquired by hand is free at once. In \
+                       files the lock of a run belongs to a living process, and ends with it: such a holder is named, and the \
+                       others are revoked.",
             },
-            Doctor => &Words {
+            Doctor => &Doc {
                 name: "doctor",
                 page: "lockrun-doctor",
                 usage: "lockrun doctor [OPTIONS]",
-                about: "Look for what could keep locks from working here, and say what to do about it",
-                more: "Nothing is changed but a lock of its own, which it takes and frees.",
+                about: "Look for anything that could keep locks from working, and say what to do about it",
+                more: "It changes nothing but a lock of its own, which it acquires and releases.",
             },
-            Prune => &Words {
+            Prune => &Doc {
                 name: "prune",
                 page: "lockrun-prune",
                 usage: "lockrun prune --older-than DURATION [OPTIONS]",
-                about: "Remove what is left of locks that have not been used for long",
-                more: "Locks that are held or waited for are left alone. So are those in files whose record is broken: that is \
-                       said on standard error, and the status is 69.",
+                about: "Remove the remains of locks that have not been used for long",
+                more: "Locks that are held or waited for are left alone. So is a lock whose record is broken: it is reported on \
+                       standard error, and the status is 69.",
             },
         }
     }

@@ -31,6 +31,11 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// Whether nothing is known of it.
+    pub fn is_unknown(&self) -> bool {
+        *self == Holder::default()
+    }
+
     /// This process, about to run `argv`.
     pub fn this_run(argv: &[OsString]) -> Self {
         Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
@@ -67,6 +72,9 @@ fn host_name() -> String {
 /// Says it as in `web-1 pid 4242 (deploy: ./report.sh)`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_unknown() {
+            return f.write_str("a run that has left no name");
+        }
         let Holder { host, pid, user, command } = self;
         write!(f, "{} pid {pid} ({}: {})", escaped(host), escaped(user), escaped(command))
     }

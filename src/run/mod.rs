@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::config::plan::Plan;
 use crate::lock::ending::Ending;
@@ -27,7 +27,7 @@ use crate::report::reporter::Teller;
 use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::parent::{self, End, Side};
-use crate::supervise::{Finished, Launch, Running, StartFailure, Why};
+use crate::supervise::{self, Descendants, Finished, Launch, Running, StartFailure, Why};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::text::escape::escaped;
@@ -49,16 +49,18 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             return Ok(Outcome::BadUsage);
         }
     };
+    check_proc(plan)?;
     // Of this process: it is lockrun's own for whoever looks.
     let claim = claim(plan);
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    // A lease that begins right after a look is far from its end at the next.
-    let look_every = plan.expires.then_some(plan.terms.ttl / 4);
-    match parent::fork(look_every).context("cannot start the guardian, a process of lockrun's own")? {
+    match parent::fork().context("cannot start the guardian, a process of lockrun's own")? {
         Side::Guardian(guardian) => {
-            let outcome = Run::new(plan, claim).carry_out(store, signals, Some(&guardian)).unwrap_or_else(|error| {
+            // It is in another PID namespace than lockrun if one was made for lockrun's children, as by `unshare --pid` without --fork.
+            let checked = check_proc(plan);
+            let run = || Run::new(plan, claim).carry_out(store, signals, Some(&guardian));
+            let outcome = checked.and_then(|()| run()).unwrap_or_else(|error| {
                 report::error(&error);
                 Outcome::Failed
             });
@@ -73,20 +75,44 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
                 Ok(Outcome::Failed)
             }
             End::TakenOver(finished) => {
-                Run::new(plan, claim).let_go(&mut *store, finished, Parting::at_once(finished.command));
+                let run = Run::new(plan, claim);
+                if finished.why == Some(Why::Lost) {
+                    let why = "the guardian, a process of lockrun's own, was stopped or hung";
+                    run.teller.tell(Event::Lost { why, stops: true });
+                }
+                run.let_go(&mut *store, finished, Parting::at_once(finished.command));
                 Ok(outcome(finished))
             }
             End::Unreleased(finished) => {
                 let run = Run::new(plan, claim);
-                let parting = run.parting(finished, Moment::now());
-                // One that is to stay may do so by now, and must not be let go of then.
-                if matches!(parting, Parting::Run { stays: Stays::Not, .. }) && !finished.stuck {
-                    run.release(&mut *store, parting);
+                // It may be done by now, and is not done twice then.
+                if !finished.stuck {
+                    run.release(&mut *store, run.parting(finished, Moment::now()));
                 }
                 Ok(outcome(finished))
             }
         },
     }
+}
+
+/// Fails if COMMAND's processes have to be found, to end them in time or to wait for them, and cannot be. A run on files as such needs
+/// nothing of the kind: the kernel's lock passes to them.
+fn check_proc(plan: &Plan) -> Result<()> {
+    let reason = if plan.store.has_leases() {
+        "under a lease"
+    } else if plan.max_runtime.is_some() {
+        "with --max-runtime"
+    } else if plan.descendants != Descendants::Leave {
+        "with --descendants"
+    } else {
+        return Ok(());
+    };
+    ensure!(
+        supervise::processes_are_visible(),
+        "cannot run the command {reason}: /proc is not mounted, or is that of another PID namespace, so the command's \
+         processes cannot be found; mount it (mount -t proc proc /proc, or unshare --mount-proc)"
+    );
+    Ok(())
 }
 
 /// What the run asks of the store.
@@ -262,7 +288,7 @@ impl<'a> Run<'a> {
         match store.release(&self.claim.key, &self.claim.token, parting) {
             Ok(released) => self.tell_what_became_of_it(parting, &released),
             Err(error) => {
-                let lasts = if self.plan.expires { "until its lease runs out" } else { "until it is removed" };
+                let lasts = if self.plan.expires { "until its lease runs out" } else { "until lockrun break frees it" };
                 let failed = match &self.plan.sequence {
                     Some(_) => format!(
                         "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",

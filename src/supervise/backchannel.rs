@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
 use super::supervisor::{Finished, Why};
+use super::tree::Motion;
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
@@ -34,8 +35,8 @@ pub(super) enum News {
     Started(i32),
     /// COMMAND could not be started: the lock is about to be let go of.
     NotStarted,
-    /// COMMAND was stopped.
-    Stopped,
+    /// COMMAND was stopped or continued.
+    Moved(Motion),
     /// COMMAND has ended: the lock is about to be let go of.
     Finished(Finished),
     /// All is over, and nothing is left to be done: end so.
@@ -180,7 +181,8 @@ impl News {
         match self {
             News::Allowed(deadline) => words(1, deadline),
             News::Started(pid) => [2, pid.into_word(), 0, 0],
-            News::Stopped => [3, 0, 0, 0],
+            News::Moved(Motion::Running) => [3, 0, 0, 0],
+            News::Moved(Motion::Stopped { by_terminal }) => [3, 1, u64::from(by_terminal), 0],
             News::Over(ending) => [4, ending_word(Some(ending)), 0, 0],
             News::Granted => [5, 0, 0, 0],
             News::NotStarted => [7, 0, 0, 0],
@@ -195,7 +197,8 @@ impl News {
         Some(match words[0] {
             1 => News::Allowed(deadline(words)),
             2 => News::Started(int(words[1])),
-            3 => News::Stopped,
+            3 if words[1] == 0 => News::Moved(Motion::Running),
+            3 => News::Moved(Motion::Stopped { by_terminal: words[2] != 0 }),
             4 => News::Over(ending(words[1])?),
             5 => News::Granted,
             7 => News::NotStarted,
@@ -286,17 +289,18 @@ mod tests {
         });
         let over = [Ending::Exited(0), Ending::Signaled(15)].map(News::Over);
         let starts = [News::Granted, News::Allowed(deadline), News::Started(i32::MAX), News::NotStarted];
-        for news in ends.chain(over).chain(starts).chain([News::Stopped]) {
+        let motions = [Motion::Running, Motion::Stopped { by_terminal: true }, Motion::Stopped { by_terminal: false }];
+        for news in ends.chain(over).chain(starts).chain(motions.map(News::Moved)) {
             other.tell(news);
             assert_eq!(one.next_news(), Ok(Some(news)));
         }
         assert_eq!(one.next_news(), Ok(None));
         let is_rung = || poll(&mut [PollFd::new(one.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1);
-        other.tell(News::Stopped);
+        other.tell(News::NotStarted);
         assert!(!is_rung());
         other.tell_now(News::Granted);
         assert!(is_rung());
-        assert_eq!((one.next_news(), one.next_news()), (Ok(Some(News::Stopped)), Ok(Some(News::Granted))));
+        assert_eq!((one.next_news(), one.next_news()), (Ok(Some(News::NotStarted)), Ok(Some(News::Granted))));
         assert!(!is_rung() && !other.is_closed() && !one.is_closed());
         drop(other);
         assert!(is_rung() && one.is_closed());

@@ -1,9 +1,9 @@
 //! COMMAND as lockrun's own child: no thread, no further process.
 
-use libc::c_int;
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 
+use super::job::JobControl;
 use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
@@ -43,11 +43,14 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         for signal in stops.take_in(signals) {
             supervisor.forward(signal);
         }
-        let stopped = supervisor.reap();
+        if let Some(motion) = supervisor.reap() {
+            stops.moved(motion);
+        }
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);
         }
-        if stopped && stops.follows() {
+        // What was just reaped is how it is.
+        if stops.follows(Moment::now(), || true) {
             signals::stop_self();
             continue;
         }
@@ -66,47 +69,5 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
-    }
-}
-
-/// Which signals go on to COMMAND, and when lockrun stops because COMMAND stopped.
-#[derive(Debug)]
-pub(super) struct JobControl {
-    has_terminal: bool,
-    stop_wanted: bool,
-}
-
-impl JobControl {
-    pub(super) fn new(has_terminal: bool) -> Self {
-        JobControl { has_terminal, stop_wanted: false }
-    }
-
-    /// Takes in the signals that have come, and gives those that are passed on to COMMAND. What the terminal sent has
-    /// reached COMMAND without us, because it shares our group.
-    pub(super) fn take_in(&mut self, signals: &Signals) -> Vec<c_int> {
-        let mut passed_on = Vec::new();
-        while let Some(caught) = signals.next() {
-            if caught.signal == libc::SIGCONT {
-                self.stop_wanted = false;
-            }
-            if signals::is_stop(caught.signal) {
-                self.stop_wanted = true;
-            }
-            if caught.sent || !(self.has_terminal && signals::is_terminals(caught.signal)) {
-                passed_on.push(caught.signal);
-            }
-        }
-        passed_on
-    }
-
-    /// Whether lockrun stops too, now that COMMAND has. On a terminal always: the shell that started us waits for us
-    /// alone, and only our stop returns its prompt. Without one, if we were told to.
-    pub(super) fn follows(&mut self) -> bool {
-        self.is_told() || self.has_terminal
-    }
-
-    /// Whether lockrun was told to stop.
-    pub(super) fn is_told(&mut self) -> bool {
-        std::mem::take(&mut self.stop_wanted)
     }
 }

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
@@ -14,7 +13,9 @@ use nix::sys::prctl;
 
 use super::backchannel::{Link, News, Order, Orders};
 use super::cgroup::{Cgroup, Place};
+use super::entry;
 use super::exit;
+use super::last_line::{LastLine, Wake};
 use super::process;
 use super::spawn::{Failure, Ready, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
@@ -30,13 +31,13 @@ use crate::sys::wait::readable;
 pub struct Guardian {
     lockrun: Lockrun,
     has_terminal: bool,
-    /// How often lockrun looks after us while we wait for the lock.
-    looked_after: Option<Duration>,
+    wake: Arc<Wake>,
 }
 
 /// lockrun, as its guardian sees it.
 #[derive(Clone)]
 struct Lockrun {
+    pid: pid_t,
     link: Link,
     /// What /proc tells of it, open: it is asked for while others wait.
     stat: Option<Arc<File>>,
@@ -44,13 +45,14 @@ struct Lockrun {
 
 impl Guardian {
     /// What the child is that was just forked by `lockrun`.
-    pub(super) fn new(link: Link, lockrun: pid_t, has_terminal: bool, looked_after: Option<Duration>) -> Self {
-        // A name of its own: `killall -9 lockrun` must not take both.
+    pub(super) fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
+        // A name and a command line of its own: neither `killall -9 lockrun` nor `pkill -9 -f lockrun` must take both.
         let _ = prctl::set_name(c"guardian");
+        entry::set_command_line(&format!("guardian of {pid}"));
         // What it does for lockrun ends with it; if this comes too early or is ignored, the link tells the same.
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
-        let stat = File::open(format!("/proc/{lockrun}/task/{lockrun}/stat")).ok().map(Arc::new);
-        Guardian { lockrun: Lockrun { link, stat }, has_terminal, looked_after }
+        let stat = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new);
+        Guardian { lockrun: Lockrun { pid, link, stat }, has_terminal, wake: Arc::new(wake) }
     }
 
     /// Whether lockrun is stopped.
@@ -71,17 +73,19 @@ pub struct Prepared<'a> {
     ready: Ready,
     alarm: Alarm,
     orders: (Orders, Orders),
+    last_line: LastLine,
     place: Option<Place>,
 }
 
 impl<'a> Prepared<'a> {
-    /// Gets it for the `guardian`, before the lock is ours. Fails if no descriptor is left.
+    /// Gets it for the `guardian`, before the lock is ours. Fails if no descriptor or no timer is left.
     pub fn new(guardian: &'a Guardian, ready: Ready) -> Result<Self, Failure> {
         Ok(Prepared {
             guardian,
             ready,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             orders: Orders::pair().map_err(Failure::Preparing)?,
+            last_line: LastLine::prepare(Arc::clone(&guardian.wake)).map_err(Failure::Preparing)?,
             place: Place::find(),
         })
     }
@@ -104,18 +108,13 @@ impl<'a> Prepared<'a> {
         if lockrun.is_dead() {
             return Err(Failure::Orphaned);
         }
-        let now = Moment::now();
-        // Told of a lease that is over, lockrun would take over.
-        if deadline.is_some_and(|deadline| now >= deadline.term_at) {
+        if deadline.is_some_and(|deadline| Moment::now() >= deadline.term_at) {
             return Err(Failure::TooLate);
         }
         let ends_at = deadline.filter(|_| ends_command);
-        let news = ends_at.map_or(News::Granted, News::Allowed);
-        // Before COMMAND can begin. Should this process stand still now, lockrun will look by itself, unless that would be too late.
-        match (ends_at, self.guardian.looked_after) {
-            (Some(deadline), Some(span)) if deadline.kill_at <= now + span => lockrun.link.tell_now(news),
-            _ => lockrun.link.tell(news),
-        }
+        self.last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
+        // Before COMMAND can begin: if this process dies from here on, lockrun must look for COMMAND.
+        lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
         let cgroup = self.place.as_ref().and_then(Place::make);
         let setup = Setup {
             own_group: !self.guardian.has_terminal,
@@ -134,7 +133,8 @@ impl<'a> Prepared<'a> {
         unsafe { libc::sched_yield() };
         lockrun.link.tell_now(News::Started(tree.command()));
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
-        Ok(Guarded { lockrun: lockrun.clone(), supervisor, alarm: self.alarm, orders: self.orders })
+        let (lockrun, last_line) = (lockrun.clone(), Some(self.last_line));
+        Ok(Guarded { lockrun, supervisor, alarm: self.alarm, orders: self.orders, last_line })
     }
 }
 
@@ -145,6 +145,8 @@ pub struct Guarded {
     alarm: Alarm,
     /// Our end of what the keeper tells us through, and the keeper's.
     orders: (Orders, Orders),
+    /// Until COMMAND has ended.
+    last_line: Option<LastLine>,
 }
 
 /// What the keeper of a lease tells the guardian through, and lockrun.
@@ -191,7 +193,11 @@ impl Guarded {
             }
             while let Some(order) = self.orders.0.next() {
                 match order {
-                    Order::Renewed(deadline) => supervisor.renewed(deadline),
+                    Order::Renewed(deadline) => {
+                        supervisor.renewed(deadline);
+                        // If the timer cannot be moved, it fires early.
+                        let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
+                    }
                     Order::Lost => supervisor.end(Why::Lost, Moment::now()),
                 }
             }
@@ -199,13 +205,13 @@ impl Guarded {
                 orphaned = true;
                 supervisor.end(Why::Orphaned, Moment::now());
             }
-            if supervisor.reap() {
-                self.lockrun.link.tell_now(News::Stopped);
+            if let Some(motion) = supervisor.reap() {
+                self.lockrun.link.tell_now(News::Moved(motion));
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
             }
-            // Without an alarm the end is not in time, but lockrun sees to it.
+            // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
             let (alarm, orders) = (readable(&self.alarm), readable(&self.orders.0));
             // A link that has closed would be readable for ever.
@@ -216,6 +222,7 @@ impl Guarded {
             };
         };
         supervisor.dismiss();
+        self.last_line = None;
         self.lockrun.link.tell(News::Finished(finished));
         finished
     }

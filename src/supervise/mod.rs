@@ -2,7 +2,7 @@
 //!
 //! One process is COMMAND's parent, and it alone signals and reaps what COMMAND started, so that a process id is never
 //! used after it was given back. On a store whose lock the kernel holds (files) that is lockrun itself; on a store with
-//! leases it is the [`guardian`], with lockrun in [`front`] of it: each ends COMMAND in time if the other cannot.
+//! leases it is the [`guardian`], with lockrun, its [`parent`], in front of it: each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;
@@ -12,6 +12,9 @@ mod backchannel;
 mod cgroup;
 mod direct;
 mod exit;
+mod job;
+mod last_line;
+mod preexisting;
 mod process;
 mod spawn;
 mod supervisor;
@@ -22,6 +25,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use exit::{end_as, end_now};
+pub use process::are_visible as processes_are_visible;
 pub use spawn::{Failure as StartFailure, Ready, SLOT};
 pub use supervisor::{Finished, Why};
 

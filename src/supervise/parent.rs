@@ -10,11 +10,13 @@
 //! and ends COMMAND in time.
 //!
 //! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and what COMMAND started comes to
-//! lockrun, which is a subreaper too and kills it. If it stands still, lockrun kills it before the lease is over.
+//! lockrun, which is a subreaper too and kills it. If the guardian is stopped or hangs, a timer kills it before the lease is over; if
+//! lockrun is stopped then, the kernel continues it: see [`super::last_line`].
 
 #![allow(unsafe_code)]
 
-use std::time::Duration;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 
 use libc::pid_t;
 use nix::errno::Errno;
@@ -22,15 +24,18 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
 use super::backchannel::{Link, News};
-use super::direct::{JobControl, watch};
+use super::direct::watch;
 use super::guardian::Guardian;
-use super::process::Process;
+use super::job::JobControl;
+use super::last_line::{self, Wake};
+use super::preexisting::Preexisting;
+use super::process::{self, Process};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::terminal;
-use super::tree::{Child, Tree, children_before};
+use super::tree::{Child, Tree};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
-use crate::sys::clock::{Alarm, Moment};
+use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Signals};
 use crate::sys::wait::readable;
 
@@ -45,12 +50,11 @@ pub enum Side {
 /// lockrun, as long as its guardian works.
 pub struct Front {
     link: Link,
+    /// Kept open: through it the kernel continues us when the guardian dies.
+    _wake: OwnedFd,
     guardian: Child,
     has_terminal: bool,
-    alarm: Alarm,
-    /// How often to look after a guardian that waits for the lock.
-    look_every: Option<Duration>,
-    strangers: Vec<Process>,
+    before: Preexisting,
     stage: Stage,
     /// By when COMMAND must be dead.
     deadline: Option<Deadline>,
@@ -76,19 +80,18 @@ pub enum End {
     Guarded(Ending),
     /// The guardian was killed before the lock was ours.
     Gone,
-    /// The guardian was killed, or stood still, while COMMAND may have been running. What it had started is dead now.
+    /// The guardian was killed while COMMAND may have been running. What it had started is dead now.
     TakenOver(Finished),
     /// The guardian was killed after it had told how COMMAND ended, and before it had let go of the lock for sure.
     Unreleased(Finished),
 }
 
-/// Forks the guardian, which is looked after so often while it waits for the lock: to see in time if it does not do its work. Must
-/// be called while the process has one thread.
-pub fn fork(look_every: Option<Duration>) -> nix::Result<Side> {
+/// Forks the guardian. Must be called while the process has one thread.
+pub fn fork() -> nix::Result<Side> {
     let (ours, theirs) = Link::pair()?;
-    let alarm = Alarm::new()?;
+    let wake = Wake::new()?;
     let has_terminal = terminal::is_controlling();
-    let strangers = children_before();
+    let before = Preexisting::note(!has_terminal);
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
@@ -96,16 +99,22 @@ pub fn fork(look_every: Option<Duration>) -> nix::Result<Side> {
     let forked = Errno::result(unsafe { libc::fork() })?;
     if forked == 0 {
         drop(ours);
-        return Ok(Side::Guardian(Guardian::new(theirs, lockrun, has_terminal, look_every)));
+        return Ok(Side::Guardian(Guardian::new(theirs, wake, lockrun, has_terminal)));
     }
     drop(theirs);
-    let (stage, deadline) = (Stage::Waiting, None);
-    let guardian = Child(forked);
-    Ok(Side::Front(Front { link: ours, guardian, has_terminal, alarm, look_every, strangers, stage, deadline }))
+    Ok(Side::Front(Front {
+        link: ours,
+        _wake: wake.into_reading(),
+        guardian: Child(forked),
+        has_terminal,
+        before,
+        stage: Stage::Waiting,
+        deadline: None,
+    }))
 }
 
 impl Front {
-    /// Passes signals on and waits until all is over. Takes over if the guardian dies or does not do its work.
+    /// Passes signals on and waits until all is over. Takes over if the guardian dies.
     pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
         let mut stops = JobControl::new(self.has_terminal);
         loop {
@@ -116,10 +125,12 @@ impl Front {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
-            let mut stopped = false;
+            // Looked at before the news are read, which are complete then. The link alone is not enough: a process that was stopped
+            // before it became COMMAND keeps it open.
+            let ended = self.guardian.has_ended();
             loop {
                 match self.link.next_news() {
-                    Ok(None) => break,
+                    Ok(None) if !ended => break,
                     Ok(Some(News::Granted)) => self.stage = Stage::Granted,
                     Ok(Some(News::Allowed(deadline))) => {
                         self.deadline = Some(deadline);
@@ -132,50 +143,50 @@ impl Front {
                         self.stage = Stage::Waiting;
                         self.deadline = None;
                     }
-                    Ok(Some(News::Stopped)) => stopped = true,
+                    Ok(Some(News::Moved(motion))) => stops.moved(motion),
                     Ok(Some(News::Finished(finished))) => {
                         self.stage = Stage::Finished(finished);
                         self.deadline = None;
                     }
                     // Nothing is left for it to do, whether it comes to its end by itself or not.
                     Ok(Some(News::Over(ending))) => return Ok(End::Guarded(ending)),
-                    Err(_) => {
+                    Ok(None) | Err(_) => {
                         return match self.stage {
                             Stage::Waiting => Ok(End::Gone),
                             Stage::Finished(finished) => Ok(End::Unreleased(finished)),
-                            Stage::Granted | Stage::Running(_) => self.take_over(Why::Unguarded, signals),
+                            Stage::Granted | Stage::Running(_) => self.take_over(signals),
                         };
                     }
                 }
             }
             // While the guardian waits for the lock, there is no COMMAND that could stop.
-            if stopped && stops.follows() || self.stage == Stage::Waiting && stops.is_told() {
+            if stops.follows(Moment::now(), || self.command_is_stopped())
+                || self.stage == Stage::Waiting && stops.stops_alone()
+            {
                 signals::stop_self();
                 continue;
             }
-            // Half-way between KILL and H: by then the guardian has done its work, or will not do it.
-            let backstop =
-                self.deadline.map(|deadline| deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2);
-            if backstop.is_some_and(|at| Moment::now() >= at) {
-                return self.take_over(Why::Lost, signals);
-            }
-            let look_at = self.look_every.filter(|_| self.stage == Stage::Waiting).map(|span| Moment::now() + span);
-            // Without an alarm there is still the guardian.
-            let _ = self.alarm.set(backstop.or(look_at));
-            let mut sources = [readable(signals), readable(&self.link), readable(&self.alarm)];
-            match poll(&mut sources, PollTimeout::NONE) {
+            match poll(&mut [readable(signals), readable(&self.link)], PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them. `why` is told as the reason.
-    fn take_over(self, why: Why, signals: &Signals) -> nix::Result<End> {
+    /// Whether COMMAND is stopped. The guardian says so, but it may have been continued meanwhile.
+    fn command_is_stopped(&self) -> bool {
+        let Stage::Running(command) = self.stage else { return false };
+        process::read(command).is_some_and(Process::is_stopped)
+    }
+
+    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them.
+    fn take_over(self, signals: &Signals) -> nix::Result<End> {
         drop(self.guardian);
         let now = Moment::now();
+        let is_late = self.deadline.is_some_and(|deadline| now >= last_line::fires_at(deadline));
+        let why = if is_late { Why::Lost } else { Why::Unguarded };
         let command = if let Stage::Running(command) = self.stage { command } else { 0 };
-        let tree = Tree::adopt(command, !self.has_terminal, self.strangers);
+        let tree = Tree::adopt(command, !self.has_terminal, self.before);
         let mut supervisor = Supervisor::ending(tree, now);
         let finished = watch(&mut supervisor, false, signals)?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
@@ -186,5 +197,13 @@ impl Child {
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: plain system call. The child is not reaped, so the id is not another's.
         unsafe { libc::kill(self.0, signal) };
+    }
+
+    /// Whether it has ended. Does not reap it.
+    fn has_ended(&self) -> bool {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let (id, options) = (self.0.cast_unsigned(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT);
+        // SAFETY: plain system call on a child of ours; it writes to `info`, all bits of which may be zero, or leaves it as it is.
+        unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), options) == 0 && info.assume_init().si_pid() != 0 }
     }
 }

@@ -15,8 +15,10 @@ pub(super) struct Process {
     pub(super) pid: pid_t,
     pub(super) parent: pid_t,
     pub(super) group: pid_t,
-    /// `R`, `S`, `T`, `Z` and so on: see proc(5).
-    pub(super) state: u8,
+    /// That of its main thread: `R`, `S`, `T`, `Z` and so on, see proc(5).
+    state: u8,
+    /// How many threads it has. The main thread counts until the process is reaped, also when it has ended.
+    threads: u32,
     /// When it started, in clock ticks after boot: with the pid it names a process for good.
     started: u64,
 }
@@ -24,12 +26,22 @@ pub(super) struct Process {
 impl Process {
     /// Whether it is stopped, and would not see a signal before it is continued.
     pub(super) fn is_stopped(self) -> bool {
-        self.state == b'T'
+        if self.has_no_main_thread() { self.has_stopped_thread() } else { self.state == b'T' }
     }
 
-    /// Whether it has ended, and only waits to be reaped.
+    /// Whether it has ended, and only waits to be reaped. A process lives as long as one of its threads does, and its main thread need
+    /// not be the last.
     pub(super) fn is_dead(self) -> bool {
+        self.has_no_main_thread() && self.threads <= 1
+    }
+
+    fn has_no_main_thread(self) -> bool {
         matches!(self.state, b'Z' | b'X')
+    }
+
+    fn has_stopped_thread(self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        threads.filter_map(|thread| fs::read(thread.path().join("stat")).ok()).any(|stat| state(&stat) == Some(b'T'))
     }
 
     /// Sends it `signal`, unless its id has gone to another process in the meantime.
@@ -60,17 +72,32 @@ impl Process {
         read(self.pid).is_some_and(|now| self.is_the_same(now))
     }
 
-    fn is_the_same(self, other: Process) -> bool {
+    /// Whether `other` is the same process, seen at another time.
+    pub(super) fn is_the_same(self, other: Process) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
-/// All living descendants of `root`, parents before children, without `strangers` and theirs. Empty where /proc cannot be
-/// read.
-pub(super) fn descendants(root: pid_t, strangers: &[Process]) -> Vec<Process> {
+/// Returns whether /proc shows the processes of our own PID namespace, by the ids that they have here. In a namespace of its own a
+/// process may see none, or that of the namespace outside, where the same number is another process.
+pub fn are_visible() -> bool {
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| {
+        // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
+        let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let ids = line("NSpid:").or_else(|| line("Pid:"));
+        ids.is_some_and(|ids| ids.trim() == std::process::id().to_string())
+    })
+}
+
+/// Returns all descendants of `root`, parents before children, the dead that are not reaped included; without those that are
+/// `left_out`, and their descendants. `None` if /proc does not show them.
+pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
+    if !are_visible() {
+        return None;
+    }
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
     for process in everybody() {
-        if !strangers.iter().any(|stranger| stranger.is_the_same(process)) {
+        if !left_out(process) {
             children.entry(process.parent).or_default().push(process);
         }
     }
@@ -81,13 +108,7 @@ pub(super) fn descendants(root: pid_t, strangers: &[Process]) -> Vec<Process> {
         found.extend(more);
         next += 1;
     }
-    found.retain(|process| !process.is_dead());
-    found
-}
-
-/// The children of `parent`.
-pub(super) fn children(parent: pid_t) -> Vec<Process> {
-    everybody().filter(|process| process.parent == parent).collect()
+    Some(found)
 }
 
 /// Every process that /proc shows.
@@ -97,19 +118,20 @@ fn everybody() -> impl Iterator<Item = Process> {
 }
 
 /// What /proc tells of `pid`.
-fn read(pid: pid_t) -> Option<Process> {
+pub(super) fn read(pid: pid_t) -> Option<Process> {
     parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Reads a line of /proc/PID/stat: `pid (name) state parent group …`, with the start as field 22. The name may hold
-/// anything, parentheses and newlines included, so the fields count from the last parenthesis.
+/// Reads a line of /proc/PID/stat: `pid (name) state parent group …`, with the threads as field 20 and the start as field 22. The
+/// name may hold anything, parentheses and newlines included, so the fields count from the last parenthesis.
 fn parse(pid: pid_t, stat: &[u8]) -> Option<Process> {
     let mut fields = fields(stat)?;
     let state = *fields.next()?.as_bytes().first()?;
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
-    let started = fields.nth(16)?.parse().ok()?;
-    Some(Process { pid, parent, group, state, started })
+    let threads = fields.nth(14)?.parse().ok()?;
+    let started = fields.nth(1)?.parse().ok()?;
+    Some(Process { pid, parent, group, state, threads, started })
 }
 
 /// The state in such a line.
@@ -129,9 +151,10 @@ mod tests {
 
     #[test]
     fn a_hostile_name_does_not_shift_the_fields() {
-        let stat = b"7 (a) Z 1 (b\n) S 3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2";
+        let stat = b"7 (a) Z 1 (b\n) S 3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 4 0 9876 1 2";
         let process = parse(7, stat).expect("is read");
-        assert_eq!((process.parent, process.group, process.state, process.started), (3, 5, b'S', 9876));
+        assert_eq!((process.parent, process.group, process.state), (3, 5, b'S'));
+        assert_eq!((process.threads, process.started), (4, 9876));
         assert_eq!((state(stat), state(b"7 (a")), (Some(b'S'), None));
     }
 
@@ -139,6 +162,17 @@ mod tests {
     fn we_are_our_parents_descendant() {
         let me = pid_t::try_from(std::process::id()).expect("fits");
         let parent = read(me).expect("is there").parent;
-        assert!(descendants(parent, &[]).iter().any(|process| process.pid == me));
+        let found = descendants(parent, |_| false).expect("/proc is there");
+        assert!(found.iter().any(|process| process.pid == me));
+        let none = descendants(parent, |process| process.pid == me).expect("/proc is there");
+        assert!(!none.iter().any(|process| process.pid == me));
+    }
+
+    #[test]
+    fn a_process_lives_as_long_as_one_of_its_threads() {
+        let process = |state, threads| Process { pid: 7, parent: 3, group: 5, state, threads, started: 1 };
+        assert!(process(b'Z', 1).is_dead());
+        assert!(!process(b'Z', 2).is_dead());
+        assert!(!process(b'T', 1).is_dead());
     }
 }

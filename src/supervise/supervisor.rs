@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use super::tree::Tree;
+use super::tree::{Motion, Tree};
 use super::{Descendants, Launch};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
@@ -148,10 +148,11 @@ impl Supervisor {
         self.tree.forward(signal);
     }
 
-    /// Takes in which children have ended or stopped. Gives whether COMMAND was stopped.
-    pub(super) fn reap(&mut self) -> bool {
+    /// Takes in which children have ended or stopped. Returns whether COMMAND runs or is stopped,
+    /// if that has changed.
+    pub(super) fn reap(&mut self) -> Option<Motion> {
         self.tree.reap();
-        self.tree.has_stopped()
+        self.tree.has_moved()
     }
 
     /// How it all ended, once it has. May begin to end what COMMAND left behind.

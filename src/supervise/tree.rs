@@ -14,6 +14,7 @@ use nix::sys::prctl;
 use super::Granted;
 use super::cgroup::Cgroup;
 use super::ending;
+use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
 use super::spawn::{self, Ready, Setup};
 use crate::lock::ending::Ending;
@@ -34,21 +35,23 @@ pub(super) struct Tree {
     ended: Option<Ending>,
     /// Whether COMMAND is stopped, as far as has been heard.
     motion: Motion,
+    /// The same, until [`Tree::has_moved`] has returned it.
+    news: Option<Motion>,
     /// No child is left.
     gone: bool,
     /// The cgroup that COMMAND was started in, if it has one of its own.
     cgroup: Option<Cgroup>,
-    /// Children that this process had before, as after a shell's `exec lockrun`. They are none of our business.
-    strangers: Vec<Process>,
+    /// What this process had below it before. It is none of our business.
+    before: Preexisting,
 }
 
-/// Whether COMMAND goes on or is stopped.
+/// Whether COMMAND runs or is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Motion {
+pub(super) enum Motion {
     Running,
     Stopped {
-        /// Whether [`Tree::has_stopped`] has said so.
-        told: bool,
+        /// By TSTP, TTIN or TTOU; otherwise by SIGSTOP, which a terminal never sends.
+        by_terminal: bool,
     },
 }
 
@@ -61,7 +64,7 @@ impl Tree {
         granted: Granted,
     ) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let strangers = children_before();
+        let before = Preexisting::note(setup.own_group);
         let started = ready.spawn(setup, granted);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
@@ -77,14 +80,15 @@ impl Tree {
             own_child: true,
             ended: None,
             motion: Motion::Running,
+            news: None,
             gone: false,
             cgroup,
-            strangers,
+            before,
         })
     }
 
     /// The tree of a COMMAND that another process had started, and that has come to this one with its death.
-    pub(super) fn adopt(command: pid_t, own_group: bool, strangers: Vec<Process>) -> Self {
+    pub(super) fn adopt(command: pid_t, own_group: bool, before: Preexisting) -> Self {
         Tree {
             command,
             group: if own_group { command } else { own_group_id() },
@@ -92,9 +96,10 @@ impl Tree {
             own_child: false,
             ended: None,
             motion: Motion::Running,
+            news: None,
             gone: false,
             cgroup: None,
-            strangers,
+            before,
         }
     }
 
@@ -125,23 +130,7 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        let mut stopped = Vec::new();
-        if self.own_group && self.own_child && self.ended.is_none() {
-            // SAFETY: plain system call. The group is COMMAND's: its leader is our child and not reaped, so the id is not
-            // another's.
-            unsafe { libc::kill(-self.command, signal) };
-            if signal == libc::SIGTERM {
-                stopped.extend(self.members().into_iter().filter(|member| member.is_stopped()));
-            }
-        } else {
-            for member in self.members() {
-                member.signal(signal);
-                stopped.extend(Some(member).filter(|_| signal == libc::SIGTERM && member.is_stopped()));
-            }
-        }
-        for member in stopped {
-            member.signal(libc::SIGCONT);
-        }
+        self.send(signal, |process| process.group == self.group || process.pid == self.command);
     }
 
     /// Whether a CONT that reached lockrun is still to be passed on, where COMMAND shares lockrun's group. A shell's `fg`
@@ -155,17 +144,33 @@ impl Tree {
 
     /// Sends TERM to everything, and CONT to what is stopped, which would not see TERM otherwise.
     pub(super) fn terminate(&self) {
-        let members = self.all();
-        for member in &members {
-            member.signal(libc::SIGTERM);
-            if member.is_stopped() {
-                member.signal(libc::SIGCONT);
-            }
+        self.send(libc::SIGTERM, |_| true);
+    }
+
+    /// Sends `signal` to all that `is_meant`, which COMMAND's process group is; and to what is stopped CONT after TERM, and on a terminal
+    /// after HUP, as the kernel does at a hang-up, and shells do.
+    fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
+        let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
+        let group_has_it = self.signal_group(signal);
+        if group_has_it && signal != libc::SIGTERM {
+            return;
         }
-        if members.is_empty() {
-            // Without /proc, COMMAND itself is all that we know of.
-            self.signal_command(libc::SIGTERM);
-            self.signal_command(libc::SIGCONT);
+        let Some(found) = self.all() else {
+            // /proc was there at the start, or is not needed. COMMAND and its group are all that is known.
+            if !group_has_it {
+                self.signal_command(signal);
+            }
+            if continues && !self.signal_group(libc::SIGCONT) {
+                self.signal_command(libc::SIGCONT);
+            }
+            return;
+        };
+        let meant: Vec<_> = found.into_iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
+        for process in meant.iter().filter(|process| !group_has_it || process.group != self.group) {
+            process.signal(signal);
+        }
+        for process in meant.iter().filter(|process| continues && process.is_stopped()) {
+            process.signal(libc::SIGCONT);
         }
     }
 
@@ -174,26 +179,31 @@ impl Tree {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
+        self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
-        for member in self.all() {
-            member.signal(libc::SIGKILL);
+        for process in self.all().unwrap_or_default().into_iter().filter(|process| !process.is_dead()) {
+            process.signal(libc::SIGKILL);
         }
     }
 
     /// Reaps every child that has ended, and takes in whether COMMAND has stopped or gone on. Never waits. Gives whether there
     /// was anything to hear of COMMAND.
+    ///
+    /// Only for the main thread, which is COMMAND's parent and inherits all orphans. Other threads have children too (a look-up of the
+    /// server's name), which they wait for themselves, and which neither are reaped here nor count.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
         loop {
             let mut status = 0;
-            let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+            let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
             // SAFETY: plain system call that writes one status.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
                 0 => {
-                    // Strangers are never reaped to the last; then /proc must tell what is left.
+                    // What was there before is never reaped to the last; then /proc must tell what is left.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
-                    self.gone = may_be_gone && !self.strangers.is_empty() && self.all().is_empty();
+                    let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
+                    self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -204,9 +214,15 @@ impl Tree {
                 pid if pid != self.command || self.ended.is_some() => {}
                 _ => {
                     heard = true;
-                    // SIGSTOP is not the terminal's: whoever sent it to COMMAND alone will continue COMMAND alone.
-                    let stopped = libc::WIFSTOPPED(status) && signals::is_stop(libc::WSTOPSIG(status));
-                    self.motion = if stopped { Motion::Stopped { told: false } } else { Motion::Running };
+                    let motion = if libc::WIFSTOPPED(status) {
+                        Motion::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
+                    } else {
+                        Motion::Running
+                    };
+                    if motion != Motion::Running || motion != self.motion {
+                        self.news = Some(motion);
+                    }
+                    self.motion = motion;
                     self.ended = ending(status);
                 }
             }
@@ -220,13 +236,9 @@ impl Tree {
         }
     }
 
-    /// Whether COMMAND was stopped, and that has not been told yet.
-    pub(super) fn has_stopped(&mut self) -> bool {
-        let news = self.motion == Motion::Stopped { told: false };
-        if news {
-            self.motion = Motion::Stopped { told: true };
-        }
-        news
+    /// Whether COMMAND runs or is stopped; `None` if nothing has changed since the last call.
+    pub(super) fn has_moved(&mut self) -> Option<Motion> {
+        self.news.take()
     }
 
     /// Sends `signal` to COMMAND's own process, if it has not been reaped.
@@ -237,34 +249,25 @@ impl Tree {
         }
     }
 
-    /// The descendants that belong to COMMAND's process group.
-    fn members(&self) -> Vec<Process> {
-        self.all().into_iter().filter(|process| process.group == self.group || process.pid == self.command).collect()
+    /// Sends `signal` to COMMAND's process group in one stroke, which no fork outruns, if it is a group of its own. Returns whether it
+    /// did.
+    ///
+    /// One of our children must be in it, COMMAND or an orphan: the id is not another's before that is reaped, which only we do.
+    fn signal_group(&self, signal: c_int) -> bool {
+        // Where it is not known which process COMMAND was, the id is 0, which would be our own group.
+        let reaches = self.own_group && self.group > 0 && preexisting::has_children_in(self.group);
+        if reaches {
+            // SAFETY: plain system call.
+            unsafe { libc::kill(-self.group, signal) };
+        }
+        reaches
     }
 
-    /// Everything that descends from this process, and was not there before COMMAND.
-    fn all(&self) -> Vec<Process> {
-        process::descendants(own_pid(), &self.strangers)
+    /// Returns everything that descends from this process and may be COMMAND's, the dead that are not reaped included; `None` if /proc
+    /// does not show it.
+    fn all(&self) -> Option<Vec<Process>> {
+        process::descendants(own_pid(), |process| self.before.includes(process))
     }
-}
-
-/// The children that this process has already.
-pub(super) fn children_before() -> Vec<Process> {
-    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::uninit();
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no child at all.
-    let childless = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) } == -1;
-    if childless { Vec::new() } else { process::children(own_pid()) }
-}
-
-fn own_pid() -> pid_t {
-    // SAFETY: cannot fail.
-    unsafe { libc::getpid() }
-}
-
-fn own_group_id() -> pid_t {
-    // SAFETY: cannot fail.
-    unsafe { libc::getpgrp() }
 }
 
 /// A child of ours that nobody else reaps. Dropped, it is dead and gone.

@@ -72,7 +72,11 @@ fn past(past: &Past) -> Value {
 
 /// The fields with those of a holder in front.
 fn with(who: &Holder, fields: Value) -> Value {
-    let mut all = json!({ "host": who.host, "pid": who.pid, "user": who.user, "command": who.command });
+    let mut all = if who.is_unknown() {
+        json!({ "host": null, "pid": null, "user": null, "command": null })
+    } else {
+        json!({ "host": who.host, "pid": who.pid, "user": who.user, "command": who.command })
+    };
     if let (Value::Object(all), Value::Object(fields)) = (&mut all, fields) {
         all.extend(fields);
     }

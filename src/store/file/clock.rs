@@ -15,7 +15,14 @@ pub(super) fn now() -> Now {
 
 /// Returns the kernel's name for this boot: the epoch of the clock.
 pub(super) fn this_boot() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned())
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let explain = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot read {PATH}, which tells this boot from others: {error}; mount /proc"),
+        )
+    };
+    Ok(std::fs::read_to_string(PATH).map_err(explain)?.trim_end().to_owned())
 }
 
 /// Returns the moment that lies so many milliseconds after the start of the machine.

@@ -11,9 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
+use nix::dir::{Dir, Entry, Type};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{AtFlags, OFlag, open, openat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
@@ -114,16 +115,27 @@ impl Directory {
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", escaped_path(&self.path));
         // By the open descriptor, which is the directory that was checked.
-        let opened = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).with_context(fails)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut opened = Dir::openat(&self.fd, ".", flags, Mode::empty()).with_context(fails)?;
         let mut names = Vec::new();
-        for entry in opened {
+        for entry in opened.iter() {
             let entry = entry.with_context(fails)?;
             // What else lies there is none of ours. Nor is what has gone meanwhile.
-            if entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                names.extend(entry.file_name().into_string().ok().filter(|name| !name.starts_with('.')));
+            if self.is_file(&entry) {
+                let name = entry.file_name().to_str().ok().filter(|name| !name.starts_with('.'));
+                names.extend(name.map(str::to_owned));
             }
         }
         Ok(names)
+    }
+
+    /// Whether the entry is a plain file. Some file systems do not say so in the directory.
+    fn is_file(&self, entry: &Entry) -> bool {
+        let kind = || fstatat(&self.fd, entry.file_name(), AtFlags::AT_SYMLINK_NOFOLLOW).map(|stat| stat.st_mode);
+        match entry.file_type() {
+            Some(known) => known == Type::File,
+            None => kind().is_ok_and(|mode| mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits()),
+        }
     }
 
     /// Brings the names in it to the disk, where they outlast a power failure.

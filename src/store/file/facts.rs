@@ -63,7 +63,7 @@ impl Facts for KernelFacts<'_> {
     }
 
     fn epoch(&self) -> String {
-        let ask = || clock::this_boot().context("cannot find out when this machine was started");
+        let ask = || clock::this_boot().map_err(StoreError::from);
         self.boot.get_or_init(|| self.note_failure(ask(), String::new())).clone()
     }
 

@@ -17,7 +17,9 @@ pub(super) struct Waiters(String);
 
 /// Asks the kernel who waits for what.
 pub(super) fn all() -> Result<Waiters, StoreError> {
-    fs::read_to_string("/proc/locks").map(Waiters).context("cannot read /proc/locks")
+    fs::read_to_string("/proc/locks").map(Waiters).context(
+        "cannot read /proc/locks, which says who waits for a lock; mount /proc (mount -t proc proc /proc), all of it",
+    )
 }
 
 impl Waiters {

@@ -9,6 +9,7 @@
 --       6 seen      when that was, as the answer has told it
 --       7 hand      1: it is taken by hand; 0: for a command of lockrun's
 --       8 slots     how many may hold the lock at once
+--       9 request   which request this is, under a token of the user's own; empty: the only one under its token
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
@@ -17,25 +18,27 @@
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local CAUTION, SEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
+local REQUEST = ARGV[9] ~= '' and ARGV[9] or nil
 
--- How many waiters are asked for a sign of life when a grant seems not to be claimed.
-local PROBED = 100
--- A short lease is watched for its end so long after it: within the second that a crash may cost, with fewer looks.
-local SHORT, AFTER_SHORT = 5000, 700
+-- A short lease is watched for its end so long after it, within the second that a crash may cost, and by so many: it ends so often,
+-- as far as those know that look.
+local SHORT, AFTER_SHORT, SHORT_WATCHERS = 5000, 700, 2
 
--- Asks the next waiters for a sign of life, once a grant: if it runs out unclaimed, it is known who else is silent.
-local function probe(granted)
-  local info = info_of(granted)
-  if info.probed then
-    return
+-- Asks waiters for a sign of life: a look. Not again so soon after this one was doubted, for whose sake they are asked. Returns
+-- whether they were asked.
+local function probe(doubted, again_in, tokens)
+  local info = info_of(doubted)
+  if now - (info.probed or 0) < again_in then
+    return false
   end
-  info.probed = true
-  set_info(granted, info)
-  for _, token in ipairs(first_waiters(PROBED)) do
-    if token ~= TOKEN then
+  info.probed = now
+  set_info(doubted, info)
+  for _, token in ipairs(tokens) do
+    if overdue(token) < 0 then
       mail(token, 0)
     end
   end
+  return true
 end
 
 -- In how many ms a waiter with this ticket looks again: to show that it is alive, at a time of its own, so that the looks of all
@@ -49,85 +52,112 @@ local function look_again(ticket, expires_in, info)
     return look_in
   end
   local granted = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
-  local event = expires_in + 1
+  local event, enough = expires_in + 1, WATCHERS
   if not redis.call('ZSCORE', QUEUE, granted) then
     local lease = cjson.decode(info)
     -- One that nobody renews ends when it says.
     if not lease.hand and (lease.ttl or 0) < SHORT then
-      event = event + AFTER_SHORT
+      event, enough = event + AFTER_SHORT, SHORT_WATCHERS
     end
   elseif expires_in > CLAIM_WINDOW - FIRST_LOOK then
     event = expires_in - (CLAIM_WINDOW - FIRST_LOOK)
   else
-    probe(granted)
+    -- If it runs out unclaimed, it is known who else is silent.
+    probe(granted, CLAIM_WINDOW, first_waiters(PROBED))
   end
-  -- Not all in the same moment.
+  -- Not all in the same moment. The one that is next does not rely on others.
   local others = due(event + 100)
-  return others < WATCHERS and math.min(look_in, event + 50 * others) or look_in
+  return (others < enough or first_waiters(1)[1] == TOKEN) and math.min(look_in, event + 50 * others) or look_in
 end
 
--- Finds out, now and then, whether a waiter listens that leaves a slot unused which we could have, because it lets fewer hold the
--- lock. Tells in how many ms that is known. It counts as alive for no longer because it was asked.
-local function doubt(token)
-  local info = info_of(token)
-  if now - (info.doubted or 0) < REFRESH then
-    return math.huge
+-- Whether there is a slot that we could have, but for those ahead of us.
+local function is_refused()
+  local count = held()
+  return count > 0 and count < SLOTS and not ends_of(TOKEN)
+end
+
+-- The waiters ahead of us that are listening.
+local function those_ahead()
+  local ahead = {}
+  for token in waiters() do
+    if token == TOKEN or #ahead == PROBED then
+      break
+    end
+    ahead[#ahead + 1] = token
   end
-  info.doubted = now
-  set_info(token, info)
-  post(token, '0')
-  return GRACE + 1
+  return ahead
 end
 
-local letter = redis.call('LINDEX', BOX .. TOKEN, 0)
-if letter == WITHDRAWN then
+-- Asks those ahead of us that leave a slot unused which we could have for a look, at each beat: one that has not looked by the next
+-- one is passed by. Returns in how many ms we are to look again for that, if we ask, or are among the first that want the slot.
+local function doubt()
+  local ahead, look_in = those_ahead(), math.huge
+  if ahead[1] and probe(ahead[1], BEAT / 4, ahead) then
+    look_in = next_beat()
+  end
+  for _, token in ipairs(willing()) do
+    look_in = token == TOKEN and next_beat() or look_in
+  end
+  return look_in
+end
+
+if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
   return {0, {}, 0, REFRESH, '', '', now}
+end
+
+if not ends_of(TOKEN) then
+  refuse_if_lost()
 end
 
 local ended = drop_ended_leases()
 
 -- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
 -- others pass.)
-if letter then
+if redis.call('LINDEX', BOX .. TOKEN, 0) then
   redis.call('DEL', BOX .. TOKEN)
 end
 
 local granted = ends_of(TOKEN)
-local mine, ahead, is_known_free = granted, nil, false
+local mine, is_known_free = granted, false
 local handed, patience = {}, math.huge
 if not mine then
   -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
   local forgotten = CAUTION > 0 and ended == 0 and held() == 0
   if forgotten then
-    local last = redis.call('GET', LAST)
-    last = last and cjson.decode(last) or {ended = 0}
+    local last = last_run()
     forgotten = math.max(last.ended, last.lost or 0) < SEEN
     is_known_free = not forgotten
   end
   if forgotten then
     patience = CAUTION
-  elseif held() < SLOTS then
-    ahead = first_waiters(1)[1]
+  elseif has_room(SLOTS) then
+    local ahead = first_waiters(1)[1]
     mine = not ahead or ahead == TOKEN
   end
 end
 
 if mine then
   local info = info_of(TOKEN)
+  local leads = info.leads
   if not info.fence then
     -- A slot that was granted and not claimed is somebody else's by now.
-    info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil}
+    info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil,
+      request = REQUEST}
     take_hold(TOKEN, TTL, info)
     forget_waiter(TOKEN)
+  elseif info.request and info.request ~= REQUEST then
+    -- Two have been told that it is theirs, so neither takes it back.
+    info.request = nil
+    set_info(TOKEN, info)
   end
   -- Whoever has the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
     set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
   end
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. Whoever granted
-  -- it to us has seen to them.
-  if ended > 0 or not granted then
+  -- it to us has seen to them, as far as they did not have to wait for us.
+  if ended > 0 or not granted or leads then
     handed = hand_over()
   end
   expire_holders()
@@ -137,16 +167,23 @@ end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
 if WAIT then
-  if not place then
-    local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0
-    redis.call('ZADD', QUEUE, whole(last + 1), TOKEN)
-    set_info(TOKEN, {who = cjson.decode(WHO), slots = SLOTS, joined = now})
+  -- One that is late, or has just come, does not judge others: perhaps it was the server that was away.
+  if place and is_refused() and overdue(TOKEN) < GRACE then
+    for _, token in ipairs(those_ahead()) do
+      if is_silent(token) then
+        mark_absent(token)
+      end
+    end
+  elseif not place then
+    local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')
+    local most = math.max(SLOTS, last[1] and info_of(last[1]).most or 1)
+    redis.call('ZADD', QUEUE, whole((last[2] or 0) + 1), TOKEN)
+    set_info(TOKEN, {who = cjson.decode(WHO), slots = SLOTS, most = most, joined = now})
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
   -- Its own next look is not one of the others'.
   expect(TOKEN, 0)
   look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3]))
-  expect(TOKEN, look_in)
   -- After the last sign of life.
   redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
   redis.call('PEXPIRE', ALIVE, REFRESH_MAX + LATE)
@@ -158,8 +195,9 @@ end
 if ended > 0 or first[1] or is_known_free or (place and not WAIT) then
   handed = hand_over()
 end
-if WAIT and ahead and not ends_of(ahead) then
-  look_in = math.min(look_in, doubt(ahead))
+if WAIT and not ends_of(TOKEN) then
+  -- One that has handed it over watches it, too.
+  look_in = math.min(look_in, is_refused() and doubt() or REFRESH_MAX, handed[1] and FIRST_LOOK or REFRESH_MAX)
   expect(TOKEN, look_in)
 end
 expire_holders()

@@ -1,15 +1,18 @@
 //! A connection to a Redis: requests with a deadline each, and errors that tell what may have happened.
 //!
-//! The protocol is the redis crate's. The socket is ours, because the crate's own connection introduces itself in round
-//! trips of its own, and bounds single reads instead of whole requests.
+//! Requests are written by the redis crate. The socket is ours, because the crate's own connection introduces itself in round
+//! trips of its own, and bounds single reads instead of whole requests; so is the reading, because the crate's bounds neither
+//! the size of an answer nor, tightly enough, its depth.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::anyhow;
-use redis::{Cmd, Parser, ServerError, Value};
+use redis::{Cmd, Value};
 
 use super::reply::Strange;
+use super::resp::{Answer, Answers, Unread};
+use super::script;
 use crate::net::dial::dial;
 use crate::net::stream::Stream;
 use crate::net::tls::Tls;
@@ -18,10 +21,33 @@ use crate::store::address::Server;
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
+/// The codes of errors that a server gives for a while: it reads its data, runs another's script, is being demoted or has lost
+/// its primary, cannot write to its disk, is full, or serves too many.
+const PASSING: [&str; 11] = [
+    "LOADING",
+    "BUSY",
+    "UNBLOCKED",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "MISCONF",
+    "OOM",
+    "ERR max number of clients",
+];
+
+/// Whether an error has this code; also one that came while a script ran, which older servers wrap.
+fn has_code(error: &str, code: &str) -> bool {
+    let after =
+        |rest: &str| rest.strip_prefix(code).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()));
+    after(error) || error.split(": -").skip(1).any(after)
+}
+
 /// An open connection. After a failure it is out of step, and must be dropped.
 pub(super) struct Connection {
     stream: Stream,
-    parser: Parser,
+    answers: Answers,
     /// What introduces us, until it has been sent: it travels with the first request.
     greeting: Vec<Cmd>,
 }
@@ -61,7 +87,7 @@ impl Connection {
         if server.database != 0 {
             greeting.push(redis::cmd("SELECT").arg(server.database).take());
         }
-        Ok(Connection { stream, parser: Parser::new(), greeting })
+        Ok(Connection { stream, answers: Answers::default(), greeting })
     }
 
     /// Sends `command` in one flight, with our introduction if it is the first, and waits for the answer.
@@ -75,26 +101,35 @@ impl Connection {
         self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
         let mut refused = None;
         for step in greeting {
-            if let Value::ServerError(error) = self.reply()? {
-                refused.get_or_insert(Failure::refused(&step, &error));
+            if let Answer::Error(error) = self.answer()? {
+                refused.get_or_insert(Failure::refused(&step, error));
             }
         }
-        match (self.reply()?, refused) {
+        match (self.answer()?, refused) {
             (_, Some(refused)) => Err(refused),
-            (Value::ServerError(error), None) => Err(Failure::refused(command, &error)),
-            (reply, None) => Ok(reply),
+            (Answer::Error(error), None) => Err(Failure::refused(command, error)),
+            (Answer::Value(reply), None) => Ok(reply),
         }
     }
 
     /// Sends all of `commands` in one flight, and waits for their answers. Not for the first request on a connection.
-    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+    /// Fails if one of them is not answered; one that is refused is an answer of its own.
+    pub(super) fn request_all(
+        &mut self,
+        commands: &[Cmd],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
         let mut flight = Vec::new();
         for command in commands {
             command.write_packed_command(&mut flight);
         }
         self.stream.set_deadline(deadline);
         self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
-        commands.iter().map(|command| self.receive(command, deadline)).collect()
+        let answer = |command| match self.receive(command, deadline) {
+            Err(refused @ Failure::Refused { .. }) => Ok(Err(refused)),
+            answer => answer.map(Ok),
+        };
+        commands.iter().map(answer).collect()
     }
 
     /// Sends `command` and does not wait for its answer. Not for the first request on a connection.
@@ -107,21 +142,19 @@ impl Connection {
     /// Waits for the answer to `command`, which was sent.
     pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         self.stream.set_deadline(deadline);
-        match self.reply()? {
-            Value::ServerError(error) => Err(Failure::refused(command, &error)),
-            reply => Ok(reply),
+        match self.answer()? {
+            Answer::Error(error) => Err(Failure::refused(command, error)),
+            Answer::Value(reply) => Ok(reply),
         }
     }
 
-    fn reply(&mut self) -> Result<Value, Failure> {
-        self.parser.parse_value(&mut self.stream).map_err(|error| {
-            if error.is_timeout() {
-                Failure::NoAnswer("no answer in time")
-            } else if error.is_io_error() || error.is_connection_dropped() {
-                Failure::Closed
-            } else {
-                Failure::NoAnswer("what it answers is not Redis's protocol")
-            }
+    fn answer(&mut self) -> Result<Answer, Failure> {
+        self.answers.next(&mut self.stream).map_err(|unread| match unread {
+            Unread::Io(error) if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer("no answer in time"),
+            Unread::Io(_) => Failure::Closed,
+            Unread::Protocol => Failure::NoAnswer(
+                "what it answers is not Redis's protocol, or longer than anything that lockrun asks for",
+            ),
         })
     }
 }
@@ -133,13 +166,12 @@ impl AsFd for Connection {
 }
 
 impl Failure {
-    fn refused(command: &Cmd, error: &ServerError) -> Self {
+    fn refused(command: &Cmd, mut error: String) -> Self {
         let name = command.args_iter().next();
         let name = match &name {
             Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
             _ => String::new(),
         };
-        let mut error = format!("{} {}", error.code(), error.details().unwrap_or_default());
         if name == "AUTH" {
             // Some servers say back what they were sent, in quotation marks, and that is the password.
             error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
@@ -154,6 +186,22 @@ impl Failure {
         }
     }
 
+    /// Whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary for
+    /// a moment.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Failure::Unreachable(_) | Failure::Closed | Failure::NoAnswer(_) => true,
+            Failure::Strange(_) => false,
+            Failure::Refused { error, .. } => PASSING.iter().any(|code| has_code(error, code)),
+        }
+    }
+
+    /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.
+    pub(super) fn is_of_one_key(&self) -> bool {
+        let Failure::Refused { error, .. } = self else { return false };
+        error.contains("WRONGTYPE") || error.contains(" user_script:")
+    }
+
     /// The failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
@@ -165,6 +213,28 @@ impl Failure {
                 let advice = match error.split(' ').next().unwrap_or_default() {
                     "NOAUTH" => "; give a password in the store's URL",
                     "WRONGPASS" => "; check the user and the password in the store's URL",
+                    _ if error.contains(script::LOST) => {
+                        return anyhow!(
+                            "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any \
+                         more, then free it with lockrun break",
+                            script::LOST
+                        );
+                    }
+                    _ if error.contains(script::FENCE_ENDS) => {
+                        return anyhow!(
+                            "its fence in {server} is {}, and cannot grow any more; use another key",
+                            i64::MAX
+                        );
+                    }
+                    _ if error.contains(script::NO_FENCE) => {
+                        return anyhow!(
+                            "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than \
+                         every fence that was given out"
+                        );
+                    }
+                    _ if error.contains("WRONGTYPE") => {
+                        "; a key under PREFIX:{KEY}: is none of lockrun's: remove it when nothing works under the lock any more"
+                    }
                     _ if error.contains("can't run this command") || error.contains("NOPERM") => {
                         "; this user lacks rights that a lock needs"
                     }

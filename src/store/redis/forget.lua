@@ -18,10 +18,10 @@ end
 if redis.call('HGET', SEQUENCE, 'last') then
   return 0
 end
--- A fence is, as a rule, the time at which it was given out.
-local last = redis.call('GET', LAST)
-local used_at = last and cjson.decode(last).ended or tonumber(redis.call('GET', FENCE) or 0)
-if now - used_at < UNUSED then
+-- A fence is, as a rule, the time at which it was given out. One that is ahead of the clock must not be forgotten: what comes
+-- after it would be less.
+local ended, fence = last_run().ended, tonumber(redis.call('GET', FENCE) or 0) or math.huge
+if fence > now or now - (ended > 0 and ended or fence) < UNUSED then
   return 0
 end
 if REALLY then

@@ -5,11 +5,16 @@
 --       the lock aside; waiters: JSON of each one's info, the next first; last as JSON, or '';
 --       value: that the sequence was at last, or ''
 
+local fence = redis.call('GET', FENCE) or '0'
+if not string.match(fence, '^%d+$') then
+  error('the fence is no number')
+end
 local holders, queue = {}, {}
 local held = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WITHSCORES')
 for at = 1, #held, 2 do
   local token, ends = held[at], held[at + 1]
-  if info_of(token).fence then
+  local info = info_of(token)
+  if info.fence or info.taken or is_lost(token, info) then
     holders[#holders + 1] = describe(token, ends)
   end
 end
@@ -18,5 +23,5 @@ for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
     queue[#queue + 1] = redis.call('HGET', INFO, token) or '{}'
   end
 end
-return {now, redis.call('GET', FENCE) or '0', holders, queue, redis.call('GET', LAST) or '',
+return {now, fence, holders, queue, redis.call('GET', LAST) or '',
   redis.call('HGET', SEQUENCE, 'last') or ''}

@@ -7,12 +7,16 @@
 mod connection;
 mod diagnose;
 mod keys;
+mod listing;
+mod particulars;
 mod reply;
+mod resp;
+mod retry;
 mod rights;
 mod script;
 mod waiting;
 
-use std::collections::BTreeSet;
+use std::cell::OnceCell;
 use std::thread;
 use std::time::Duration;
 
@@ -34,11 +38,9 @@ use crate::report::diagnostic::Finding;
 use crate::sys::clock::Moment;
 use connection::{Connection, Failure};
 use reply::{Asked, Handed, Strange};
+use retry::Answered;
 use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
 use waiting::Seen;
-
-/// How many scripts travel together: each has its whole text with it.
-const FLIGHT: usize = 50;
 
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
@@ -75,6 +77,12 @@ pub struct RedisStore {
     let_go: Option<Cmd>,
     /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
     doubt: Doubt,
+    /// Whether we have stood in the queue.
+    has_joined: bool,
+    /// What the last look at all keys has left out, as [`Store::left_out`] tells it.
+    left_out: Vec<StoreError>,
+    /// Names our requests under a token of the user's own, apart from all others under that token.
+    request: OnceCell<Token>,
 }
 
 impl RedisStore {
@@ -93,6 +101,9 @@ impl RedisStore {
             knows_scripts: false,
             let_go: None,
             doubt: Doubt::None,
+            has_joined: false,
+            left_out: Vec::new(),
+            request: OnceCell::new(),
         })
     }
 
@@ -130,6 +141,11 @@ impl RedisStore {
         Ok(reply)
     }
 
+    /// Returns which request a claim is, where there may be several under its token; otherwise nothing.
+    fn request(&self, claim: &Claim) -> &str {
+        if claim.own_token { self.request.get_or_init(Token::random).as_str() } else { "" }
+    }
+
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
     /// `seen` holding the lock.
     ///
@@ -139,7 +155,7 @@ impl RedisStore {
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
         let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
-        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).take();
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(self.request(claim)).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         Asked::read(&reply, sent_at).map_err(Failure::Strange)
@@ -154,19 +170,29 @@ impl RedisStore {
     /// Takes back a claim whose answer was not heard, or came from where we are not welcome.
     fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
         match failure {
-            Failure::Unreachable(_) => {}
-            Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
+            Failure::Unreachable(_) if !self.has_joined => {}
+            Failure::Unreachable(_) | Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
             Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
         }
     }
 
-    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. The token must
-    /// not be used again, unless it is the user's own: then a request that comes late may get the lock, and so may the next one.
+    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. What the token held
+    /// before stays. It must not be used again, unless it is the user's own: then a request that comes late may get the lock, and
+    /// so may the next one.
     fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
+        // Something of ours may be there.
+        let matters = self.has_joined || doubt == Doubt::Pending;
         let doubt = if claim.own_token { Doubt::None } else { doubt };
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
-        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("").arg(0).arg(0).take();
-        if let Ok((_, handed)) = self.run(&script, self.timeout / 2).map(|reply| reply::read_release(&reply)) {
+        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("cancel").arg(0).arg(0);
+        let script = script.arg(self.request(claim)).take();
+        let patience = self.timeout / 2;
+        let reply = if matters {
+            self.run_until_answered(&script, patience).map(|answered| answered.reply)
+        } else {
+            self.run(&script, patience)
+        };
+        if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
             self.settle(&claim.key, handed);
         }
     }
@@ -190,11 +216,14 @@ impl RedisStore {
         while let Some(Handed { granted, told }) = handed {
             let mut script = self.bare_script(&SETTLE, key);
             let script = script.arg(granted).arg(told);
-            let script = match run.take() {
-                Some(Over { token, ending, ended }) => script.arg(token.as_str()).arg(ending).arg(ended),
-                None => script.arg("").arg("").arg(0),
+            let reply = match run.take() {
+                Some(Over { token, ending, ended }) => {
+                    let script = script.arg(token.as_str()).arg(ending).arg(ended);
+                    self.run_until_answered(script, self.timeout).map(|answered| answered.reply)
+                }
+                None => self.run(script.arg("").arg("").arg(0), self.timeout),
             };
-            handed = self.run(script, self.timeout).ok().and_then(|reply| reply::read_settling(&reply));
+            handed = reply.ok().and_then(|reply| reply::read_settling(&reply));
         }
     }
 
@@ -266,16 +295,15 @@ impl Store for RedisStore {
         }
         let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).take();
-        // The connection may have been idle for long, and have been forgotten by something on the way without a word. To ask
-        // twice does no harm, and a lock that never expires has no second chance.
-        let was_idle = self.connection.is_some();
-        let reply = match self.run(&script, self.timeout) {
-            Err(Failure::NoAnswer(_)) if was_idle => self.run(&script, self.timeout),
-            reply => reply,
-        };
-        let reply = reply.map_err(|failure| failure.explain(&self.server))?;
-        let (released, handed) = reply::read_release(&reply);
+        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).arg("").take();
+        // A lock that never expires has no second chance.
+        let answered = self.run_until_answered(&script, self.timeout);
+        let Answered { reply, may_be_again } = answered.map_err(|failure| failure.explain(&self.server))?;
+        let (mut released, handed) = reply::read_release(&reply);
+        if may_be_again && parting == Parting::ByHand && matches!(released, Ok(Released::NotMine(_))) {
+            // By us, most likely, and it was the answer that was lost.
+            released = Ok(Released::Free);
+        }
         if handed.is_some() {
             thread::sleep(CLAIM_FIRST);
         }
@@ -303,14 +331,21 @@ impl Store for RedisStore {
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
-        let keys = match key {
-            Some(key) => vec![key.clone()],
-            None => self.all_keys()?,
-        };
+        if let Some(key) = key {
+            let reply = self.answer(&self.bare_script(&LIST, key))?;
+            let status = reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))?;
+            return Ok(vec![status]);
+        }
+        let keys = self.all_keys()?;
         let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
-        let replies = self.answers(&scripts)?;
-        let read = keys.into_iter().zip(replies).map(|(key, reply)| reply::read_status(key, &reply));
-        read.collect::<Result<_, _>>().map_err(|strange| self.is_strange(strange))
+        let mut found = Vec::with_capacity(keys.len());
+        for (key, reply) in self.answers_of_each(keys, &scripts)? {
+            match reply::read_status(key.clone(), &reply) {
+                Ok(status) => found.push(status),
+                Err(strange) => self.leave_out(&key, &Failure::Strange(strange)),
+            }
+        }
+        Ok(found)
     }
 
     fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
@@ -329,8 +364,12 @@ impl Store for RedisStore {
             .iter()
             .map(|key| self.bare_script(&FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
             .collect();
-        let replies = self.answers(&scripts)?;
-        Ok(keys.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+        let answers = self.answers_of_each(keys, &scripts)?;
+        Ok(answers.into_iter().filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+    }
+
+    fn left_out(&mut self) -> Vec<StoreError> {
+        std::mem::take(&mut self.left_out)
     }
 
     fn examine(&mut self) -> Vec<Finding> {
@@ -339,44 +378,9 @@ impl Store for RedisStore {
 }
 
 impl RedisStore {
-    /// All keys that have ever been held under our prefix, in the order of their names.
-    fn all_keys(&mut self) -> Result<Vec<Key>, StoreError> {
-        let pattern = keys::pattern(&self.server.prefix);
-        let mut found = BTreeSet::new();
-        let mut cursor = "0".to_owned();
-        loop {
-            let scan = redis::cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).take();
-            let (next, names) = reply::read_scan(&self.answer(&scan)?).map_err(|strange| self.is_strange(strange))?;
-            found.extend(names.iter().filter_map(|name| keys::of_fence(&self.server.prefix, name)));
-            if next == "0" {
-                return Ok(found.into_iter().filter_map(|key| Key::new(key.as_ref()).ok()).collect());
-            }
-            cursor = next;
-        }
-    }
-
     /// The answer to a command that is safe to run twice.
     fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
-    }
-
-    /// The answers to commands that are safe to run twice. They travel together, some at a time.
-    fn answers(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let mut answers = Vec::with_capacity(commands.len());
-        for flight in commands.chunks(FLIGHT) {
-            // Alone, the first one opens the connection if need be.
-            answers.push(self.answer(&flight[0])?);
-            let deadline = Moment::now() + self.timeout;
-            let Some(connection) = &mut self.connection else { continue };
-            match connection.request_all(&flight[1..], deadline) {
-                Ok(more) => answers.extend(more),
-                Err(failure) => {
-                    self.connection = None;
-                    return Err(failure.explain(&self.server));
-                }
-            }
-        }
-        Ok(answers)
     }
 
     fn is_strange(&self, strange: Strange) -> StoreError {

@@ -3,8 +3,10 @@
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
 --       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
---                   taken}; of a waiter {who, slots, joined}, with {since, slot} once it is granted the lock, and {doubted},
---                   when it was asked for a sign of life by one behind it. slots: how many it lets hold the lock at once;
+--                   taken, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the lock, and
+--                   {leads, probed}. slots: how many it lets hold the lock at once; most: the greatest such number up to its
+--                   place; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
+--                   sake; request: which request of a user under a token of the user's own it was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
 --                   command of lockrun's runs under it (any more); let_go: it is released by hand while one does; taken: who
 --                   has taken it away; it cannot be renewed
@@ -17,6 +19,7 @@
 --       8 sequence  hash: last -> the value that was used last, place -> how many steps it is from the beginning, fence ->
 --                   of the run that used it; never expires
 
+local call = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX, SEQUENCE = unpack(KEYS)
 
 -- For how long a lease that has run out is remembered.
@@ -53,9 +56,14 @@ local function set_lease(token, ends)
   redis.call('ZADD', HOLDERS, ends == math.huge and '+inf' or whole(ends), token)
 end
 
+-- What a text in JSON says; nothing, if it is none.
+local function decoded(text)
+  local is_json, value = pcall(cjson.decode, text or '{}')
+  return is_json and type(value) == 'table' and value or {}
+end
+
 local function info_of(token)
-  local info = redis.call('HGET', INFO, token)
-  return info and cjson.decode(info) or {}
+  return decoded(redis.call('HGET', INFO, token))
 end
 
 local function set_info(token, info)
@@ -70,14 +78,40 @@ local function forget_waiter(token)
   end
 end
 
--- Makes `token` a holder with these particulars, beside what all holders have. Gives its fence: greater than the last one, and,
--- should that be forgotten, than any that was given out before now.
+-- Whether nothing is known of a holder but its lease.
+local function is_lost(token, info)
+  return not (info.fence or info.slots or info.taken or redis.call('ZSCORE', QUEUE, token))
+end
+
+-- Fails if so much is lost of a holder: what works under the lock cannot be told, so nobody gets it.
+local function refuse_if_lost()
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf')) do
+    if is_lost(token, info_of(token)) then
+      error('nothing is known of a holder but its lease')
+    end
+  end
+end
+
+-- The fence after the last one: greater than that, and, should that be forgotten, than any that was given out before now. A fence
+-- is a text, because it may be greater than any number that Lua can count to.
+local function next_fence()
+  local last = string.match(redis.call('GET', FENCE) or '0', '^0*(%d+)$')
+  if not last then
+    error('the fence is no number')
+  elseif #last < 16 then
+    return whole(math.max(tonumber(last) + 1, now))
+  elseif #last > 19 or #last == 19 and last >= '9223372036854775807' then
+    error('the fence is at its end')
+  end
+  local head, nines = string.match(last, '^(%d-)(9*)$')
+  return string.sub(head, 1, -2) .. whole((tonumber(string.sub(head, -1)) or 0) + 1) .. string.rep('0', #nines)
+end
+
+-- Makes `token` a holder with these particulars, beside what all holders have.
 local function take_hold(token, ttl, info)
-  local fence = math.max((tonumber(redis.call('GET', FENCE)) or 0) + 1, now)
-  redis.call('SET', FENCE, whole(fence))
-  info.since, info.fence, info.ttl = now, fence, ttl
+  info.since, info.fence, info.ttl = now, next_fence(), ttl
+  redis.call('SET', FENCE, info.fence)
   set_info(token, info)
-  return fence
 end
 
 -- Lets the keys of the holders expire after the last lease, so that a crash leaves nothing behind. Not at once: that a lease is
@@ -97,7 +131,7 @@ end
 -- A holder: how long it has been one, when its lease ends (-1: never), its particulars, and its token; all of it as a reply.
 local function describe(token, ends)
   local info = redis.call('HGET', INFO, token) or '{}'
-  local since = cjson.decode(info).since or now
+  local since = tonumber(decoded(info).since) or now
   return {now - since, ends == 'inf' and -1 or ends - now, info, token}
 end
 
@@ -107,8 +141,9 @@ local function holder()
   return first[1] and describe(first[1], first[2]) or {}
 end
 
--- Writes down who had the lock, until `ended` or now. `ending` has the status or signal, if a command has ended.
-local function note(info, ending, ended)
-  ending.who, ending.started, ending.ended = info.who, info.since, ended or now
-  redis.call('SET', LAST, cjson.encode(ending))
+-- The last run.
+local function last_run()
+  local last = decoded(redis.call('GET', LAST))
+  last.ended, last.lost = tonumber(last.ended) or 0, tonumber(last.lost)
+  return last
 end

@@ -12,8 +12,13 @@
 
 -- For how long a waiter that was granted the lock may take to claim it, and one that is not listening to come back.
 local CLAIM_WINDOW, GRACE = 1400, 500
--- After which part of that time somebody should look whether it is claimed, and how many should.
-local FIRST_LOOK, WATCHERS = 600, 2
+-- After which part of that time others should look whether it is claimed.
+local FIRST_LOOK = 600
+-- How often those look that would have a slot which the waiters ahead of them leave unused: all of them at the same times.
+local BEAT = 800
+-- How many look at the same grant or slot, so that it is no matter if some of them fall silent too; and how many waiters are asked
+-- for a sign of life at once.
+local WATCHERS, PROBED = 4, 100
 -- How often a waiter looks when nothing happens, the longest that it may be until then, and how long after a look that it has
 -- missed it still counts as alive.
 local REFRESH, REFRESH_MAX, LATE = 8000, 12000, 20000
@@ -23,6 +28,11 @@ local BOX_TTL = 60000
 -- Notes when a waiter is to look next.
 local function expect(token, look_in)
   redis.call('ZADD', ALIVE, whole(now + look_in + LATE), token)
+end
+
+-- For how long a look of this waiter's has been due; less than 0: it is not due yet.
+local function overdue(token)
+  return now + LATE - tonumber(redis.call('ZSCORE', ALIVE, token) or 0)
 end
 
 -- How many waiters will look within so many ms, as far as we know.
@@ -87,6 +97,24 @@ local function held()
   return redis.call('ZCARD', HOLDERS)
 end
 
+-- Whether one that lets so many hold the lock may be granted it now, beside those that hold it or were granted it. Not if a waiter
+-- that was granted it before would then find too many when it claims it: that one leads, and hands the lock on when it has.
+local function has_room(slots)
+  local count = held()
+  if count >= slots then
+    return false
+  end
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', whole(now + CLAIM_WINDOW))) do
+    local info = redis.call('ZSCORE', QUEUE, token) and info_of(token)
+    if info and (info.slots or 1) <= count then
+      info.leads = true
+      set_info(token, info)
+      return false
+    end
+  end
+  return true
+end
+
 -- The waiters that are alive, not granted the lock yet, and listening as far as we know; or only those that have taken all their
 -- mail. A function that gives one after the other, in their turn. Those among them that have died are removed.
 local function waiters(without_mail)
@@ -141,41 +169,61 @@ local function lowest_slot()
   return slot
 end
 
--- Sees to it that somebody looks whether the lock that was granted is claimed. When many wait, enough of them look soon
--- anyway; the rest is told. These are taken from all over the queue, and the last first: those whose turn is near would look for
--- nothing, and neighbours often fall silent together. Gives the tokens of those told, separated by blanks.
+-- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Not the next ones alone, for
+-- neighbours often fall silent together. Returns the tokens of those told, separated by blanks.
 local function watch()
-  local told, missing, count = {}, WATCHERS - due(FIRST_LOOK), redis.call('ZCARD', QUEUE)
-  if missing <= 0 or count == 0 then
-    return ''
-  end
-  for part = WATCHERS, 1, -1 do
-    local at = math.ceil(count * part / WATCHERS) - 1
-    local token = redis.call('ZRANGE', QUEUE, at, at)[1]
-    local looks_at = tonumber(redis.call('ZSCORE', ALIVE, token) or 0) - LATE
-    if #told < missing and looks_at > now + FIRST_LOOK and not ends_of(token) and not is_absent(token) then
-      told[#told + 1] = token
+  local told, missing = {}, WATCHERS - due(FIRST_LOOK)
+  local first = missing > 0 and first_waiters(8 * WATCHERS) or told
+  for at = #first, 1, -math.ceil(#first / WATCHERS) do
+    if #told < missing and -overdue(first[at]) > FIRST_LOOK then
+      told[#told + 1] = first[at]
+      mail(first[at], FIRST_LOOK)
     end
-  end
-  if #told == 0 and missing == WATCHERS then
-    told = first_waiters(1)
-  end
-  for _, token in ipairs(told) do
-    mail(token, FIRST_LOOK)
   end
   return table.concat(told, ' ')
 end
 
+-- In how many ms the next beat is; not the one that this look may be a little early for.
+local function next_beat()
+  return (BEAT - 100 - now) % BEAT + 100
+end
+
+-- Whether a waiter has not looked though it was asked to at the last beat.
+local function is_silent(token)
+  return overdue(token) >= BEAT / 2
+end
+
+-- The first of the waiters that would have a slot which is free, while those ahead of them let fewer hold the lock and leave it
+-- unused.
+local function willing()
+  local found, count = {}, held()
+  local last = redis.call('ZRANGE', QUEUE, -1, -1)[1]
+  if last and (info_of(last).most or 1) > count then
+    for _, token in ipairs(first_waiters(PROBED)) do
+      if #found < WATCHERS and (info_of(token).slots or 1) > count and not is_silent(token) then
+        found[#found + 1] = token
+      end
+    end
+  end
+  return found
+end
+
 -- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
--- those of the waiters that were told to watch them, separated by blanks; or nothing.
+-- those of the waiters that were told to watch them, separated by blanks; or nothing. If the next one leaves a slot unused, those
+-- that want it look soon whether it is still there.
 local function hand_over()
   local granted = {}
   for token in waiters() do
     local info = info_of(token)
-    if held() >= (info.slots or 1) then
+    if not has_room(info.slots or 1) then
+      for _, behind in ipairs(willing()) do
+        if -overdue(behind) > next_beat() then
+          mail(behind, next_beat())
+        end
+      end
       break
     end
-    info.slot, info.since = lowest_slot(), now
+    info.slot, info.since, info.leads = lowest_slot(), now, nil
     set_info(token, info)
     set_lease(token, now + CLAIM_WINDOW)
     expect(token, 0)

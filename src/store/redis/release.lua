@@ -5,9 +5,11 @@
 --       2 ending    JSON {status} or {signal} or {}; empty: there was no run, write nothing down
 --       3 doubt     1: a request for the lock under this token may still be on its way; it must not get it
 --       4 how       empty: let go; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
---                   until it is released by hand, or for `span`
+--                   until it is released by hand, or for `span`; cancel: let go of what `request` has brought, and of nothing
+--                   else
 --       5 span      in ms; 0 with keep: for ever
 --       6 used      1: the run has used the value that it had reserved
+--       7 request   of a cancel: which request is cancelled, as it was told to the acquire script
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
 --       {1, granted, told, stays}
@@ -15,13 +17,18 @@
 --       {2}         by hand: a command runs under it, and when that has ended it is let go of
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
-local USED = ARGV[6] == '1'
+local USED, REQUEST = ARGV[6] == '1', ARGV[7]
 
 local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
 local holds = is_in_force(TOKEN) and info.fence
 if HOW == 'hand' and not holds then
   return {0, holder()}
+end
+-- It was held before the request came that is cancelled. Or what is asked was done, and the answer was lost.
+local is_others = HOW == 'cancel' and (info.request or '') ~= REQUEST
+if holds and (is_others or info.hand and (HOW == 'hold' or HOW == 'keep')) then
+  return {1, '', '', 1}
 end
 let_pass_when_full()
 if HOW == 'hand' and not info.hand then
@@ -31,8 +38,7 @@ if HOW == 'hand' and not info.hand then
 end
 -- Its lease is gone; or it was let go of the quick way, by one who does not know that, and the next run may be over by now.
 local is_gone = info.fence and not ends_of(TOKEN)
-local noted = is_gone and redis.call('GET', LAST)
-local is_passed = noted and cjson.decode(noted).ended > info.since
+local is_passed = is_gone and last_run().ended > info.since
 drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
@@ -42,10 +48,7 @@ if ENDING ~= '' and info.who then
   end
 elseif ENDING ~= '' then
   -- Whose it was is forgotten, with its lease or by a break.
-  local last = redis.call('GET', LAST)
-  last = last and cjson.decode(last) or {ended = now}
-  last.lost = now
-  redis.call('SET', LAST, cjson.encode(last))
+  note_lost()
 end
 
 -- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
@@ -53,9 +56,10 @@ end
 -- changes nothing: used is used.
 if info.value and USED then
   local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
-  local fence = tonumber(redis.call('HGET', SEQUENCE, 'fence') or 0)
-  if place < info.place or (place == info.place and fence < info.fence) then
-    redis.call('HSET', SEQUENCE, 'last', info.value, 'place', whole(info.place), 'fence', whole(info.fence))
+  local fence = redis.call('HGET', SEQUENCE, 'fence') or ''
+  local is_later = #fence < #info.fence or #fence == #info.fence and fence < info.fence
+  if place < info.place or (place == info.place and is_later) then
+    redis.call('HSET', SEQUENCE, 'last', info.value, 'place', whole(info.place), 'fence', info.fence)
   end
 end
 

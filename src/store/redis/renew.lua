@@ -19,7 +19,7 @@ if info.taken then
 end
 let_pass_when_full()
 if TTL == -1 then
-  TTL = info.ttl
+  TTL = info.ttl or error('nothing is known of a holder but its lease')
 elseif info.hand and TTL ~= info.ttl then
   info.ttl = TTL
   set_info(TOKEN, info)

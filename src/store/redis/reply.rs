@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use redis::Value;
-use serde::Deserialize;
 
-use crate::lock::ending::Ending;
-use crate::lock::holder::Holder;
+use super::particulars::{Info, past};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
-use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Past, Released, Renewed, Reserved, TakenAway, Waiting};
+use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, TakenAway, Waiting};
 use crate::sys::clock::Moment;
 
 /// An answer that none of our scripts gives.
@@ -45,37 +43,12 @@ pub(super) struct Handed {
     pub(super) told: String,
 }
 
-/// What the scripts keep about a holder or a waiter.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Info {
-    who: Holder,
-    ttl: u64,
-    fence: u64,
-    slot: u32,
-    value: Option<String>,
-    joined: Option<u64>,
-    taken: Option<Holder>,
-}
-
-/// What the scripts keep about the last run.
-#[derive(Deserialize)]
-struct Last {
-    /// Unknown, if all data was lost while it ran.
-    who: Option<Holder>,
-    #[serde(default)]
-    started: u64,
-    ended: u64,
-    status: Option<u8>,
-    signal: Option<i32>,
-}
-
 impl Asked {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
         match fields(reply) {
-            [Value::Int(1), Value::Int(fence), Value::Int(slot), granted, told] => {
-                Ok(Asked::Mine(grant(*fence, *slot, sent_at)?, handed(granted, told)))
+            [Value::Int(1), fence, Value::Int(slot), granted, told] => {
+                Ok(Asked::Mine(grant(fence, *slot, sent_at)?, handed(granted, told)))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told, Value::Int(now)] => {
                 Ok(Asked::NotMine {
@@ -140,11 +113,7 @@ pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), 
 /// Reads the reserve script's reply to a request that left at `sent_at`.
 pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserved, Strange> {
     match fields(reply) {
-        [Value::Int(1), Value::Int(fence), value] => {
-            let fence = u64::try_from(*fence).map_err(|_| Strange)?;
-            let grant = Grant { fence, slot: 0, custody: Custody::Lease(sent_at) };
-            Ok(Reserved::Mine(grant, text(value).ok_or(Strange)?))
-        }
+        [Value::Int(1), fence, value] => Ok(Reserved::Mine(grant(fence, 0, sent_at)?, text(value).ok_or(Strange)?)),
         [Value::Int(0)] => Ok(Reserved::Taken),
         [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(Strange)?)),
         [Value::Int(3), last] => Ok(Reserved::Moved(text(last).filter(|last| !last.is_empty()))),
@@ -160,30 +129,24 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
         let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
             return None;
         };
-        let info = serde_json::from_slice::<Info>(info).unwrap_or_default();
+        let info = Info::read(info);
         Some(Holding {
-            who: info.who,
+            who: info.who.unwrap_or_default(),
             since_ms: now_ms.saturating_sub(u64::try_from(*held_for).unwrap_or_default()),
             expires_in: millis(*expires_in),
             fence: info.fence,
             slot: info.slot,
             value: info.value,
-            taken_away: info.taken.is_some(),
+            taken_away: info.is_taken,
             token: read_token(token),
         })
     };
     let waiter = |waiter: &Value| {
-        let info = serde_json::from_str::<Info>(&text(waiter)?).unwrap_or_default();
-        Some(Waiting { who: info.who, since_ms: info.joined })
+        let Value::BulkString(info) = waiter else { return None };
+        let info = Info::read(info);
+        Some(Waiting { who: info.who.unwrap_or_default(), since_ms: info.joined })
     };
-    let last = text(last).and_then(|last| serde_json::from_str::<Last>(&last).ok()).and_then(|last| {
-        Some(Past {
-            who: last.who?,
-            started_ms: last.started,
-            ended_ms: last.ended,
-            ending: last.status.map(Ending::Exited).or(last.signal.map(Ending::Signaled)),
-        })
-    });
+    let last = text(last).and_then(|last| past(last.as_bytes()));
     Ok(KeyStatus {
         key,
         now_ms,
@@ -219,7 +182,7 @@ fn read_holder(holder: &Value) -> Option<Held> {
         return None;
     };
     Some(Held {
-        holder: serde_json::from_slice::<Info>(info).ok().map(|info| info.who),
+        holder: Info::read(info).who,
         since: millis(*since),
         expires_in: millis(*expires_in),
         place: None,
@@ -239,7 +202,7 @@ fn millis(millis: i64) -> Option<Duration> {
 /// The length of the lease of a holder as above.
 fn read_ttl(holder: &Value) -> Option<Duration> {
     let [_, _, Value::BulkString(info), _] = fields(holder) else { return None };
-    let ttl = serde_json::from_slice::<Info>(info).ok()?.ttl;
+    let ttl = Info::read(info).ttl;
     (ttl > 0).then(|| Duration::from_millis(ttl))
 }
 
@@ -279,15 +242,15 @@ pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
 /// Reads the claim script's reply to a request that left at `sent_at`; `None`: the lock is not granted to us.
 pub(super) fn read_claim(reply: &Value, sent_at: Moment) -> Result<Option<Grant>, Strange> {
     match fields(reply) {
-        [Value::Int(1), Value::Int(fence), Value::Int(slot)] => grant(*fence, *slot, sent_at).map(Some),
+        [Value::Int(1), fence, Value::Int(slot)] => grant(fence, *slot, sent_at).map(Some),
         [Value::Int(0)] => Ok(None),
         _ => Err(Strange),
     }
 }
 
 /// What a request that left at `sent_at` has brought us.
-fn grant(fence: i64, slot: i64, sent_at: Moment) -> Result<Grant, Strange> {
-    let fence = u64::try_from(fence).map_err(|_| Strange)?;
+fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, Strange> {
+    let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(Strange)?;
     let slot = u32::try_from(slot).map_err(|_| Strange)?;
     Ok(Grant { fence, slot, custody: Custody::Lease(sent_at) })
 }
@@ -314,7 +277,7 @@ mod tests {
     #[test]
     fn a_grant_is_read() {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
-        let reply = array([Value::Int(1), Value::Int(7), Value::Int(2), bulk(""), bulk("")]);
+        let reply = array([Value::Int(1), bulk("7"), Value::Int(2), bulk(""), bulk("")]);
         let asked = Asked::read(&reply, sent_at).expect("is understood");
         let Asked::Mine(grant, None) = asked else { panic!("{asked:?}") };
         assert_eq!(grant, Grant { fence: 7, slot: 2, custody: Custody::Lease(sent_at) });

@@ -21,6 +21,10 @@ local STEPS = tonumber(ARGV[7])
 if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
   return {}
 end
+if not ends_of(TOKEN) then
+  -- It has reserved nobody knows what.
+  refuse_if_lost()
+end
 if drop_ended_leases() > 0 then
   hand_over()
 end

@@ -19,9 +19,9 @@ local GRANTED, TOLD, TOKEN = ARGV[1], ARGV[2], ARGV[3]
 
 if TOKEN ~= '' then
   let_pass_when_full()
-  local info, ended, last = info_of(TOKEN), tonumber(ARGV[5]), redis.call('GET', LAST)
+  local info, ended = info_of(TOKEN), tonumber(ARGV[5])
   -- The next run may be over by now.
-  if info.who and not (last and cjson.decode(last).ended >= ended) then
+  if info.who and last_run().ended < ended then
     note(info, cjson.decode(ARGV[4]), ended)
   end
   -- Only once; and not of a lock that may have been forgotten since, with a run that goes on.

@@ -20,10 +20,11 @@ local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
 for at = 1, #holders, 2 do
   local token, ends = holders[at], holders[at + 1]
   local info = info_of(token)
+  local lost = is_lost(token, info)
   -- One that was only granted the lock is not a holder yet.
-  if info.fence and is_in_force(token) then
+  if (info.fence or info.taken or lost) and is_in_force(token) then
     local description = describe(token, ends)
-    if MEANT ~= '' and whole(info.fence) ~= MEANT then
+    if MEANT ~= '' and info.fence ~= MEANT then
       others[#others + 1] = description
     else
       taken[#taken + 1] = description
@@ -31,7 +32,11 @@ for at = 1, #holders, 2 do
         if not info.hand then
           untold = untold + 1
         end
-        note(info, {})
+        if info.who then
+          note(info, {})
+        else
+          note_lost()
+        end
         redis.call('ZREM', HOLDERS, token)
         redis.call('HDEL', INFO, token)
       else

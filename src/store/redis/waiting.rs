@@ -7,6 +7,7 @@ use redis::Cmd;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Asked, Mail, read_claim, read_mail};
+use super::retry::Pauses;
 use super::script::{CLAIM, LET_GO};
 use super::{Doubt, RedisStore, keys, millis, script, ttl_ms};
 use crate::store::{Acquired, Claim, Grant, StoreError, Wait, Watcher};
@@ -16,9 +17,6 @@ use crate::sys::wait::{Sleeper, Woken};
 
 /// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
-
-/// The pauses between two attempts to reach a server that is away: the first, and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// How often a waiter for whom lockrun is stopped looks whether it goes on.
 const STOPPED: Duration = Duration::from_millis(100);
@@ -66,7 +64,7 @@ enum Slept {
     Granted,
     /// A signal came that ends lockrun.
     Interrupted(i32),
-    /// The connection is lost.
+    /// The connection is lost, or the server does not let us wait for now.
     Lost,
     /// The server does not let us wait.
     Refused(Failure),
@@ -78,7 +76,7 @@ impl RedisStore {
         let Wait { until, signals, watcher } = wait;
         // Before the server has been heard of once, its absence is an error like any other.
         let mut heard_at: Option<Moment> = None;
-        let mut retry_in = RETRY.0;
+        let mut pauses = Pauses::new();
         let mut seen: Option<Seen> = None;
         // What is asked in our turn, once it has come.
         let mut granted: Option<Turn> = None;
@@ -116,6 +114,7 @@ impl RedisStore {
                         return Ok(Acquired::Held(held));
                     }
                     heard_at = Some(Moment::now());
+                    self.has_joined = true;
                     // It has them from us, and from the one who will let go of the lock.
                     self.knows_scripts = true;
                     // What can be done before our turn comes is done now.
@@ -130,7 +129,7 @@ impl RedisStore {
                     ) {
                         slept @ (Slept::Look | Slept::Granted) => {
                             granted = matches!(slept, Slept::Granted).then_some(turn);
-                            retry_in = RETRY.0;
+                            pauses = Pauses::new();
                             continue;
                         }
                         Slept::Interrupted(signal) => {
@@ -142,18 +141,18 @@ impl RedisStore {
                             return Err(failure.explain(&self.server));
                         }
                         // An answer in between is no proof that the connection will hold.
-                        Slept::Lost => longer(&mut retry_in),
+                        Slept::Lost => pauses.next(),
                     }
                 }
                 Err(failure) => {
                     let bearable = heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX);
-                    if out_of_patience || !bearable || matches!(failure, Failure::Strange(_)) {
+                    if out_of_patience || !bearable || !failure.may_pass() {
                         return Err(self.give_up(claim, &failure));
                     }
                     if matches!(failure, Failure::Closed | Failure::NoAnswer(_)) {
                         self.doubt = Doubt::Pending;
                     }
-                    longer(&mut retry_in)
+                    pauses.next()
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
@@ -168,7 +167,7 @@ impl RedisStore {
     fn turn(&self, claim: &Claim) -> Turn {
         script::take_hashes();
         let mut script = self.script(&CLAIM, &claim.key, &claim.token);
-        let script = script.arg(ttl_ms(claim.ttl)).arg(u8::from(claim.by_hand)).take();
+        let script = script.arg(ttl_ms(claim.ttl)).arg(u8::from(claim.by_hand)).arg(self.request(claim)).take();
         // Where several may hold the lock, it takes more to let go of it.
         Turn { claim: script, let_go: (claim.slots == 1).then(|| self.script(&LET_GO, &claim.key, &claim.token)) }
     }
@@ -209,21 +208,11 @@ impl RedisStore {
                 }
                 Err(failure) => {
                     self.connection = None;
-                    return match failure {
-                        Failure::Refused { .. } => Slept::Refused(failure),
-                        _ => Slept::Lost,
-                    };
+                    return if failure.may_pass() { Slept::Lost } else { Slept::Refused(failure) };
                 }
             }
         }
     }
-}
-
-/// The pause before the next attempt, and twice as long a one after that.
-fn longer(retry_in: &mut Duration) -> Duration {
-    let pause = *retry_in;
-    *retry_in = (pause * 2).min(RETRY.1);
-    pause
 }
 
 /// What came of waiting for mail.

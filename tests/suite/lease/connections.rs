@@ -53,6 +53,28 @@ fn a_lock_is_released_over_a_connection_that_fell_silent() {
     assert!(is_free(&store, "idle"), "held by a run that has ended");
 }
 
+// "\"No answer\" is not: retry until it is time for TERM": so it is with an answer to a renewal that no script gives, however deep it
+// is or large it claims to be. It is read on the small stack of a thread.
+#[test]
+fn renewals_whose_answers_are_beyond_all_bounds() {
+    let (store, proxy) = scene("bounds");
+    let call = Lockrun::at(&proxy.url()).key("bounds").args(["--ttl", "1h", "--renew-every", "100ms"]);
+    let call = call.args(["--store-timeout", "1s"]);
+    let mut run = call.sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    for answer in ["*1\r\n".repeat(99), "*1\r\n".repeat(100_000), "$2147483647\r\n".into(), "*1000000000\r\n".into()] {
+        let before = server(&store).scripts_run();
+        proxy.set(Mode::Answer(answer.leak().as_bytes()));
+        eventually(LONG, "three renewals were answered so", || {
+            assert!(!run.run.has_ended(), "{}", run.run.stderr());
+            server(&store).scripts_run() >= before + 3
+        });
+    }
+    proxy.set(Mode::Pass);
+    run.finish().exited(0).silent();
+    assert!(is_free(&store, "bounds"), "held by a run that has ended");
+}
+
 // "Unknown (an error, possibly done: clean up by token)": also when it is done only after it was cleaned up.
 #[test]
 fn a_request_that_arrives_after_its_withdrawal_takes_nothing() {

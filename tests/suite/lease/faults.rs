@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
-use crate::support::processes::send;
+use crate::support::processes::{send, state};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually, memory, witness};
 
@@ -238,6 +239,38 @@ fn the_guardian_is_stopped_and_the_network_cut() {
         eventually(LONG, "the old command is dead", || witness::lives(&case.record).len() == 2);
     }
     scene.judge("guardian stopped, traffic swallowed");
+}
+
+// "It holds under STOP of lockrun": of all its processes at once, as `pkill -STOP -f lockrun` does, where the command goes on.
+#[test]
+fn lockrun_and_its_guardian_are_stopped() {
+    let mut scene = Scene::with_queue();
+    for case in &scene.cases {
+        let ours = guardians(&case.old).into_iter().chain([case.old.pid()]);
+        for pid in ours {
+            send(pid, Signal::SIGSTOP);
+        }
+    }
+    all_lost(&mut scene);
+    scene.judge("lockrun and its guardian stopped");
+}
+
+// "If lockrun is killed or stopped, the guardian kills the command's processes; if the guardian is, lockrun does": here one after
+// the other is, and what the kernel does for the command alone would not be enough.
+#[test]
+fn lockrun_is_stopped_and_the_guardian_killed() {
+    let store = Store::redis();
+    let call = Lockrun::new(&store).key("orphan").args(["--ttl", "10m"]);
+    let script = "trap '' TERM; setsid sleep 600 & echo ready; sleep 600; sleep 600";
+    let mut run = call.command(["setpriv", "--pdeathsig", "clear", "sh", "-c", script]).spawn();
+    run.wait_for_line("ready");
+    run.signal(Signal::SIGSTOP);
+    eventually(LONG, "lockrun is stopped", || state(run.pid()) == Some('T'));
+    for pid in guardians(&run) {
+        send(pid, Signal::SIGKILL);
+    }
+    eventually(LONG, "nothing of it is left", || run.has_ended() && run.processes().is_empty());
+    assert!(is_free(&store, "orphan"), "nobody has it any more");
 }
 
 // "\"Not yours\" is final": the lock is deleted on the server under its holder, alone or with all that belongs to it. Who has

@@ -2,7 +2,7 @@
 
 mod connections;
 mod faults;
-mod guardian;
 mod keep;
 mod misuse;
 mod round_trips;
+mod unanswered;

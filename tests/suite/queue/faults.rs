@@ -256,6 +256,56 @@ fn connections_are_reset_while_waiting() {
     });
 }
 
+/// Waits until all ten sleep at the server.
+#[track_caller]
+fn all_sleep(redis: &Redis) {
+    let asleep = || redis.ask(&["INFO", "clients"]).text().contains("\r\nblocked_clients:10\r\n");
+    eventually(LONG, "all sleep", asleep);
+}
+
+// "When Redis goes away, a waiter goes on asking for a minute": so it does when the server is demoted for a moment, and
+// rejects what it cannot do as a replica.
+#[test]
+fn the_server_is_demoted_for_a_moment() {
+    keep_their_places(|redis, proxy| {
+        all_sleep(redis);
+        let connections = proxy.connections();
+        redis.ask(&["REPLICAOF", "127.0.0.1", "1"]);
+        eventually(LONG, "all have asked the replica", || proxy.connections() >= connections + 20);
+        redis.ask(&["REPLICAOF", "NO", "ONE"]);
+        all_sleep(redis);
+    });
+}
+
+// The same with every answer by which a server rejects a request for a while, to what a waiter asks and to its waiting.
+#[test]
+fn requests_are_rejected_for_a_while() {
+    keep_their_places(|redis, proxy| {
+        for answer in [
+            "-LOADING Redis is loading the dataset in memory\r\n",
+            "-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n",
+            "-READONLY You can't write against a read only replica.\r\n",
+            "-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.\r\n",
+            "-CLUSTERDOWN The cluster is down\r\n",
+            "-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.\r\n",
+            "-ERR Error running script (call to f_0): @user_script:9: @user_script: 9: -READONLY You can't write\r\n",
+            "-ERR max number of clients reached\r\n",
+        ] {
+            all_sleep(redis);
+            let connections = proxy.connections();
+            proxy.set(Mode::Answer(answer.as_bytes()));
+            let clients = redis.ask(&["CLIENT", "LIST"]);
+            for client in clients.text().lines().filter(|client| client.contains("cmd=blpop")) {
+                let id = client.split(' ').next().and_then(|id| id.strip_prefix("id=")).expect("an id");
+                redis.ask(&["CLIENT", "UNBLOCK", id]);
+            }
+            eventually(LONG, "all have tried again", || proxy.connections() >= connections + 20);
+            proxy.set(Mode::Pass);
+        }
+        all_sleep(redis);
+    });
+}
+
 // "It cannot hold when the store forgets": the waiters go on, though, one at a time, all of them.
 #[test]
 fn everything_is_deleted() {

@@ -1,8 +1,8 @@
-//! What lockrun costs while nothing happens: no processor time.
+//! What lockrun costs while nothing happens: no processor time, and no page that would have to be read again.
 
-use crate::support::processes::{children, processor_time};
+use crate::support::processes::{children, faults, processor_time};
 use crate::support::store::on_every_store;
-use crate::support::{Holder, Lockrun};
+use crate::support::{Holder, Lockrun, Store};
 
 /// Of a hundred ticks: far less than what a loop that does not sleep gets on a busy machine.
 const FEW_TICKS: u64 = 5;
@@ -26,3 +26,25 @@ on_every_store!(nobody_is_busy_while_a_command_sleeps, |store| {
     holder.end();
     waiter.wait().exited(0);
 });
+
+/// In a second with three renewals. A program that drops its pages takes some twenty for each.
+const FEW_FAULTS: u64 = 10;
+
+// "The command dies first", also when the disk hangs under memory pressure: what lockrun and its guardian need to go on they keep, and
+// do not read again at each renewal.
+#[test]
+fn a_renewal_touches_nothing_anew() {
+    let store = Store::redis();
+    let holder = Holder::with(&Lockrun::new(&store).key("idle").args(["--ttl", "1s"]), &[]);
+    let guardians = children(holder.pid());
+    assert_eq!(guardians.len(), 1);
+    let second = || Lockrun::new(&store).key("a second").command(["sleep", "1"]).run().exited(0);
+    // The first renewals touch what the later ones need.
+    second();
+    let ours = || -> u64 { guardians.iter().copied().chain([holder.pid()]).map(faults).sum() };
+    let before = ours();
+    second();
+    let after = ours();
+    assert!(after < before + FEW_FAULTS, "{before} faults before, {after} after");
+    holder.end();
+}

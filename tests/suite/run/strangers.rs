@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::Path;
 
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::deadline::eventually_some;
 use crate::support::holder::is_free;
-use crate::support::processes::is_alive;
+use crate::support::processes::{children, is_alive, send};
 use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Running, eventually};
+use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
 /// Executes this call in a shell that has a child already; gives the child's id too.
 fn with_a_child(call: &Lockrun, directory: &Path) -> (Running, i32) {
@@ -60,3 +62,63 @@ on_every_store!(they_are_not_killed, |store| {
     spares(&call.clone().sh(&format!("sleep 600 & {elsewhere}; exit 3")), 3);
     assert!(is_free(store, "before"));
 });
+
+/// A shell with a child that starts another one when it may and then ends: that becomes lockrun's child, which the shell is by then.
+const LATE: &str = "{ until [ -e \"$BEGIN\" ]; do sleep 0.01; done; sleep 600 & echo $! >\"$ID\"; } & exec \"$@\"";
+
+/// Executes this call in such a shell. The command, a shell script, begins when all that has happened. Gives the id of what was left
+/// to lockrun, too.
+fn with_a_late_child(call: &Lockrun, script: &str, directory: &Path) -> (Running, i32) {
+    let at = |name: &str| directory.join(name);
+    let call = call.clone().env("BEGIN", at("begin")).env("ID", at("id")).env("GO", at("go"));
+    let script = format!(": >\"$BEGIN\"; until [ -e \"$GO\" ]; do sleep 0.01; done; {script}");
+    let run = call.sh(&script).in_shell(LATE).spawn_alone();
+    let late = eventually_some(LONG, "a process was left to lockrun", || {
+        let text = fs::read_to_string(at("id")).unwrap_or_default();
+        let pid = text.strip_suffix('\n').and_then(|text| text.parse().ok())?;
+        children(run.pid()).contains(&pid).then_some(pid)
+    });
+    fs::write(at("go"), "").expect("our own directory");
+    (run, late)
+}
+
+/// The run ends with this status while what was left to it lives on.
+#[track_caller]
+fn spares_a_late_child(call: &Lockrun, script: &str, status: i32) {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (mut run, late) = with_a_late_child(call, script, directory.path());
+    eventually(LONG, "the run has ended", || run.has_ended());
+    assert!(is_alive(late), "a process was ended that is none of lockrun's");
+    run.wait().exited(status);
+}
+
+// "COMMAND and all that it started, and nobody else": what the others have started since, and left behind, is not COMMAND's.
+on_every_store!(what_they_leave_behind_is_spared, |store| {
+    let call = Lockrun::new(store).key("before").args(["--kill-after", "1s"]);
+    let daemon = "{ setsid sh -c 'echo there; exec sleep 600 >/dev/null' & } | read there";
+    spares_a_late_child(&call.clone().args(["--max-runtime", "2s"]), &format!("{daemon}; exec sleep 600"), 124);
+    spares_a_late_child(&call.clone().args(["--descendants", "wait"]), "(sleep 0.5; exec true) & exit 3", 3);
+    spares_a_late_child(&call.args(["--descendants", "kill"]), &format!("{daemon}; exit 3"), 3);
+    assert!(is_free(store, "before"));
+});
+
+// "If the guardian is killed, lockrun kills the command's processes": those, and none that others have left to it.
+#[test]
+fn what_they_leave_behind_outlives_the_guardian() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("daemon");
+    let script = format!("setsid sh -c 'echo $$ >{}; exec sleep 600' & exec sleep 600", id.display());
+    let (mut run, late) = with_a_late_child(&Lockrun::new(&store).key("before"), &script, directory.path());
+    let daemon = eventually_some(LONG, "the command has left a daemon", || {
+        fs::read_to_string(&id).ok()?.strip_suffix('\n')?.parse().ok()
+    });
+    let is_guardian =
+        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "guardian\n");
+    let guardian = children(run.pid()).into_iter().find(is_guardian).expect("it has a guardian");
+    send(guardian, Signal::SIGKILL);
+    eventually(LONG, "the run has ended", || run.has_ended());
+    assert!(is_alive(late), "a process was ended that is none of lockrun's");
+    assert!(!is_alive(daemon), "the command's daemon was left");
+    run.wait().exited(125);
+}

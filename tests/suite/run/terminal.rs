@@ -14,10 +14,10 @@ use crate::support::pty::Terminal;
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Store, eventually, witness};
 
-const PROMPT: &str = "prompt$ ";
+pub(crate) const PROMPT: &str = "prompt$ ";
 
 /// An interactive shell on a terminal, as a person has one. `lockrun` is an alias of it.
-fn shell(store: &Store) -> Terminal {
+pub(crate) fn shell(store: &Store) -> Terminal {
     let mut command = Command::new(find_program("bash"));
     command.args(["--norc", "--noprofile", "--noediting", "-i"]);
     let url = store.url();
@@ -30,7 +30,7 @@ fn shell(store: &Store) -> Terminal {
     terminal
 }
 
-fn enter(terminal: &mut Terminal, line: &str) {
+pub(crate) fn enter(terminal: &mut Terminal, line: &str) {
     terminal.type_keys(&format!("{line}\r"));
 }
 
@@ -233,7 +233,7 @@ fn an_interrupt_ends_an_attempt() {
 }
 
 /// The process id that the command has written into this file.
-fn written(file: &Path) -> i32 {
+pub(crate) fn written(file: &Path) -> i32 {
     let mut pid = None;
     eventually(LONG, "the command has written its id", || {
         let text = std::fs::read_to_string(file).unwrap_or_default();

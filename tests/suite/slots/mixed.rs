@@ -1,13 +1,19 @@
 //! Runs that let a different number hold the same lock at once: safe, in turn, and nobody is stuck.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::support::monitor::Monitor;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::queue::{now, read_time};
 use crate::support::slots::{SharedRecord, Slot, TELL};
 use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Queue, Store, eventually};
+use crate::support::{LONG, Lockrun, Queue, Store, eventually, processes};
+
+/// How long a slot may stand unused because those whose turn it is have fallen silent.
+const UNUSED: Duration = Duration::from_secs(2);
 
 /// What a busy machine may take, to start a few programs and to run them.
 const ALLOWANCE: Duration = Duration::from_secs(2);
@@ -86,9 +92,8 @@ on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
         let gone_at = now();
         let record = SharedRecord::read(&queue.all_end(), 3);
         assert_eq!(record.run(1).slot, 1, "after {signal}");
-        // Nobody is told that one was killed; those behind it find out when they look, every 12 s at the latest.
-        let limit = if signal == Signal::SIGKILL && store.has_leases() { 13 } else { 0 };
-        let limit = Duration::from_secs(limit) + ALLOWANCE;
+        // Nobody is told that one was killed; those behind it find that out.
+        let limit = if signal == Signal::SIGKILL && store.has_leases() { UNUSED } else { Duration::ZERO } + ALLOWANCE;
         let took = record.run(1).began.saturating_sub(gone_at);
         assert!(took <= limit, "stuck for {took:?} after {signal}");
         holder.end();
@@ -109,3 +114,102 @@ on_every_store!(those_behind_go_on_when_a_wait_runs_out, |store| {
     assert!(took <= ALLOWANCE, "stuck for {took:?}");
     holder.end();
 });
+
+/// Lets waiters stand behind a holder, `alone` of them that want to be alone and then some that do not, and does something by which
+/// the first `silent` of them fall silent: the next one is kept from its slot for 2 s at most.
+#[track_caller]
+fn the_next_one_runs_when(alone: usize, silent: usize, fall_silent: impl FnOnce(&mut Queue<'_>)) {
+    let store = Store::redis();
+    let holder = Slot::take(&call(&store, "3"));
+    let mut queue = Queue::new(&store, "mixed");
+    queue.join(alone);
+    let mut queue = queue.with(&["--slots", "3"]).doing(TELL);
+    queue.join(silent + 2 - alone);
+    queue.settles();
+    fall_silent(&mut queue);
+    let silent_at = now();
+    let next = silent.to_string();
+    eventually(LONG, "the next one runs", || queue.begun().contains(&next));
+    let took = now().saturating_sub(silent_at);
+    assert!(took <= UNUSED + ALLOWANCE, "stuck for {took:?} behind {silent}");
+    queue.signal_all(Signal::SIGCONT);
+    holder.end();
+    drop(queue.all_end());
+}
+
+/// Stops the first waiters; the server goes on to hand them mail.
+fn stop(queue: &mut Queue<'_>, count: usize) {
+    for number in 0..count {
+        let waiter = queue.waiter(number);
+        waiter.signal(Signal::SIGSTOP);
+        eventually(LONG, "the waiter stands still", || processes::state(waiter.pid()) == Some('T'));
+    }
+}
+
+// "A waiter that died, wherever in the queue, keeps the others from a slot that is free for 2 s at most; so does one that is
+// stopped": several of them together, and also the one that would have found them out.
+#[test]
+fn those_behind_go_on_when_the_first_ones_stand_still() {
+    for (alone, silent) in [(1, 1), (4, 4), (1, 2)] {
+        the_next_one_runs_when(alone, silent, |queue| stop(queue, silent));
+    }
+}
+
+// The same when they are killed.
+#[test]
+fn those_behind_go_on_when_the_first_ones_are_killed() {
+    for (alone, silent) in [(4, 4), (1, 2)] {
+        the_next_one_runs_when(alone, silent, |queue| (0..silent).for_each(|number| queue.kill(number)));
+    }
+}
+
+// "In turn": one that wants to be alone, and lives, keeps its place for as long as it has to wait; what that costs does not grow
+// with the number of waiters.
+#[test]
+fn one_that_lives_is_not_passed_by() {
+    let store = Store::redis();
+    let redis = store.as_redis().expect("a Redis");
+    let call = call(&store, "3").args(["--ttl", "10m"]);
+    let holder = Slot::take(&call);
+    let mut queue = Queue::new(&store, "mixed").with(&["--ttl", "10m"]);
+    queue.join(1);
+    let mut queue = queue.with(&["--slots", "3"]).doing(TELL);
+    queue.join(12);
+    queue.settles();
+    let (started, monitor) = (Instant::now(), Monitor::of(redis));
+    // On purpose: what is sent while nothing happens is what is measured.
+    thread::sleep(Duration::from_secs(10));
+    let counts = monitor.counts(redis);
+    let beats = usize::try_from(started.elapsed().as_millis() / 800).expect("a short time") + 1;
+    let sent: usize = counts.values().sum();
+    // The first one and four that watch it, two commands each; and the few of those that only wait.
+    let limit = 2 * (1 + 4 + 1) * beats + 13 * 10 / 2;
+    assert!(sent <= limit, "{sent} commands in {beats} beats: {counts:?}");
+    assert!(queue.begun().is_empty(), "the first one was passed by");
+    holder.end();
+    let ran = queue.all_end();
+    assert!(ran.starts_with("in 0 "), "{ran}");
+}
+
+// "Up to N runs hold the lock at once": one that wants to be alone is so when it claims the lock, however late that is, though the next
+// one, which does not, could have it at the same time.
+#[test]
+fn one_that_wants_to_be_alone_claims_before_the_next_one() {
+    let store = Store::redis();
+    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
+    let holder = Slot::take(&call(&store, "3"));
+    let mut queue = Queue::through(&proxy.url(), &store, "mixed");
+    queue.join_to("echo \"slot $tag 0 $LOCKRUN_FENCE\" >>\"$file\"");
+    let mut queue = queue.by(&store.url()).with(&["--slots", "3"]).doing(TELL);
+    queue.join(1);
+    queue.settles();
+    proxy.set(Mode::Delay(Duration::from_millis(300)));
+    holder.end();
+    let ran = queue.all_end();
+    queue.nothing_is_left();
+    let fence = |number: usize| {
+        let line = ran.lines().find_map(|line| line.strip_prefix(&format!("slot {number} "))).expect("it has run");
+        line.rsplit(' ').next().and_then(|fence| fence.parse::<u64>().ok()).expect("a fence")
+    };
+    assert!(fence(0) < fence(1), "the second one was first: {ran}");
+}

@@ -1,5 +1,6 @@
 //! What is one store's own.
 
+mod broken_records;
 mod directory;
 mod record;
 mod redis_urls;

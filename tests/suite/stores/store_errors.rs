@@ -143,6 +143,27 @@ fn no_redis_at_all() {
     }
 }
 
+// "Every answer is read with bounded depth and size": one that is nested without an end, or announced to be larger than any
+// memory, is an error like any other, and takes little of it.
+#[test]
+fn answers_beyond_all_bounds() {
+    let leak = |text: String| -> &'static [u8] { text.leak().as_bytes() };
+    for manner in [
+        Manner::Answer(leak("*1\r\n".repeat(80) + ":1\r\n")),
+        Manner::Answer(leak("*1\r\n".repeat(100_000))),
+        Manner::Answer(b"$2147483647\r\n"),
+        Manner::Answer(b"$9223372036854775807\r\n"),
+        Manner::Flood(b"*1000000000\r\n"),
+        Manner::Flood(b"$2147483647\r\n"),
+    ] {
+        let fake = Fake::start(manner);
+        let call = Lockrun::at(&fake.url()).key("bounds").args(["--store-timeout", "2s"]).command(["echo", "ran"]);
+        // In KiB: the answer may take 64 MiB, and the rest of it not much.
+        let output = call.in_shell("ulimit -v 200000; exec \"$@\"").alone();
+        output.exited(69).printed("").said("what ");
+    }
+}
+
 // "69: the store refuses us": a server that takes no writes, has no memory left, or no such database.
 #[test]
 fn a_redis_that_refuses() {

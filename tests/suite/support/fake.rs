@@ -1,6 +1,6 @@
 //! Listeners that are no Redis: they count who comes, and answer wrongly or not at all.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +18,8 @@ pub(crate) enum Manner {
     HangUp,
     /// Answers whatever it is asked with these bytes.
     Answer(&'static [u8]),
+    /// The same, and goes on to send without an end.
+    Flood(&'static [u8]),
 }
 
 /// A listener on a port of the loopback interface; it ends when it is dropped.
@@ -85,6 +87,8 @@ fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
     let tick = Duration::from_millis(50);
     stream.set_nonblocking(false).expect("our own connection");
     stream.set_read_timeout(Some(tick)).expect("a time-out");
+    // A guest that has gone, or takes no more, must not hold us up.
+    stream.set_write_timeout(Some(tick)).expect("a time-out");
     let mut asked = [0; 4096];
     let mut first = true;
     while !over.load(Ordering::Relaxed) {
@@ -94,9 +98,10 @@ fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
             (_, Err(_)) => 0,
         };
         let sent = match manner {
-            Manner::Trickle if first => stream.write_all(b"$100000000\r\n"),
+            Manner::Trickle if first => stream.write_all(b"$1000000\r\n"),
             Manner::Trickle => stream.write_all(b"x"),
             Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
+            Manner::Flood(bytes) if count > 0 => stream.write_all(bytes).and_then(|()| flood(&mut stream, over)),
             _ => Ok(()),
         };
         first = false;
@@ -104,4 +109,19 @@ fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
             return;
         }
     }
+}
+
+/// Sends numbers, as they stand in an array, until nobody takes them any more.
+fn flood(stream: &mut TcpStream, over: &AtomicBool) -> std::io::Result<()> {
+    let numbers = b":1\r\n".repeat(16_384);
+    let mut sent = 0;
+    while !over.load(Ordering::Relaxed) {
+        match stream.write(&numbers[sent..]) {
+            Ok(count) => sent = (sent + count) % numbers.len(),
+            // It takes its time.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -29,7 +29,10 @@ pub(crate) fn program_for_all() -> (TempDir, String) {
     let directory = TempDir::new().expect("a temporary directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("our own");
     let program = directory.path().join("lockrun");
-    fs::copy(PROGRAM, &program).expect("a copy");
+    // By a process of its own: one of ours that another test forks meanwhile would have it open for writing, and it could not be
+    // executed.
+    let copied = Command::new("cp").arg(PROGRAM).arg(&program).status().expect("cp(1) is there");
+    assert!(copied.success(), "the program is copied");
     let path = program.to_str().expect("a plain path").to_owned();
     (directory, path)
 }
@@ -165,8 +168,17 @@ impl Lockrun {
 
     /// Starts; the command's standard input has no end before it is told to finish.
     pub(crate) fn with_open_input(&self) -> Open {
+        self.open(&self.words())
+    }
+
+    /// The same for the command without the program.
+    pub(crate) fn alone_with_open_input(&self) -> Open {
+        self.open(&self.command)
+    }
+
+    fn open(&self, argv: &[OsString]) -> Open {
         let (input, end) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).expect("a pipe");
-        Open { run: self.start_with(&self.words(), Stdio::from(input)), end }
+        Open { run: self.start_with(argv, Stdio::from(input)), end }
     }
 
     fn start(&self, argv: &[OsString]) -> Running {

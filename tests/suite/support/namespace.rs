@@ -17,6 +17,14 @@ pub(crate) fn with_limits(setup: &str) -> String {
     entering("-Ur", setup)
 }
 
+/// A shell script that executes its arguments in a PID namespace of its own, where /proc stays that of the one outside. They are not
+/// its first process, which has its own ways with signals.
+#[track_caller]
+pub(crate) fn with_pids_of_its_own() -> String {
+    let namespaces = if Uid::effective().is_root() { "-pf" } else { "-rpf" };
+    possible(&format!("exec unshare {namespaces} sh -c '\"$@\"; exit $?' sh \"$@\""), "have process ids of its own")
+}
+
 /// A shell script that executes its arguments where the clock that counts from the start of the machine is ahead by so many seconds.
 #[track_caller]
 pub(crate) fn with_clock_ahead(seconds: u32) -> String {
@@ -27,13 +35,18 @@ pub(crate) fn with_clock_ahead(seconds: u32) -> String {
 #[track_caller]
 fn entering(namespaces: &str, setup: &str) -> String {
     let inside = format!("{setup} && exec \"$@\"").replace('\'', "'\\''");
-    let script = format!("exec unshare {namespaces} sh -c '{inside}' sh \"$@\"");
-    let probe = Lockrun::bare().command(["sh", "-c", &script, "sh", "true"]).alone();
+    possible(&format!("exec unshare {namespaces} sh -c '{inside}' sh \"$@\""), &format!("do `{setup}`"))
+}
+
+/// The script, if it works here; otherwise the test fails.
+#[track_caller]
+fn possible(script: &str, what: &str) -> String {
+    let probe = Lockrun::bare().command(["sh", "-c", script, "sh", "true"]).alone();
     assert_eq!(
         probe.status,
         Some(0),
-        "this test needs to do `{setup}` in a namespace of its own, which this machine does not let it: run it as root, or \
+        "this test needs to {what} in a namespace of its own, which this machine does not let it: run it as root, or \
          allow users to have namespaces; {probe}"
     );
-    script
+    script.to_owned()
 }

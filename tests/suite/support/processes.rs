@@ -1,8 +1,11 @@
 //! Finding and ending the processes that a run has left, however they are related to it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 
@@ -65,6 +68,17 @@ pub(crate) fn is_alive(pid: i32) -> bool {
     !matches!(state(pid), None | Some('Z' | 'X'))
 }
 
+/// Whether a process has a lock, as flock(1) takes it, on this file: it is free when the last thread of the last process that has
+/// inherited it is gone, whatever /proc shows of them.
+pub(crate) fn holds_lock_on(file: &Path) -> bool {
+    let file = File::open(file).expect("the file is there");
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(_) => false,
+        Err((_, Errno::EWOULDBLOCK)) => true,
+        Err((_, errno)) => panic!("the lock cannot be looked at: {errno}"),
+    }
+}
+
 /// The letter that /proc gives for the process: R, S, D, T, Z and so on.
 pub(crate) fn state(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -84,10 +98,21 @@ pub(crate) fn children(parent: i32) -> Vec<i32> {
 
 /// The processor time that a process has used, in ticks of the system's clock, a hundred a second; none if it is gone.
 pub(crate) fn processor_time(pid: i32) -> u64 {
+    stat(pid, 14..=15)
+}
+
+/// How often a process has touched a page that it had to be given first; none if it is gone.
+pub(crate) fn faults(pid: i32) -> u64 {
+    stat(pid, 10..=10)
+}
+
+/// The sum of these fields of /proc/PID/stat, by their numbers in proc(5).
+fn stat(pid: i32, fields: RangeInclusive<usize>) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
-    // The fields 14 and 15 of proc(5), of which the first two are gone.
-    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+    // Behind the name, which may hold anything, comes field 3.
+    let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind).split_ascii_whitespace();
+    let wanted = behind.zip(3..).filter(|(_, number)| fields.contains(number));
+    wanted.filter_map(|(value, _)| value.parse::<u64>().ok()).sum()
 }
 
 /// Sends a signal; that the process has already gone is no failure.

@@ -34,6 +34,8 @@ pub(crate) enum Mode {
     HoldUpTo(u64),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
+    /// Instead of each reply, these bytes come.
+    Answer(&'static [u8]),
     /// On the connections up to this one, a request with this word arrives; but no answer comes, and so long after the connection
     /// is closed.
     LoseAnswer(u64, &'static str, Duration),
@@ -213,7 +215,11 @@ impl Shared {
                 }
                 _ => {}
             }
-            if to.write_all(&buffer[..count]).is_err() {
+            let bytes = match self.mode() {
+                Mode::Answer(bytes) if !is_request => bytes,
+                _ => &buffer[..count],
+            };
+            if to.write_all(bytes).is_err() {
                 break;
             }
         }

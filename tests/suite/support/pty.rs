@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
@@ -28,6 +29,7 @@ pub(crate) struct Terminal {
 impl Terminal {
     /// Starts a program on a new terminal, with `PATH`, `HOME`, `TERM` and these variables.
     pub(crate) fn start(mut command: Command, env: &[(&str, &str)]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
         // Everything is opened close-on-exec from the first: other tests start programs at the same time.
         let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).expect("a new terminal");
         grantpt(&master).expect("our own terminal");
@@ -39,7 +41,8 @@ impl Terminal {
             .custom_flags(libc::O_NOCTTY)
             .open(&name)
             .expect("the other end of the terminal");
-        let mark = format!("{}-{name}", std::process::id());
+        // Not by the terminal's name: after a hang-up another one may have that.
+        let mark = format!("{}-tty-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         command
             .env_clear()
             .env("PATH", PATH)
@@ -84,6 +87,11 @@ impl Terminal {
         let started = Instant::now();
         while started.elapsed() < time && self.read_more() {}
         String::from_utf8_lossy(&std::mem::take(&mut self.seen)).into_owned()
+    }
+
+    /// Takes the terminal away from the program, as a connection that is cut or a window that is closed does.
+    pub(crate) fn hang_up(&mut self) {
+        self.screen = File::open("/dev/null").expect("there is one");
     }
 
     /// The process group in the foreground.

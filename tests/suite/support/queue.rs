@@ -65,6 +65,12 @@ impl<'a> Queue<'a> {
         Self { store, key, call, body, directory, waiters: Vec::new(), somebody_died: false }
     }
 
+    /// Those who join from now on reach the store by this URL, without options.
+    pub(crate) fn by(mut self, url: &str) -> Self {
+        self.call = Lockrun::at(url).key(&self.key);
+        self
+    }
+
     /// Further options for those who join from now on.
     pub(crate) fn with(mut self, options: &[&str]) -> Self {
         self.call = self.call.args(options);

@@ -1,0 +1,250 @@
+//! Reading Redis's protocol (RESP2), within bounds.
+//!
+//! The answers are read while others wait, on the small stack of the renewal thread among others, and may come from a server
+//! that is not the one that it should be. So the depth of an answer, the length of a line and the memory that an answer may
+//! take are bounded here, and nothing is reserved for a length that was only announced. Deeper, longer or in another protocol
+//! than anything that lockrun asks for: the answer is refused, and the connection is out of step.
+
+use std::io::{self, Read};
+
+use redis::Value;
+
+/// The deepest answer: an array in an array, and so on. What lockrun asks for is at most 4 deep.
+const DEPTH_MAX: usize = 8;
+
+/// The longest line, its end included: a number, a simple string or an error.
+const LINE_MAX: usize = 64 * 1024;
+
+/// The most memory that one answer may take, in bytes: it is enough for the particulars of some 80,000 waiters.
+const ANSWER_MAX: usize = 64 * 1024 * 1024;
+
+/// How much is read at a time.
+const CHUNK: usize = 4096;
+
+/// What a server has answered.
+#[derive(Debug, PartialEq)]
+pub(super) enum Answer {
+    /// A value, without any error in it.
+    Value(Value),
+    /// An error, in the server's words.
+    Error(String),
+}
+
+/// Why no answer could be read.
+#[derive(Debug)]
+pub(super) enum Unread {
+    /// The stream failed, or ended.
+    Io(io::Error),
+    /// What has come is no RESP2, or is beyond the bounds.
+    Protocol,
+}
+
+/// Reads one answer after the other from a stream. What has come after an answer is kept for the next one. After a failure
+/// it is out of step.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// What was read from the stream, and how much of it is done with.
+    buffer: Vec<u8>,
+    done: usize,
+    /// How many bytes the answer that is being read may still take.
+    budget: usize,
+}
+
+impl Answers {
+    /// Reads the next answer from `stream`.
+    pub(super) fn next(&mut self, stream: &mut impl Read) -> Result<Answer, Unread> {
+        self.budget = ANSWER_MAX;
+        let (kind, line) = self.line(stream)?;
+        match kind {
+            b'-' => Ok(Answer::Error(line)),
+            _ => self.value(stream, kind, &line, 1).map(Answer::Value),
+        }
+    }
+
+    /// Reads the value that begins with a `line` of this `kind`, `depth` deep in its answer.
+    fn value(&mut self, stream: &mut impl Read, kind: u8, line: &str, depth: usize) -> Result<Value, Unread> {
+        let number = || line.parse::<i64>().map_err(|_| Unread::Protocol);
+        match kind {
+            b'+' if line == "OK" => Ok(Value::Okay),
+            b'+' => Ok(Value::SimpleString(line.to_owned())),
+            b':' => number().map(Value::Int),
+            b'$' | b'*' if number()? < 0 => Ok(Value::Nil),
+            b'$' => self.bulk(stream, length(number()?)?).map(Value::BulkString),
+            b'*' if depth < DEPTH_MAX => {
+                let mut elements = Vec::new();
+                for _ in 0..number()? {
+                    let (kind, line) = self.line(stream)?;
+                    elements.push(self.value(stream, kind, &line, depth + 1)?);
+                }
+                Ok(Value::Array(elements))
+            }
+            _ => Err(Unread::Protocol),
+        }
+    }
+
+    /// Reads a line: what it is the beginning of, and the rest of it.
+    fn line(&mut self, stream: &mut impl Read) -> Result<(u8, String), Unread> {
+        let mut searched = 0;
+        let end = loop {
+            let unread = &self.buffer[self.done..];
+            if let Some(at) = unread[searched..].windows(2).position(|two| two == b"\r\n") {
+                break searched + at;
+            }
+            if unread.len() >= LINE_MAX {
+                return Err(Unread::Protocol);
+            }
+            searched = unread.len().saturating_sub(1);
+            self.fill(stream, CHUNK)?;
+        };
+        // A value takes memory of its own beside its text.
+        self.spend(end + size_of::<Value>())?;
+        let line = self.take(end);
+        self.take(2);
+        let line = String::from_utf8(line).map_err(|_| Unread::Protocol)?;
+        match line.as_bytes() {
+            [kind, ..] if kind.is_ascii() => Ok((*kind, line[1..].to_owned())),
+            _ => Err(Unread::Protocol),
+        }
+    }
+
+    /// Reads so many bytes, and the end of line behind them.
+    fn bulk(&mut self, stream: &mut impl Read, length: usize) -> Result<Vec<u8>, Unread> {
+        self.spend(length)?;
+        while self.buffer.len() - self.done < length + 2 {
+            let missing = length + 2 - (self.buffer.len() - self.done);
+            self.fill(stream, missing.clamp(CHUNK, 16 * CHUNK))?;
+        }
+        let bytes = self.take(length);
+        if self.take(2) == b"\r\n" { Ok(bytes) } else { Err(Unread::Protocol) }
+    }
+
+    fn spend(&mut self, bytes: usize) -> Result<(), Unread> {
+        self.budget = self.budget.checked_sub(bytes).ok_or(Unread::Protocol)?;
+        Ok(())
+    }
+
+    /// Reads what has come, at most so many bytes.
+    fn fill(&mut self, stream: &mut impl Read, most: usize) -> Result<(), Unread> {
+        self.buffer.drain(..self.done);
+        self.done = 0;
+        let before = self.buffer.len();
+        self.buffer.resize(before + most, 0);
+        let read = stream.read(&mut self.buffer[before..]);
+        self.buffer.truncate(before + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(Unread::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(()),
+            Err(error) => Err(Unread::Io(error)),
+        }
+    }
+
+    /// The next bytes, which are there.
+    fn take(&mut self, count: usize) -> Vec<u8> {
+        let bytes = self.buffer[self.done..self.done + count].to_vec();
+        self.done += count;
+        bytes
+    }
+}
+
+fn length(number: i64) -> Result<usize, Unread> {
+    usize::try_from(number).map_err(|_| Unread::Protocol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream that gives a byte at a time.
+    struct Trickle<'a>(&'a [u8]);
+
+    impl Read for Trickle<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let count = buffer.len().min(1);
+            (&mut self.0).take(1).read(&mut buffer[..count])
+        }
+    }
+
+    fn read(bytes: &[u8]) -> Result<Answer, Unread> {
+        Answers::default().next(&mut &*bytes)
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn every_kind_of_answer_is_read() {
+        for (bytes, value) in [
+            (&b"+OK\r\n"[..], Value::Okay),
+            (b"+PONG\r\n", Value::SimpleString("PONG".into())),
+            (b":-42\r\n", Value::Int(-42)),
+            (b"$-1\r\n", Value::Nil),
+            (b"*-1\r\n", Value::Nil),
+            (b"$0\r\n\r\n", bulk("")),
+            (b"$4\r\na\r\nb\r\n", bulk("a\r\nb")),
+            (b"*0\r\n", Value::Array(Vec::new())),
+            (
+                b"*3\r\n:1\r\n*1\r\n$1\r\nx\r\n$-1\r\n",
+                Value::Array(vec![Value::Int(1), Value::Array(vec![bulk("x")]), Value::Nil]),
+            ),
+        ] {
+            let text = String::from_utf8_lossy(bytes);
+            assert_eq!(read(bytes).expect("is read"), Answer::Value(value.clone()), "{text:?}");
+            let slowly = Answers::default().next(&mut Trickle(bytes));
+            assert_eq!(slowly.expect("is read"), Answer::Value(value), "{text:?}");
+            for cut in 0..bytes.len() {
+                assert!(matches!(read(&bytes[..cut]), Err(Unread::Io(_))), "{text:?} cut after {cut}");
+            }
+        }
+        assert_eq!(read(b"-ERR it's\r\n").expect("is read"), Answer::Error("ERR it's".into()));
+    }
+
+    #[test]
+    fn answers_follow_each_other() {
+        let mut answers = Answers::default();
+        let mut stream = &b":1\r\n$2\r\nab\r\n-NO\r\n"[..];
+        assert_eq!(answers.next(&mut stream).expect("is read"), Answer::Value(Value::Int(1)));
+        assert_eq!(answers.next(&mut stream).expect("is read"), Answer::Value(bulk("ab")));
+        assert_eq!(answers.next(&mut stream).expect("is read"), Answer::Error("NO".into()));
+        assert!(matches!(answers.next(&mut stream), Err(Unread::Io(_))));
+    }
+
+    #[test]
+    fn what_is_beyond_the_bounds_is_refused_before_it_has_come() {
+        let deep = "*1\r\n".repeat(DEPTH_MAX);
+        let nested = "*1\r\n".repeat(DEPTH_MAX - 1) + ":1\r\n";
+        assert!(read(nested.as_bytes()).is_ok());
+        for bytes in [
+            &deep,
+            &"*1\r\n".repeat(100_000),
+            &format!("${}\r\n", ANSWER_MAX + 1),
+            "$2147483647\r\n",
+            "$9223372036854775807\r\n",
+            "$9223372036854775808\r\n",
+            &"x".repeat(LINE_MAX),
+            &format!("+{}", "x".repeat(LINE_MAX)),
+            &("*1000000000\r\n".to_owned() + &":1\r\n".repeat(ANSWER_MAX / size_of::<Value>() + 1)),
+        ] {
+            assert!(matches!(read(bytes.as_bytes()), Err(Unread::Protocol)), "{:?}", &bytes[..bytes.len().min(40)]);
+        }
+        // It may still come, and nothing is kept free for it.
+        assert!(matches!(read(b"*1000000000\r\n"), Err(Unread::Io(_))));
+    }
+
+    #[test]
+    fn another_protocol_is_refused() {
+        for bytes in [
+            &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
+            b"\x15\x03\x01\x00\x02\x02\x46\r\n",
+            b"\xff\r\n",
+            b"\r\n",
+            b"%1\r\n",
+            b":x\r\n",
+            b":\r\n",
+            b"$1\r\nxyz",
+            b"*1\r\n-ERR\r\n",
+        ] {
+            assert!(matches!(read(bytes), Err(Unread::Protocol)), "{:?}", String::from_utf8_lossy(bytes));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Job control: which signals are passed on to COMMAND, and when lockrun stops because COMMAND stopped.
+
+use std::time::Duration;
+
+use libc::c_int;
+use nix::unistd::{getpid, getsid};
+
+use super::tree::Motion;
+use crate::sys::clock::Moment;
+use crate::sys::signals::{self, Caught, Signals};
+
+/// For how long after a request to stop (Ctrl-Z) a stop of COMMAND by SIGSTOP counts as its effect: a program may need some time to
+/// restore the terminal first. A program that ignores the request must not leave it pending for ever: a SIGSTOP much later comes
+/// from another process, which will continue COMMAND alone. If COMMAND stops later than this, the next Ctrl-Z takes effect at once.
+const TAKES_EFFECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// The state of a run as a job of a shell.
+#[derive(Debug)]
+pub(super) struct JobControl {
+    has_terminal: bool,
+    leads_session: bool,
+    /// The last request to stop, if lockrun has neither stopped nor been continued since.
+    requested_at: Option<Moment>,
+    command: Motion,
+    /// Whether [`JobControl::follows`] has not seen `command` yet.
+    is_new: bool,
+}
+
+impl JobControl {
+    pub(super) fn new(has_terminal: bool) -> Self {
+        let leads_session = getsid(None) == Ok(getpid());
+        JobControl { has_terminal, leads_session, requested_at: None, command: Motion::Running, is_new: false }
+    }
+
+    /// Takes in the pending signals, and returns those that are to be passed on to COMMAND.
+    pub(super) fn take_in(&mut self, signals: &Signals) -> Vec<c_int> {
+        let now = Moment::now();
+        std::iter::from_fn(|| signals.next()).filter_map(|caught| self.take(caught, now)).collect()
+    }
+
+    /// Takes in one signal, and returns it if it is to be passed on. The terminal sends its signals to COMMAND, too, which shares
+    /// our group; except for HUP at a hang-up, which the kernel sends to the session's leader alone.
+    fn take(&mut self, caught: Caught, now: Moment) -> Option<c_int> {
+        let Caught { signal, sent } = caught;
+        if signal == libc::SIGCONT {
+            self.requested_at = None;
+        } else if signals::is_stop(signal) {
+            self.requested_at = Some(now);
+        }
+        let is_for_leader = self.leads_session && signal == libc::SIGHUP;
+        let has_reached_command = !sent && self.has_terminal && signals::is_terminals(signal) && !is_for_leader;
+        (!has_reached_command).then_some(signal)
+    }
+
+    /// COMMAND was stopped or continued.
+    pub(super) fn moved(&mut self, command: Motion) {
+        self.command = command;
+        self.is_new = true;
+    }
+
+    /// Whether lockrun is to stop now, because COMMAND has stopped.
+    ///
+    /// After a request to stop, any stop of COMMAND counts, before it or after it: a program may catch TSTP and then stop itself by
+    /// SIGSTOP. On a terminal a stop by TSTP, TTIN or TTOU counts without a request, too: the shell waits for lockrun, and shows
+    /// its prompt only when lockrun stops. A SIGSTOP alone does not count: the process that sent it to COMMAND will continue COMMAND
+    /// alone.
+    ///
+    /// `is_stopped` is asked last, whether COMMAND is stopped at this moment: [`JobControl::moved`] may be called late.
+    pub(super) fn follows(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
+        let is_new = std::mem::take(&mut self.is_new);
+        let Motion::Stopped { by_terminal } = self.command else { return false };
+        let requested = self.requested_at.is_some_and(|at| now.since(at) < TAKES_EFFECT_WITHIN);
+        let follows = (requested || is_new && by_terminal && self.has_terminal) && is_stopped();
+        if follows {
+            self.requested_at = None;
+        }
+        follows
+    }
+
+    /// Whether lockrun is to stop although there is no COMMAND yet. A request counts once.
+    pub(super) fn stops_alone(&mut self) -> bool {
+        self.requested_at.take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TSTP: Caught = Caught { signal: libc::SIGTSTP, sent: false };
+    const BY_STOP: Motion = Motion::Stopped { by_terminal: false };
+    const BY_TERMINAL: Motion = Motion::Stopped { by_terminal: true };
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_boot(Duration::from_secs(100 + seconds))
+    }
+
+    fn job(has_terminal: bool) -> JobControl {
+        JobControl { leads_session: false, ..JobControl::new(has_terminal) }
+    }
+
+    #[test]
+    fn after_ctrl_z_any_stop_counts_in_either_order() {
+        for has_terminal in [true, false] {
+            for (stop, requested_first) in
+                [(BY_STOP, true), (BY_STOP, false), (BY_TERMINAL, true), (BY_TERMINAL, false)]
+            {
+                let mut job = job(has_terminal);
+                if requested_first {
+                    job.take(TSTP, at(0));
+                    assert!(!job.follows(at(0), || true), "COMMAND goes on");
+                    job.moved(stop);
+                } else {
+                    job.moved(stop);
+                    let at_once = has_terminal && stop == BY_TERMINAL;
+                    assert_eq!(job.follows(at(0), || true), at_once);
+                    job.take(TSTP, at(1));
+                }
+                assert!(
+                    job.follows(at(2), || true),
+                    "{stop:?}, on a terminal: {has_terminal}, requested first: {requested_first}"
+                );
+                assert!(!job.follows(at(2), || true), "once");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ctrl_z_that_was_not_obeyed_is_forgotten() {
+        let mut late = job(true);
+        late.take(TSTP, at(0));
+        late.moved(BY_STOP);
+        assert!(!late.follows(at(1), || false), "it goes on already");
+        assert!(!late.follows(at(11), || true));
+        late.take(TSTP, at(12));
+        assert!(late.follows(at(12), || true), "the next one counts");
+        let mut continued = job(true);
+        continued.take(TSTP, at(0));
+        continued.take(Caught { signal: libc::SIGCONT, sent: true }, at(1));
+        continued.moved(BY_STOP);
+        assert!(!continued.follows(at(1), || true));
+        let mut over = job(true);
+        over.moved(BY_STOP);
+        assert!(!over.follows(at(0), || true), "there was no request");
+        over.moved(Motion::Running);
+        over.take(TSTP, at(1));
+        assert!(!over.follows(at(1), || true), "COMMAND goes on");
+    }
+
+    #[test]
+    fn a_hang_up_is_passed_on_by_the_leader_of_the_session() {
+        let kernels = |signal| Caught { signal, sent: false };
+        for leads_session in [true, false] {
+            let mut job = JobControl { leads_session, ..JobControl::new(true) };
+            assert_eq!(job.take(kernels(libc::SIGHUP), at(0)), leads_session.then_some(libc::SIGHUP));
+            assert_eq!(job.take(Caught { signal: libc::SIGHUP, sent: true }, at(0)), Some(libc::SIGHUP));
+            assert_eq!(job.take(kernels(libc::SIGINT), at(0)), None, "COMMAND has it");
+        }
+    }
+}

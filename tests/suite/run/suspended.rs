@@ -1,0 +1,123 @@
+//! Ctrl-Z with programs that stop themselves, and runs on a terminal all of whose own processes are stopped.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::terminal::{PROMPT, enter, shell, written};
+use crate::support::holder::is_free;
+use crate::support::processes::{children, send, state};
+use crate::support::store::on_every_store;
+use crate::support::{LONG, Lockrun, Store, eventually, witness};
+
+// "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later,
+// as sudo and top do.
+on_every_store!(a_program_that_stops_itself, |store| {
+    let mut terminal = shell(store);
+    let script = "trap \"sleep 0.1; kill -STOP \\$\\$\" TSTP; echo ready; \
+                  while :; do if read -t 0.05 word; then echo got $word; [ $word = last ] && exit 3; fi; done";
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'"));
+    terminal.wait_for("ready");
+    for word in ["first", "second", "last"] {
+        terminal.type_keys("\x1a");
+        terminal.wait_for("Stopped");
+        terminal.wait_for(PROMPT);
+        assert!(!is_free(store, "tty"), "suspended, but within the lease");
+        enter(&mut terminal, "fg");
+        terminal.wait_for("lockrun");
+        enter(&mut terminal, word);
+        terminal.wait_for(&format!("got {word}"));
+    }
+    terminal.wait_for(PROMPT);
+    enter(&mut terminal, "echo status $?");
+    terminal.wait_for("status 3");
+    assert!(is_free(store, "tty"));
+});
+
+// The same where the command stands still before Ctrl-Z is pressed: it will not stop once more.
+on_every_store!(a_command_that_is_stopped_already, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (id, go) = (directory.path().join("id"), directory.path().join("go"));
+    let mut terminal = shell(store);
+    let script = format!("echo $$ >{}; while ! [ -e {} ]; do sleep 0.01; done; exit 3", id.display(), go.display());
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s sh -c '{script}'"));
+    let command = written(&id);
+    send(command, Signal::SIGSTOP);
+    eventually(LONG, "the command is stopped", || state(command) == Some('T'));
+    terminal.type_keys("\x1a");
+    terminal.wait_for("Stopped");
+    terminal.wait_for(PROMPT);
+    fs::write(&go, "").expect("our own directory");
+    enter(&mut terminal, "fg; echo status $?");
+    terminal.wait_for("status 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also where it was stopped and has gone on before
+// Ctrl-Z is pressed, which it does not obey.
+on_every_store!(a_stop_that_is_over, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let mut terminal = shell(store);
+    let script = format!(
+        "trap \"echo caught\" TSTP; echo $$ >{}; while ! read -t 0.05 word; do :; done; echo got $word; exit 3",
+        id.display()
+    );
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'; echo status $?"));
+    let command = written(&id);
+    send(command, Signal::SIGSTOP);
+    eventually(LONG, "the command is stopped", || state(command) == Some('T'));
+    send(command, Signal::SIGCONT);
+    eventually(LONG, "the command goes on", || state(command) != Some('T'));
+    // A few runs later, lockrun has taken in both.
+    for _ in 0..3 {
+        Lockrun::new(store).key("another").command(["true"]).run().exited(0);
+    }
+    terminal.type_keys("\x1a");
+    terminal.wait_for("caught");
+    enter(&mut terminal, "word");
+    let seen = terminal.wait_for("status");
+    assert!(seen.contains("got word") && !seen.contains("Stopped"), "{seen:?}");
+    terminal.wait_for(" 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// "It holds under STOP of lockrun", also on a terminal, where the command shares lockrun's process group: with lockrun and its
+// guardian stopped, the command and all that it has started are dead before the next run begins.
+#[test]
+fn lockrun_and_its_guardian_are_stopped() {
+    let store = Store::redis();
+    let directory = TempDir::new().expect("a temporary directory");
+    let record = directory.path().join("record");
+    let mut terminal = shell(&store);
+    let words = witness::command(&record, "old", &["fork", "setsid"]);
+    let script = directory.path().join("witness.py");
+    fs::write(&script, &words[2]).expect("the script is written");
+    let (python, script, arguments) = (&words[0], script.display(), words[3..].join(" "));
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 3s --kill-after 500ms {python} {script} {arguments}"));
+    terminal.wait_for("ready");
+    let next = Lockrun::new(&store).key("tty").args(["--wait", "-v"]);
+    let mut next = next.command(witness::command(&record, "next", &[])).spawn();
+    next.wait_for_stderr("waiting");
+    let lockrun = terminal.foreground().as_raw();
+    let guardian = children(lockrun)[0];
+    for pid in [guardian, lockrun] {
+        send(pid, Signal::SIGSTOP);
+        eventually(LONG, "it stands still", || state(pid) == Some('T'));
+    }
+    next.wait_for_line("ready");
+    eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
+    // For as long as it takes the next one to stamp a hundred milliseconds more, the old one could, too.
+    let last_stamp = || witness::lives(&record)[1].last;
+    let until = last_stamp() + 100_000_000;
+    eventually(LONG, "the next one stamps on", || last_stamp() >= until);
+    next.kill_everything();
+    let lives = witness::lives(&record);
+    assert_eq!(lives[0].processes, 3);
+    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
+    enter(&mut terminal, "fg; echo status $?");
+    terminal.wait_for("status");
+}
