@@ -108,7 +108,8 @@ impl LockState {
         facts: &impl Facts,
     ) -> Released {
         let Some(at) = self.position(token) else {
-            // A careful waiter wants to hear that a command is dead whose lock was lost.
+            // Its lease had run out, and others may have had the lock since: how their runs ended stays. But a careful waiter wants to
+            // hear that a command is dead whose lock was lost.
             self.lost_unix_ms = now.unix_ms;
             return Released::NotMine(None);
         };
@@ -118,11 +119,8 @@ impl LockState {
             return Released::Stays;
         }
         let holder = self.holders.remove(at);
-        // A later run may have had the lock since this one's lease ran out, and be over by now.
-        let started = now.unix_of(holder.since_ms);
-        if is_in_force || self.last.as_ref().is_none_or(|last| last.ended_unix_ms <= started) {
-            self.record(&holder, ending, now);
-        }
+        // No later run is over yet: whoever acquires the lock drops those first whose lease has run out.
+        self.record(&holder, ending, now);
         // That the lease ran out unnoticed changes nothing: used is used.
         if uses_value {
             self.use_value(&holder);

@@ -95,17 +95,25 @@ fn a_release_by_hand_does_not_end_a_minimal_hold() {
 }
 
 #[test]
-fn a_run_that_has_lost_its_lock_is_recorded_unless_a_later_one_was() {
+fn a_run_that_has_lost_its_lock_is_recorded() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     lock.pass(30_000);
     assert_eq!(lock.release("a", DONE), Released::NotMine(None));
     assert_eq!(lock.last(), Some(("a", OK)));
-    lock.acquire("b", 1);
+}
+
+#[test]
+fn a_late_release_never_overwrites_how_a_later_run_ended() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
     lock.pass(30_000);
-    lock.state.last.as_mut().expect("it is recorded").ended_unix_ms = START + 31_000;
-    assert_eq!(lock.release("b", Release::at_once(None)), Released::NotMine(None));
-    assert_eq!(lock.last(), Some(("a", OK)), "a later one has ended");
+    lock.acquire("b", 1);
+    lock.release("b", DONE);
+    let ended = lock.state.last.clone();
+    lock.pass(1000);
+    assert_eq!(lock.release("a", Release::at_once(None)), Released::NotMine(None));
+    assert_eq!((&lock.state.last, lock.state.lost_unix_ms), (&ended, START + 31_000));
 }
 
 #[test]
