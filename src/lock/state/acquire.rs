@@ -129,7 +129,7 @@ impl LockState {
 
     /// The holder at this place asks again. The lease begins anew, except that of a command's run if the lock is asked for by hand
     /// under its token, and one that was revoked.
-    fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) {
+    pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) {
         let holder = &self.holders[at];
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
         let lease = (holder.lease.is_some() && is_its_own && holder.revoked_by.is_none())

@@ -68,10 +68,8 @@ impl LockState {
         }
         self.drop_ended(Some(token), now, facts);
         if let Some(at) = self.position(token) {
-            let lease = ask.leased.then(|| self.new_lease(ask.claim.ttl, now, facts));
-            let holder = &mut self.holders[at];
-            holder.lease = lease.or(holder.lease);
-            let HolderState { fence, slot, value, .. } = holder;
+            self.answer_again(at, ask, now, facts);
+            let HolderState { fence, slot, value, .. } = &self.holders[at];
             let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
             let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
             return Ok(self.applied(mine, now, facts));
