@@ -16,14 +16,14 @@ pub enum Release {
         ending: Option<Ending>,
         /// Whether it has used the value of a sequence that it had reserved.
         uses_value: bool,
-        /// Whether the lock stays nevertheless.
-        stays: Retain,
+        /// Whether the lock retain nevertheless.
+        retain: Retain,
     },
     /// By hand, by anybody who has the token.
     ByHand,
 }
 
-/// Whether a lock stays after its run.
+/// Whether a lock retain after its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retain {
     /// No.
@@ -39,8 +39,8 @@ pub enum Retain {
 pub enum Released {
     /// The lock is free.
     Free,
-    /// It stays as was asked.
-    Stays,
+    /// It retain as was asked.
+    Retained,
     /// It will be free when the command has ended that runs under it.
     WhenItEnds,
     /// It was not its own (any more). By hand: whose it is.
@@ -50,7 +50,7 @@ pub enum Released {
 impl Release {
     /// Returns the end of a run that has failed, and releases its lock at once.
     pub fn at_once(ending: Option<Ending>) -> Self {
-        Release::Run { ending, uses_value: false, stays: Retain::Not }
+        Release::Run { ending, uses_value: false, retain: Retain::Not }
     }
 }
 
@@ -69,9 +69,9 @@ impl LockState {
         self.void_other_epochs(facts);
         let answer = match release {
             Release::ByHand => self.release_by_hand(token, now, facts),
-            Release::Run { ending, uses_value, stays } => {
+            Release::Run { ending, uses_value, retain } => {
                 // Before those are dropped whose lease has run out: how such a run ended is known all the same.
-                let answer = self.end_run(token, ending, uses_value, stays, now, facts);
+                let answer = self.end_run(token, ending, uses_value, retain, now, facts);
                 self.leave(token);
                 answer
             }
@@ -103,20 +103,20 @@ impl LockState {
         token: &Token,
         ending: Option<Ending>,
         uses_value: bool,
-        stays: Retain,
+        retain: Retain,
         now: Now,
         facts: &impl Facts,
     ) -> Released {
         let Some(at) = self.position(token) else {
-            // Its lease had run out, and others may have had the lock since: how their runs ended stays. But a careful waiter wants to
+            // Its lease had run out, and others may have had the lock since: how their runs ended retain. But a careful waiter wants to
             // hear that a command is dead whose lock was lost.
             self.lost_unix_ms = now.unix_ms;
             return Released::NotMine(None);
         };
         let is_in_force = self.holders[at].is_in_force(now, facts);
-        if is_in_force && self.holders[at].purpose != Purpose::Run && stays != Retain::Not {
+        if is_in_force && self.holders[at].purpose != Purpose::Run && retain != Retain::Not {
             // It was done, and the answer was lost.
-            return Released::Stays;
+            return Released::Retained;
         }
         let holder = self.holders.remove(at);
         // No later run is over yet: whoever acquires the lock drops those first whose lease has run out.
@@ -129,13 +129,13 @@ impl LockState {
         if !is_in_force || holder.revoked_by.is_some() {
             return Released::NotMine(None);
         }
-        let Some(lease) = lease_after(&holder, stays, now) else { return Released::Free };
+        let Some(lease) = lease_after(&holder, retain, now) else { return Released::Free };
         self.epoch = facts.epoch();
         self.holders.insert(at, HolderState { lease: Some(lease), purpose: Purpose::Kept, ..holder });
-        Released::Stays
+        Released::Retained
     }
 
-    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays.
+    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result retain.
     pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
         if holder.purpose != Purpose::Kept {
             self.last = Some(LastRun {
@@ -148,9 +148,9 @@ impl LockState {
     }
 }
 
-/// Returns the lease under which the lock stays after the run of `holder`, if it does.
-fn lease_after(holder: &HolderState, stays: Retain, now: Now) -> Option<Lease> {
-    let lease = match stays {
+/// Returns the lease under which the lock retain after the run of `holder`, if it does.
+fn lease_after(holder: &HolderState, retain: Retain, now: Now) -> Option<Lease> {
+    let lease = match retain {
         Retain::Not => return None,
         Retain::Kept(_) if holder.is_released => return None,
         Retain::Kept(ttl) => Lease::new(ttl, now),

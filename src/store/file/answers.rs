@@ -7,9 +7,7 @@ use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
 use crate::lock::key::Key;
 use crate::lock::state::{self, Facts, LockState, Now};
-use crate::store::{
-    Custody, Grant, Held, Holding, KeyStatus, Living, Past, Released, Renewed, Reserved, StoreError, TakenAway,
-};
+use crate::store::{Grant, Held, Holding, KeyStatus, Living, Past, Released, Renewed, Reserved, Revoked, StoreError};
 use crate::sys::clock::Moment;
 
 /// Returns a holder as others are told of it.
@@ -25,8 +23,8 @@ pub(super) fn held(held: state::Held, now: Now) -> Held {
 
 /// Returns what was granted now.
 pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
-    let custody = if leased { Custody::Lease(Moment::now()) } else { Custody::Kernel };
-    Grant { fence, slot, custody }
+    let lease_from = if leased { Some(Moment::now()) } else { None };
+    Grant { fence, slot, lease_from }
 }
 
 /// Returns the answer to a renewal.
@@ -34,7 +32,7 @@ pub(super) fn renewed(renewed: state::Renewed, now: Now) -> Renewed {
     match renewed {
         state::Renewed::Mine => Renewed::Mine,
         state::Renewed::NotMine(by) => Renewed::NotMine(by.map(|by| held(by, now))),
-        state::Renewed::Revoked(by) => Renewed::TakenAway(by),
+        state::Renewed::Revoked(by) => Renewed::Revoked(by),
     }
 }
 
@@ -42,7 +40,7 @@ pub(super) fn renewed(renewed: state::Renewed, now: Now) -> Renewed {
 pub(super) fn released(released: state::Released, now: Now) -> Released {
     match released {
         state::Released::Free => Released::Free,
-        state::Released::Stays => Released::Stays,
+        state::Released::Retained => Released::Retained,
         state::Released::WhenItEnds => Released::WhenItEnds,
         state::Released::NotMine(by) => Released::NotMine(by.map(|by| held(by, now))),
     }
@@ -60,19 +58,19 @@ pub(super) fn reserved(reserved: state::Reserved) -> Reserved {
 }
 
 /// Returns the answer to a revocation.
-pub(super) fn revoked(revoked: state::Revoked, file: &LockFile, now: Now) -> TakenAway {
+pub(super) fn revoked(revoked: state::Revoked, file: &LockFile, now: Now) -> Revoked {
     let all = |holders: Vec<state::Held>| holders.into_iter().map(|holder| held(holder, now)).collect();
     let free_in = Duration::from_millis(revoked.free_in_ms(now));
     match revoked {
-        state::Revoked::Free => TakenAway::Free,
-        state::Revoked::Others(others) => TakenAway::Others(all(others)),
+        state::Revoked::Free => Revoked::Free,
+        state::Revoked::Others(others) => Revoked::Others(all(others)),
         state::Revoked::From { from, living, is_untold, .. } => {
             let with_pids = |living: state::Living| {
                 let pids = keepers(living.held.who.pid, living.slot, file);
                 Living { held: held(living.held, now), pids }
             };
             let living = living.into_iter().map(with_pids).collect();
-            TakenAway::Taken { from: all(from), living, free_in, untold: is_untold }
+            Revoked::Taken { from: all(from), living, free_in, untold: is_untold }
         }
     }
 }
@@ -108,7 +106,7 @@ pub(super) fn status(
             fence: holder.fence,
             slot: holder.slot,
             value: holder.value.as_ref().map(|value| value.value.clone()),
-            taken_away: holder.revoked_by.is_some(),
+            revoked: holder.revoked_by.is_some(),
             token: held.token,
         }
     };

@@ -23,15 +23,14 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 
 use super::{
-    Acquired, Claim, Custody, Held, KeyStatus, Parting, Released, Renewed, Reserved, Store, StoreError, TakenAway,
-    Wait, Wanted,
+    Acquired, Claim, Held, KeyStatus, Release, Released, Renewed, Reserved, Revoked, Store, StoreError, Wait, Wanted,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{self, Ask, Facts as _, FenceExhausted, LockState, OnHeld};
 use crate::lock::token::Token;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use directory::Directory;
 use facts::KernelFacts;
 use lock_file::LockFile;
@@ -85,7 +84,7 @@ impl Store for FileStore {
             };
             match passed {
                 Passed::Mine(grant) => {
-                    if grant.custody == Custody::Kernel {
+                    if grant.lease_from.is_none() {
                         self.locked = Some(Locked { file, slot: grant.slot });
                     }
                     return Ok(Acquired::Mine(grant));
@@ -103,13 +102,13 @@ impl Store for FileStore {
         file.edit(|state, facts| Ok(answers::renewed(state.renew(token, ttl, facts).answer, facts.now())))
     }
 
-    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
+    fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let mut has_value = false;
         let release = |state: &mut LockState, facts: &KernelFacts<'_>| {
             has_value = state.reserved_by(token).is_some();
-            Ok(answers::released(state.release(token, parting, false, facts).answer, facts.now()))
+            Ok(answers::released(state.release(token, how, false, facts).answer, facts.now()))
         };
-        let Parting::Run { uses_value, .. } = parting else {
+        let Release::Run { uses_value, .. } = how else {
             let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };
             return file.edit(release);
         };
@@ -166,12 +165,12 @@ impl Store for FileStore {
         Ok(found)
     }
 
-    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
-        let Some(file) = self.lock_file(key)? else { return Ok(TakenAway::Free) };
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
         file.edit(|state, facts| Ok(answers::revoked(state.revoke(fence, by, now, facts).answer, &file, facts.now())))
     }
 
-    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
         let directory = self.directory()?;
         let mut forgotten = Vec::new();
         for name in directory.names()? {
@@ -201,8 +200,8 @@ impl Store for FileStore {
         std::mem::take(&mut self.left_out)
     }
 
-    fn examine(&mut self) -> Vec<Finding> {
-        diagnose::examine(self.directory.as_deref())
+    fn diagnose(&mut self) -> Vec<Diagnostic> {
+        diagnose::diagnose(self.directory.as_deref())
     }
 }
 

@@ -114,16 +114,16 @@ impl History {
     pub(super) fn end(&mut self, client: usize, kept: Option<u64>, uses_value: bool) {
         let name = token(&self.name(client));
         let before = self.state.holders.iter().find(|holder| holder.token == name).cloned();
-        let stays = kept.map_or(Retain::Not, |seconds| Retain::Kept(Ttl::Lasts(Duration::from_secs(seconds))));
-        let release = Release::Run { ending: Some(Ending::Exited(0)), uses_value, stays };
+        let retain = kept.map_or(Retain::Not, |seconds| Retain::Kept(Ttl::Lasts(Duration::from_secs(seconds))));
+        let release = Release::Run { ending: Some(Ending::Exited(0)), uses_value, retain };
         let released = self.apply(|state, world| state.release(&name, release, false, world));
         // A repeated request to keep the lock changes nothing.
         let is_run = before.as_ref().is_some_and(|holder| holder.purpose == Purpose::Run);
-        if uses_value && (is_run || released != Released::Stays) {
+        if uses_value && (is_run || released != Released::Retained) {
             self.used.extend(before.as_ref().and_then(|holder| Some(holder.value.as_ref()?.value.clone())));
         }
         let slot = before.as_ref().filter(|holder| holder.lease.is_none()).map(|holder| holder.slot);
-        if released == Released::Stays {
+        if released == Released::Retained {
             let ends = self.state.holders.iter().find(|holder| holder.token == name).map(|holder| self.ends(holder));
             let client = &mut self.clients[client];
             (client.holds_until, client.by_hand) = (ends, true);

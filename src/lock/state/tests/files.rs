@@ -39,7 +39,7 @@ fn a_run_may_be_kept_by_a_lease() {
     let mut lock = Lock::new();
     lock.run("a", 1);
     lock.pass(5000);
-    assert_eq!(lock.release("a", keep(lasts(60))), Released::Stays);
+    assert_eq!(lock.release("a", keep(lasts(60))), Released::Retained);
     lock.world.slots.clear();
     assert_eq!((lock.holders(), lock.look_in, lock.state.epoch.as_str()), (vec!["a"], Some(60_000), "one"));
     assert_eq!(lock.run("b", 1), None);

@@ -88,10 +88,10 @@ pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
 }
 
 /// The end of a run whose command has ended with 0.
-const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), uses_value: false, stays: Retain::Not };
+const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), uses_value: false, retain: Retain::Not };
 
 fn keep(ttl: Ttl) -> Release {
-    Release::Run { ending: Some(Ending::Exited(3)), uses_value: false, stays: Retain::Kept(ttl) }
+    Release::Run { ending: Some(Ending::Exited(3)), uses_value: false, retain: Retain::Kept(ttl) }
 }
 
 fn lasts(seconds: u64) -> Ttl {

@@ -5,8 +5,8 @@ use super::*;
 const OK: Option<Ending> = Some(Ending::Exited(0));
 
 fn at_least(seconds: u64) -> Release {
-    let stays = Retain::AtLeast(Duration::from_secs(seconds));
-    Release::Run { ending: OK, uses_value: false, stays }
+    let retain = Retain::AtLeast(Duration::from_secs(seconds));
+    Release::Run { ending: OK, uses_value: false, retain }
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn a_run_that_is_over_frees_the_lock_and_is_recorded() {
 fn a_kept_lock_stays_until_it_is_released_by_hand_and_its_result_stays() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
-    assert_eq!(lock.release("a", keep(Ttl::None)), Released::Stays);
+    assert_eq!(lock.release("a", keep(Ttl::None)), Released::Retained);
     lock.pass(1_000_000);
     assert_eq!((lock.holders(), lock.last()), (vec!["a"], Some(("a", Some(Ending::Exited(3))))));
     let ended = lock.state.last.clone();
@@ -48,7 +48,7 @@ fn a_kept_lock_whose_release_is_repeated_stays_as_it_is() {
     lock.acquire("a", 1);
     lock.release("a", keep(lasts(60)));
     lock.pass(1000);
-    assert_eq!(lock.release("a", keep(lasts(60))), Released::Stays);
+    assert_eq!(lock.release("a", keep(lasts(60))), Released::Retained);
     assert_eq!((lock.look_in, lock.state.last.as_ref().map(|last| last.ended_unix_ms)), (Some(59_000), Some(START)));
 }
 
@@ -57,7 +57,7 @@ fn a_lock_is_held_at_least_that_long_from_its_acquisition() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     lock.pass(4000);
-    assert_eq!(lock.release("a", at_least(10)), Released::Stays);
+    assert_eq!(lock.release("a", at_least(10)), Released::Retained);
     assert_eq!(lock.look_in, Some(6000));
     lock.pass(6000);
     lock.acquire("b", 1);
@@ -91,7 +91,7 @@ fn a_release_by_hand_does_not_end_a_minimal_hold() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     lock.release("a", Release::ByHand);
-    assert_eq!(lock.release("a", at_least(10)), Released::Stays);
+    assert_eq!(lock.release("a", at_least(10)), Released::Retained);
 }
 
 #[test]
