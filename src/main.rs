@@ -28,7 +28,7 @@ use clap::error::ErrorKind;
 use cli::Subcommand;
 use config::files::{self, File};
 use config::plan;
-use config::settings::{Settings, Wrong};
+use config::settings::{Settings, UsageError};
 use run::outcome::Outcome;
 use sys::input;
 use sys::signals::Signals;
@@ -45,7 +45,7 @@ fn main_story() -> libc::c_int {
     let words = std::env::args_os().skip(1).collect();
     let outcome = dispatch(words).unwrap_or_else(|error| {
         report::error(&error);
-        if error.is::<Wrong>() { Outcome::BadUsage } else { Outcome::Failed }
+        if error.is::<UsageError>() { Outcome::BadUsage } else { Outcome::Failed }
     });
     supervise::end_as(outcome.ending())
 }
@@ -65,7 +65,7 @@ fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
 /// Runs a command under a lock.
 fn run(words: Vec<OsString>) -> Result<Outcome> {
     let definition = cli::command();
-    let mut words = cli::tie_wait(&definition, words);
+    let mut words = cli::normalize_wait(&definition, words);
     words.insert(0, "lockrun".into());
     let matches = match definition.try_get_matches_from(&words) {
         Ok(matches) => matches,
@@ -85,7 +85,7 @@ fn worded(error: clap::Error, words: Vec<OsString>) -> clap::Error {
 fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
         let definition = subcommand.definition();
-        let mut tied = cli::tie_wait(&definition, words[1..].to_vec());
+        let mut tied = cli::normalize_wait(&definition, words[1..].to_vec());
         tied.insert(0, word.to_owned());
         return match definition.try_get_matches_from(tied) {
             Ok(matches) => commands::run(subcommand, &settings(&matches)?),
@@ -130,7 +130,7 @@ fn read_file(path: &Path) -> std::io::Result<String> {
 }
 
 /// What to say to a first word that is nothing we know.
-fn unknown(word: &OsStr) -> Wrong {
+fn unknown(word: &OsStr) -> UsageError {
     let names = Subcommand::ALL.map(Subcommand::name).join(", ");
     let word = escape::without_credentials(&format!("{:?}", word.to_string_lossy()));
     format!("{word} is none of lockrun's commands ({names}, help); to run it under a lock, write --key KEY before it")

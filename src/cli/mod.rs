@@ -17,7 +17,7 @@ use clap::{Arg, Command};
 use descriptions::described;
 pub use run::command;
 pub use subcommands::Subcommand;
-pub use words::tie_wait;
+pub use words::normalize_wait;
 
 /// The subcommand that prints the help of another.
 pub const HELP: &str = "help";

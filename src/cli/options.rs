@@ -34,7 +34,7 @@ pub fn held() -> [Arg; 4] {
     [
         switch(name::FAIL).short('n').visible_alias("nonblock").alias("nb"),
         switch(name::SKIP),
-        // `--wait` takes a word only if that word is a duration; `tie_wait` writes it as `--wait=DURATION`.
+        // `--wait` takes a word only if that word is a duration; `normalize_wait` writes it as `--wait=DURATION`.
         option(name::WAIT).short('w').num_args(0..=1).require_equals(true).default_missing_value(FOR_EVER),
         option(name::CONFLICT).short('E'),
     ]

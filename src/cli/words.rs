@@ -10,7 +10,7 @@ use crate::text::duration;
 /// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5`, where the word is a duration and stands among lockrun's own
 /// options. A word that is no duration is left to be the command. Everything from `--` or the first word that is no
 /// option on is COMMAND's, and is not touched.
-pub fn tie_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> {
+pub fn normalize_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> {
     let takes_value = |find: &dyn Fn(&Arg) -> bool| {
         command.get_arguments().find(|arg| find(arg)).is_some_and(|arg| arg.get_action().takes_values())
     };
@@ -79,7 +79,7 @@ mod tests {
 
     fn tied(words: &[&str]) -> Vec<String> {
         let words = words.iter().map(OsString::from).collect();
-        tie_wait(&command(), words).into_iter().map(|word| word.into_string().expect("is UTF-8")).collect()
+        normalize_wait(&command(), words).into_iter().map(|word| word.into_string().expect("is UTF-8")).collect()
     }
 
     #[test]

@@ -8,16 +8,16 @@ use serde_json::json;
 
 use super::open;
 use crate::cli::name;
-use crate::config::settings::{DEFAULT_TTL, Settings, Ttl, Wrong};
+use crate::config::settings::{DEFAULT_TTL, Settings, Ttl, UsageError};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 use crate::report::Verbosity;
-use crate::report::reporter::Teller;
+use crate::report::reporter::Reporter;
 use crate::run::acquire::{self, Patience};
-use crate::run::enclosing::Outer;
+use crate::run::enclosing::EnclosingLocks;
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant, Parting};
+use crate::store::{Claim, Grant, Release};
 use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
@@ -43,7 +43,7 @@ enum Form {
 }
 
 impl Options {
-    fn read(settings: &Settings<'_>) -> Result<Self, Wrong> {
+    fn read(settings: &Settings<'_>) -> Result<Self, UsageError> {
         let ttl = settings.ttl()?.unwrap_or(Ttl::Lasts(DEFAULT_TTL));
         let own_token = settings.typed_value(name::TOKEN, Token::parse)?;
         Ok(Options {
@@ -70,21 +70,28 @@ impl Options {
 }
 
 /// Takes the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If it cannot be printed the
-/// lock is let go of again, because nobody could release it. Fails with [`Wrong`] if the settings are not right.
+/// lock is let go of again, because nobody could release it. Fails with [`UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let Options { claim, timeout, patience, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;
     let signals = Signals::take_over().context("cannot block signals")?;
-    let teller = Teller::new(claim.key.clone(), verbosity);
-    let grant =
-        match acquire::acquire(&mut *store, &claim, patience, &Outer::of_this_process(), &teller, &signals, None) {
-            Ok(grant) => grant,
-            Err(outcome) => return Ok(outcome),
-        };
+    let reporter = Reporter::new(claim.key.clone(), verbosity);
+    let grant = match acquire::acquire(
+        &mut *store,
+        &claim,
+        patience,
+        &EnclosingLocks::of_this_process(),
+        &reporter,
+        &signals,
+        None,
+    ) {
+        Ok(grant) => grant,
+        Err(outcome) => return Ok(outcome),
+    };
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
-        store.release(&claim.key, &claim.token, Parting::ByHand)?;
+        store.release(&claim.key, &claim.token, Release::ByHand)?;
     }
     printed.context("the lock is released again, because its token cannot be printed")?;
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))

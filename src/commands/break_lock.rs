@@ -10,12 +10,12 @@ use crate::config::settings::Settings;
 use crate::lock::holder::Holder;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
-use crate::store::{Living, TakenAway};
+use crate::store::{Living, Revoked};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
 /// Takes the lock away, and says whose it was. Ends with 75 if it stays whose it is, or does with one of several. Fails with
-/// [`crate::config::settings::Wrong`] if the settings are not right.
+/// [`crate::config::settings::UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
     let fence = settings.typed_value(name::FENCE, |text| {
@@ -23,21 +23,21 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     })?;
     let now = settings.typed_switch(name::NOW);
     let mut store = open(settings, None)?;
-    let taken = store.take_away(&key, fence, &Holder::caller(), now);
+    let taken = store.revoke(&key, fence, &Holder::caller(), now);
     let key = escaped(key.as_str());
     let say = |text: &str| report::say(&format!("lock \"{key}\" {text}"));
     match taken.with_context(|| format!("cannot break the lock \"{key}\"")) {
-        Ok(TakenAway::Free) => {
+        Ok(Revoked::Free) => {
             say("is free; there is nothing to break");
             Ok(Outcome::Printed)
         }
-        Ok(TakenAway::Others(holders)) => {
+        Ok(Revoked::Others(holders)) => {
             for held in holders {
                 say(&format!("is not held under that fence, and stays with {held}"));
             }
             Ok(Outcome::Held(HELD))
         }
-        Ok(TakenAway::Taken { from, living, free_in, untold }) => {
+        Ok(Revoked::Taken { from, living, free_in, untold }) => {
             for held in from {
                 say(&format!("was taken from {held}"));
             }

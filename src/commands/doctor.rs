@@ -6,29 +6,29 @@ use anyhow::{Context, Result};
 
 use super::open;
 use crate::config::settings::Settings;
-use crate::report::diagnostic::{Finding, Level};
+use crate::report::diagnostic::{Diagnostic, Level};
 use crate::run::outcome::Outcome;
 
-/// Lets the store examine itself, and prints what it finds. The worst finding decides the outcome. Fails if nothing can be
-/// printed, or with [`crate::config::settings::Wrong`] if the settings are not right.
+/// Lets the store diagnose itself, and prints what it finds. The worst diagnostic decides the outcome. Fails if nothing can be
+/// printed, or with [`crate::config::settings::UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let findings = open(settings, None)?.examine();
-    print(&findings).context("cannot print what was found")?;
-    Ok(outcome(&findings))
+    let diagnostics = open(settings, None)?.diagnose();
+    print(&diagnostics).context("cannot print what was found")?;
+    Ok(outcome(&diagnostics))
 }
 
-/// Writes a line for each finding.
-fn print(findings: &[Finding]) -> io::Result<()> {
+/// Writes a line for each diagnostic.
+fn print(diagnostics: &[Diagnostic]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    for finding in findings {
-        writeln!(out, "{finding}")?;
+    for diagnostic in diagnostics {
+        writeln!(out, "{diagnostic}")?;
     }
     out.flush()
 }
 
-/// What the findings come to.
-fn outcome(findings: &[Finding]) -> Outcome {
-    match findings.iter().map(|finding| finding.level).max() {
+/// What the diagnostics come to.
+fn outcome(diagnostics: &[Diagnostic]) -> Outcome {
+    match diagnostics.iter().map(|diagnostic| diagnostic.level).max() {
         Some(Level::Ok | Level::Note) => Outcome::Printed,
         Some(Level::Warn) => Outcome::Weak,
         Some(Level::Fail) => Outcome::Unsafe,
@@ -43,9 +43,9 @@ mod tests {
 
     #[test]
     fn the_worst_finding_decides() {
-        let (ok, warn) = (Finding::ok("a"), Finding::warn("b", ""));
-        let (fail, unusable) = (Finding::fail("c", ""), Finding::unusable("d", ""));
-        assert_eq!(outcome(&[ok.clone(), Finding::note("e", "")]), Outcome::Printed);
+        let (ok, warn) = (Diagnostic::ok("a"), Diagnostic::warn("b", ""));
+        let (fail, unusable) = (Diagnostic::fail("c", ""), Diagnostic::unusable("d", ""));
+        assert_eq!(outcome(&[ok.clone(), Diagnostic::note("e", "")]), Outcome::Printed);
         assert_eq!(outcome(&[warn.clone(), ok.clone()]), Outcome::Weak);
         assert_eq!(outcome(&[fail.clone(), warn]), Outcome::Unsafe);
         assert_eq!(outcome(&[unusable, fail, ok]), Outcome::StoreFailed);

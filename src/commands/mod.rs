@@ -17,14 +17,14 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::cli::Subcommand;
-use crate::config::settings::{DEFAULT_STORE_TIMEOUT, Settings, Wrong};
+use crate::config::settings::{DEFAULT_STORE_TIMEOUT, Settings, UsageError};
 use crate::lock::key::Key;
 use crate::report;
 use crate::run::outcome::Outcome;
 use crate::store::{self, Held, Store};
 use crate::text::escape::escaped;
 
-/// Does what `subcommand` is for, as `settings` say. Fails with [`crate::config::settings::Wrong`] if they are not right.
+/// Does what `subcommand` is for, as `settings` say. Fails with [`crate::config::settings::UsageError`] if they are not right.
 pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
     match subcommand {
         Subcommand::Acquire => acquire::run(settings),
@@ -39,7 +39,7 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
 }
 
 /// Opens the store that the settings name. No request takes longer than `timeout`, or than they say.
-fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Store>, Wrong> {
+fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Store>, UsageError> {
     let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
     Ok(store::open(settings.store()?, timeout)?)
 }

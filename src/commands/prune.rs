@@ -6,19 +6,20 @@ use anyhow::{Context, Result};
 
 use super::open;
 use crate::cli::name;
-use crate::config::settings::{Settings, Wrong};
+use crate::config::settings::{Settings, UsageError};
 use crate::report;
 use crate::run::outcome::Outcome;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Forgets the keys, or only finds them, and prints their names. Ends with 69 if something cannot be read. Fails with [`Wrong`] if the settings are not right.
+/// Forgets the keys, or only finds them, and prints their names. Ends with 69 if something cannot be read. Fails with [`UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let span = settings.typed_value(name::OLDER_THAN, duration::parse)?;
-    let span = span.ok_or_else(|| Wrong::from("no age: say with --older-than for how long a lock was not used"))?;
+    let span =
+        span.ok_or_else(|| UsageError::from("no age: say with --older-than for how long a lock was not used"))?;
     let really = !settings.typed_switch(name::DRY_RUN);
     let mut store = open(settings, None)?;
-    match store.forget(span, really) {
+    match store.prune(span, really) {
         Ok(keys) => {
             let names: String = keys.iter().map(|key| escaped(key.as_str()) + "\n").collect();
             io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;

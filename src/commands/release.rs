@@ -6,18 +6,18 @@ use super::{not_ours, open};
 use crate::config::settings::Settings;
 use crate::report::{self, Verbosity};
 use crate::run::outcome::Outcome;
-use crate::store::{Parting, Released};
+use crate::store::{Release, Released};
 use crate::text::escape::escaped;
 
 /// Lets go of the lock. While a command still runs under it, it is let go of when that has ended. Ends with 79
-/// if it is not ours. Fails with [`crate::config::settings::Wrong`] if the settings are not right.
+/// if it is not ours. Fails with [`crate::config::settings::UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let verbosity = settings.verbosity()?;
     let mut store = open(settings, None)?;
-    let released = store.release(&key, &token, Parting::ByHand);
+    let released = store.release(&key, &token, Release::ByHand);
     Ok(match released.with_context(|| format!("cannot release the lock \"{}\"", escaped(key.as_str()))) {
-        Ok(Released::Free | Released::Stays | Released::Unrecorded(_)) => Outcome::Printed,
+        Ok(Released::Free | Released::Retained | Released::Unrecorded(_)) => Outcome::Printed,
         Ok(Released::WhenItEnds) => {
             if verbosity > Verbosity::Quiet {
                 report::say(&format!(

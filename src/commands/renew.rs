@@ -10,7 +10,7 @@ use crate::store::Renewed;
 use crate::text::escape::escaped;
 
 /// Prolongs the lease, by as long as it was taken for or as `--ttl` says. Ends with 79 if it is not ours. Fails with
-/// [`crate::config::settings::Wrong`] if the settings are not right.
+/// [`crate::config::settings::UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let ttl = settings.typed_ttl()?;
@@ -19,7 +19,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     Ok(match renewed.with_context(|| format!("cannot renew the lock \"{}\"", escaped(key.as_str()))) {
         Ok(Renewed::Mine) => Outcome::Printed,
         Ok(Renewed::NotMine(held)) => not_ours(&key, held),
-        Ok(Renewed::TakenAway(by)) => {
+        Ok(Renewed::Revoked(by)) => {
             report::say(&format!(
                 "the lock \"{}\" is not ours any more: it was taken away by {by}",
                 escaped(key.as_str())

@@ -6,19 +6,19 @@ use anyhow::{Context, Result};
 
 use crate::cli::name;
 use crate::config::plan;
-use crate::config::settings::{Settings, Wrong};
+use crate::config::settings::{Settings, UsageError};
 use crate::run::next_value;
 use crate::run::outcome::Outcome;
 use crate::run::sequence::{Order, Sequence};
 use crate::sys::signals::Signals;
 
-/// Reserves a value, and runs the command with it. Fails with [`Wrong`] if the settings are not right.
+/// Reserves a value, and runs the command with it. Fails with [`UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let plan = plan::make_with_next_of(settings, sequence)?;
     crate::run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
-fn sequence(settings: &Settings<'_>) -> Result<Sequence, Wrong> {
+fn sequence(settings: &Settings<'_>) -> Result<Sequence, UsageError> {
     let from = settings.typed_value(name::FROM, |text| next_value::is_value(text).map(|()| text.to_owned()))?;
     let from = from.ok_or("no first value: name it with --from VALUE")?;
     let step = settings.typed_value(name::STEP, |text| match text.parse::<i64>() {

@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::layer::Layer;
-use super::settings::Wrong;
+use super::settings::UsageError;
 use crate::cli::name;
 use crate::sys::input;
 use crate::text::escape::{escaped, without_credentials};
@@ -97,7 +97,7 @@ struct Setting {
     line: usize,
 }
 
-/// Reads the files that are there, the strongest first. `environment` tells where the user's is. Fails with [`Wrong`] if one
+/// Reads the files that are there, the strongest first. `environment` tells where the user's is. Fails with [`UsageError`] if one
 /// cannot be read or understood.
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
@@ -137,7 +137,7 @@ fn open(path: &Path) -> Result<Option<File>> {
 
 /// What to say of a file that cannot be read. That the system has nothing left is no fault of the file's.
 fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
-    let wrong = Wrong::from(format!("cannot read {}: {error}", escaped(&path.to_string_lossy())));
+    let wrong = UsageError::from(format!("cannot read {}: {error}", escaped(&path.to_string_lossy())));
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(wrong.to_string()),
         _ => wrong.into(),
@@ -146,7 +146,7 @@ fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
 
 impl File {
     /// Understands the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
-    fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, Wrong> {
+    fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
         let path = escaped(&path.to_string_lossy());
         let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();
         let table = DeTable::parse(text).map_err(|error| {
@@ -200,7 +200,7 @@ impl Layer for File {
         Some(OsString::from(&self.setting(name)?.value))
     }
 
-    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
+    fn switch(&self, name: &str) -> Result<Option<bool>, UsageError> {
         Ok(self.setting(name).map(|setting| setting.value == "true"))
     }
 

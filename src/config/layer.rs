@@ -5,14 +5,14 @@ use std::ffi::OsString;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
-use super::settings::Wrong;
+use super::settings::UsageError;
 
 /// One place that options come from.
 pub trait Layer {
     /// The value of an option that takes one.
     fn value(&self, name: &str) -> Option<OsString>;
     /// Whether an option that takes none is on, or off. Fails if what stands there is neither.
-    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong>;
+    fn switch(&self, name: &str) -> Result<Option<bool>, UsageError>;
     /// The option as it is written there, for messages.
     fn spell(&self, name: &str) -> String;
 }
@@ -25,7 +25,7 @@ impl Layer for Typed<'_> {
         self.0.try_get_one::<OsString>(name).ok().flatten().cloned()
     }
 
-    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
+    fn switch(&self, name: &str) -> Result<Option<bool>, UsageError> {
         // Not every command has every switch that a variable can set.
         let is_typed = self.0.try_contains_id(name).is_ok_and(|there| there)
             && self.0.value_source(name) == Some(ValueSource::CommandLine);
@@ -45,7 +45,7 @@ impl Layer for Environment<'_> {
         (self.0)(&self.spell(name))
     }
 
-    fn switch(&self, name: &str) -> Result<Option<bool>, Wrong> {
+    fn switch(&self, name: &str) -> Result<Option<bool>, UsageError> {
         let Some(value) = self.value(name) else { return Ok(None) };
         match value.to_str().map(str::to_ascii_lowercase).as_deref() {
             Some("") => Ok(None),

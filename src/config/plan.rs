@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{DEFAULT_TTL, Settings, Ttl, Wrong, at_least_a_moment};
+use super::settings::{DEFAULT_TTL, Settings, Ttl, UsageError, at_least_a_moment};
 use crate::cli::name;
 use crate::lock::key::Key;
 use crate::lock::lease::Terms;
@@ -54,7 +54,7 @@ pub struct Plan {
 }
 
 /// Makes the plan of a run under a lock.
-pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
+pub fn make(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     let plan = of_any_run(settings)?;
     Ok(Plan {
         slots: settings.slots()?,
@@ -70,14 +70,14 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, Wrong> {
 /// does not concern it, and is not looked at.
 pub fn make_with_next_of(
     settings: &Settings<'_>,
-    read: impl FnOnce(&Settings<'_>) -> Result<Sequence, Wrong>,
-) -> Result<Plan, Wrong> {
+    read: impl FnOnce(&Settings<'_>) -> Result<Sequence, UsageError>,
+) -> Result<Plan, UsageError> {
     let plan = of_any_run(settings)?;
     Ok(Plan { sequence: Some(read(settings)?), ..plan })
 }
 
 /// What every run has to know, as if there were no more to a lock than its key.
-fn of_any_run(settings: &Settings<'_>) -> Result<Plan, Wrong> {
+fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     let key = settings.key()?;
     let argv = argv(settings)?;
     let store = settings.store()?;
@@ -116,7 +116,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, Wrong> {
 }
 
 /// The words to execute.
-fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, Wrong> {
+fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, UsageError> {
     let by_sh = |string: OsString| vec!["sh".into(), "-c".into(), string];
     let typed = settings.typed();
     let words: Vec<OsString> = typed.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
@@ -133,7 +133,7 @@ fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, Wrong> {
 }
 
 /// Whether the lease ends by itself, and the lengths of time that it lives by.
-fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), Wrong> {
+fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), UsageError> {
     let ttl = settings.ttl()?;
     let renew_every = settings.value(name::RENEW_EVERY, at_least_a_moment)?;
     let kill_after = settings.duration(name::KILL_AFTER)?;

@@ -21,19 +21,19 @@ use crate::text::duration;
 
 /// What is wrong with the command line or the configuration, in terms of what the user wrote.
 #[derive(Debug)]
-pub struct Wrong(String);
+pub struct UsageError(String);
 
-impl fmt::Display for Wrong {
+impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for UsageError {}
 
-impl<T: Into<String>> From<T> for Wrong {
+impl<T: Into<String>> From<T> for UsageError {
     fn from(why: T) -> Self {
-        Wrong(why.into())
+        UsageError(why.into())
     }
 }
 
@@ -66,7 +66,11 @@ impl<'a> Settings<'a> {
     }
 
     /// The value of an option from the command line alone, read by `read`, which says what is wrong with it.
-    pub fn typed_value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+    pub fn typed_value<T>(
+        &self,
+        name: &str,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, UsageError> {
         read_from(&Typed(self.matches), name, read)
     }
 
@@ -76,7 +80,7 @@ impl<'a> Settings<'a> {
     }
 
     /// The value of an option from the strongest place that has it, read by `read`, which says what is wrong with it.
-    pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+    pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, UsageError> {
         for layer in &self.layers {
             if let Some(value) = read_from(layer.as_ref(), name, &read)? {
                 return Ok(Some(value));
@@ -86,12 +90,12 @@ impl<'a> Settings<'a> {
     }
 
     /// The length of time that an option says.
-    pub fn duration(&self, name: &str) -> Result<Option<Duration>, Wrong> {
+    pub fn duration(&self, name: &str) -> Result<Option<Duration>, UsageError> {
         self.value(name, duration::parse)
     }
 
     /// Whether an option that takes no value is on: the strongest place that says anything decides.
-    pub fn switch(&self, name: &str) -> Result<bool, Wrong> {
+    pub fn switch(&self, name: &str) -> Result<bool, UsageError> {
         for layer in &self.layers {
             if let Some(on) = layer.switch(name)? {
                 return Ok(on);
@@ -105,8 +109,8 @@ impl<'a> Settings<'a> {
     pub(super) fn one_of<'n>(
         &self,
         names: &[&'n str],
-        is_set: impl Fn(&dyn Layer, &str) -> Result<Option<bool>, Wrong>,
-    ) -> Result<Option<(&dyn Layer, &'n str)>, Wrong> {
+        is_set: impl Fn(&dyn Layer, &str) -> Result<Option<bool>, UsageError>,
+    ) -> Result<Option<(&dyn Layer, &'n str)>, UsageError> {
         let mut taken_back = Vec::new();
         for layer in &self.layers {
             let mut there = Vec::new();
@@ -133,9 +137,13 @@ impl<'a> Settings<'a> {
 }
 
 /// The value of an option in one place.
-fn read_from<T>(layer: &dyn Layer, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+fn read_from<T>(
+    layer: &dyn Layer,
+    name: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, UsageError> {
     let Some(value) = layer.value(name) else { return Ok(None) };
-    let wrong = |why: &str| Wrong(format!("{}: {why}", layer.spell(name)));
+    let wrong = |why: &str| UsageError(format!("{}: {why}", layer.spell(name)));
     let text = value.to_str().ok_or_else(|| wrong("is not valid UTF-8"))?;
     read(text).map(Some).map_err(|why| wrong(&why))
 }

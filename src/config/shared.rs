@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use super::settings::{Settings, Wrong};
+use super::settings::{Settings, UsageError};
 use crate::cli::{self, name};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
@@ -59,18 +59,18 @@ fn read_ttl(text: &str) -> Result<Ttl, String> {
 
 impl Settings<'_> {
     /// The lock's name: from the command line alone, since a run tells its command a `LOCKRUN_KEY`.
-    pub fn key(&self) -> Result<Key, Wrong> {
+    pub fn key(&self) -> Result<Key, UsageError> {
         Ok(self.key_if_given()?.ok_or("no key: name the lock with --key KEY")?)
     }
 
     /// The lock's name, if one is given on the command line.
-    pub fn key_if_given(&self) -> Result<Option<Key>, Wrong> {
+    pub fn key_if_given(&self) -> Result<Option<Key>, UsageError> {
         Ok(self.typed().get_one::<OsString>(name::KEY).map(|key| Key::new(key)).transpose()?)
     }
 
     /// The lock that an earlier `acquire` took, or that the run around us holds: its name and the token, from the command
     /// line, else from the variables that both set.
-    pub fn held_lock(&self) -> Result<(Key, Token), Wrong> {
+    pub fn held_lock(&self) -> Result<(Key, Token), UsageError> {
         let key = self.value(name::KEY, |key| Key::new(key.as_ref()))?;
         let key = key.ok_or("no key: name the lock with --key KEY, or in LOCKRUN_KEY")?;
         let token = self.value(name::TOKEN, Token::parse)?;
@@ -80,7 +80,7 @@ impl Settings<'_> {
     }
 
     /// How many may hold the lock at once.
-    pub fn slots(&self) -> Result<u32, Wrong> {
+    pub fn slots(&self) -> Result<u32, UsageError> {
         let slots = self.value(name::SLOTS, |text| match text.parse() {
             Ok(slots) if (1..=MAX_SLOTS).contains(&slots) => Ok(slots),
             _ => Err(format!("{text:?} is not a number from 1 to {MAX_SLOTS}")),
@@ -89,7 +89,7 @@ impl Settings<'_> {
     }
 
     /// Where the lock lives: `--store`, or the URL in the file that `--store-file` names.
-    pub fn store(&self) -> Result<Address, Wrong> {
+    pub fn store(&self) -> Result<Address, UsageError> {
         let names = [name::STORE, name::STORE_FILE];
         let Some((layer, which)) = self.one_of(&names, |layer, name| Ok(layer.value(name).map(|_| true)))? else {
             return Ok(Address::File(None));
@@ -121,12 +121,12 @@ impl Settings<'_> {
     }
 
     /// The longest that one request to the store may take.
-    pub fn store_timeout(&self) -> Result<Option<Duration>, Wrong> {
+    pub fn store_timeout(&self) -> Result<Option<Duration>, UsageError> {
         self.value(name::STORE_TIMEOUT, at_least_a_moment)
     }
 
     /// The longest that one request to the store may take where it takes or renews a lease of length `ttl`.
-    pub fn store_timeout_within(&self, ttl: Ttl) -> Result<Duration, Wrong> {
+    pub fn store_timeout_within(&self, ttl: Ttl) -> Result<Duration, UsageError> {
         let default = match ttl {
             Ttl::Lasts(length) => DEFAULT_STORE_TIMEOUT.min(length / 6),
             Ttl::None => DEFAULT_STORE_TIMEOUT,
@@ -144,27 +144,27 @@ impl Settings<'_> {
     }
 
     /// The lease's length, if it is set.
-    pub fn ttl(&self) -> Result<Option<Ttl>, Wrong> {
+    pub fn ttl(&self) -> Result<Option<Ttl>, UsageError> {
         self.value(name::TTL, read_ttl)
     }
 
     /// The lease's length, if it is on the command line.
-    pub fn typed_ttl(&self) -> Result<Option<Ttl>, Wrong> {
+    pub fn typed_ttl(&self) -> Result<Option<Ttl>, UsageError> {
         self.typed_value(name::TTL, read_ttl)
     }
 
     /// What to do when the lock is held: `--fail`, `--skip` or `--wait`.
-    pub fn on_held(&self) -> Result<OnHeld, Wrong> {
+    pub fn on_held(&self) -> Result<OnHeld, UsageError> {
         self.on_held_among(&[name::FAIL, name::SKIP, name::WAIT])
     }
 
     /// The same for one who takes a lock by hand: `--skip` on the command line alone, since a script would go on without the
     /// lock because of a setting that it knows nothing of.
-    pub fn on_held_by_hand(&self) -> Result<OnHeld, Wrong> {
+    pub fn on_held_by_hand(&self) -> Result<OnHeld, UsageError> {
         if self.typed_switch(name::SKIP) { self.on_held() } else { self.on_held_among(&[name::FAIL, name::WAIT]) }
     }
 
-    fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, Wrong> {
+    fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, UsageError> {
         let chosen = self.one_of(names, |layer, name| match name {
             name::WAIT => Ok(layer.value(name).map(|span| span != "false")),
             _ => layer.switch(name),
@@ -186,17 +186,17 @@ impl Settings<'_> {
     }
 
     /// The exit status when the lock is held.
-    pub fn held_status(&self) -> Result<u8, Wrong> {
+    pub fn held_status(&self) -> Result<u8, UsageError> {
         Ok(self.value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }
 
     /// The same for one who takes a lock by hand: from the command line alone, since it can be 0.
-    pub fn held_status_by_hand(&self) -> Result<u8, Wrong> {
+    pub fn held_status_by_hand(&self) -> Result<u8, UsageError> {
         Ok(self.typed_value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }
 
     /// How much to say.
-    pub fn verbosity(&self) -> Result<Verbosity, Wrong> {
+    pub fn verbosity(&self) -> Result<Verbosity, UsageError> {
         Ok(match self.one_of(&[name::VERBOSE, name::QUIET], |layer, name| layer.switch(name))? {
             Some((_, name::VERBOSE)) => Verbosity::Verbose,
             Some(_) => Verbosity::Quiet,

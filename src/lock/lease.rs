@@ -142,7 +142,7 @@ pub enum Answer {
     Unknown,
 }
 
-/// What the keeper of a lease has to do.
+/// What the renewer of a lease has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Nothing until that moment.

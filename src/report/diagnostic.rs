@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::text::escape::escaped;
 
-/// How grave a finding is, from the least to the worst.
+/// How grave a diagnostic is, from the least to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// As it should be.
@@ -21,7 +21,7 @@ pub enum Level {
 
 /// One thing that a store has found out about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct Diagnostic {
     /// How grave it is.
     pub level: Level,
     /// What was found.
@@ -30,35 +30,35 @@ pub struct Finding {
     pub advice: String,
 }
 
-impl Finding {
+impl Diagnostic {
     /// All is well with what `text` says.
     pub fn ok(text: impl Into<String>) -> Self {
-        Finding { level: Level::Ok, text: text.into(), advice: String::new() }
+        Diagnostic { level: Level::Ok, text: text.into(), advice: String::new() }
     }
 
     /// What `text` says could not be looked at; `advice` is how to look by hand.
     pub fn note(text: impl Into<String>, advice: impl Into<String>) -> Self {
-        Finding { level: Level::Note, text: text.into(), advice: advice.into() }
+        Diagnostic { level: Level::Note, text: text.into(), advice: advice.into() }
     }
 
     /// What `text` says makes locks weaker or slower.
     pub fn warn(text: impl Into<String>, advice: impl Into<String>) -> Self {
-        Finding { level: Level::Warn, text: text.into(), advice: advice.into() }
+        Diagnostic { level: Level::Warn, text: text.into(), advice: advice.into() }
     }
 
     /// What `text` says makes locks unsafe.
     pub fn fail(text: impl Into<String>, advice: impl Into<String>) -> Self {
-        Finding { level: Level::Fail, text: text.into(), advice: advice.into() }
+        Diagnostic { level: Level::Fail, text: text.into(), advice: advice.into() }
     }
 
     /// For what `text` says, no lock can be had.
     pub fn unusable(text: impl Into<String>, advice: impl Into<String>) -> Self {
-        Finding { level: Level::Unusable, text: text.into(), advice: advice.into() }
+        Diagnostic { level: Level::Unusable, text: text.into(), advice: advice.into() }
     }
 }
 
 /// One line: the level's word, what was found, what it means and what to do. Part of it may come from a server.
-impl fmt::Display for Finding {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.level {
             Level::Ok => "ok",
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn a_finding_is_one_harmless_line() {
-        let hostile = Finding::fail("evicts\n\x1b[31mkeys", "set noeviction");
+        let hostile = Diagnostic::fail("evicts\n\x1b[31mkeys", "set noeviction");
         assert_eq!(hostile.to_string(), "fail  evicts\\n\\u{1b}[31mkeys: set noeviction");
-        assert_eq!(Finding::ok("fine").to_string(), "ok    fine");
+        assert_eq!(Diagnostic::ok("fine").to_string(), "ok    fine");
     }
 }

@@ -33,7 +33,7 @@ pub enum Event<'a> {
     /// The lock is somebody else's, and the patience is at its end.
     Held(&'a Held),
     /// The lock is held by the very runs that this one is part of.
-    HeldAround {
+    SelfDeadlock {
         /// By the last of them.
         held: &'a Held,
         /// How many may hold it at once.
@@ -123,7 +123,7 @@ impl Event<'_> {
         match self {
             Event::Lost { .. }
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
-            | Event::HeldAround { .. }
+            | Event::SelfDeadlock { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
             Event::Held(_) => Verbosity::Normal,
             _ => Verbosity::Verbose,
@@ -141,9 +141,9 @@ impl Event<'_> {
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
             Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
             Event::Held(held) => report::held(lock, held),
-            Event::HeldAround { held, slots } => {
+            Event::SelfDeadlock { held, slots } => {
                 let last = if *slots > 1 { "the last by " } else { "" };
-                format!("refuses to wait for the lock \"{key}\": {}, {last}{held}", is_held_around(*slots))
+                format!("refuses to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
             }
             Event::Started { program } => format!("{program} started"),
             Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
@@ -167,7 +167,7 @@ impl Event<'_> {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
             Event::Skipped(_) => "skipped",
-            Event::Held(_) | Event::HeldAround { .. } => "held",
+            Event::Held(_) | Event::SelfDeadlock { .. } => "held",
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -187,8 +187,8 @@ impl Event<'_> {
             Event::Waiting(held) | Event::Skipped(held) | Event::Held(held) => {
                 Fields { holder: Some(Other::of(held)), ..other(held) }
             }
-            Event::HeldAround { held, slots } => {
-                Fields { holder: Some(Other::of(held)), why: Some(is_held_around(*slots).into()), ..none }
+            Event::SelfDeadlock { held, slots } => {
+                Fields { holder: Some(Other::of(held)), why: Some(why_self_deadlock(*slots).into()), ..none }
             }
             Event::Acquired { value, waited, .. } => Fields { value: *value, waited_ms: Some(millis(*waited)), ..none },
             Event::Started { .. } | Event::Finished(None) | Event::Kept => none,
@@ -226,7 +226,7 @@ impl<'a> Other<'a> {
 }
 
 /// Why it is of no use to wait for a lock with so many slots.
-fn is_held_around(slots: u32) -> String {
+fn why_self_deadlock(slots: u32) -> String {
     match slots {
         1 => "it is held by the very run that this one is part of".into(),
         slots => format!("its {slots} slots are held by the very runs that this one is part of"),

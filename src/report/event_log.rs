@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::event::{Event, Fields, millis};
-use super::line_writer::Scribe;
+use super::line_writer::LineWriter;
 use crate::lock::holder::Holder;
 use crate::report;
 use crate::sys::clock::Moment;
@@ -19,10 +19,10 @@ use crate::text::escape::{escaped, json_for_terminals};
 
 /// A file that is told what happens in a run.
 #[derive(Debug)]
-pub struct Journal {
+pub struct EventLog {
     path: PathBuf,
     /// None after the end, or if there can be none.
-    scribe: Option<Scribe>,
+    line_writer: Option<LineWriter>,
     run: Holder,
     acquired: OnceLock<(Moment, u64, Option<u32>)>,
     started: OnceLock<Moment>,
@@ -49,33 +49,33 @@ struct Line<'a> {
     held_ms: Option<u64>,
 }
 
-impl Journal {
-    /// The journal of `run` in the file at `path`, which is made if it is not there. Must be called when the signals are blocked.
+impl EventLog {
+    /// The event log of `run` in the file at `path`, which is made if it is not there. Must be called when the signals are blocked.
     pub fn open(path: &Path, run: Holder) -> Self {
-        let (scribe, error) = match Scribe::new(path.to_owned()) {
-            Ok(scribe) => (Some(scribe), None),
+        let (line_writer, error) = match LineWriter::new(path.to_owned()) {
+            Ok(line_writer) => (Some(line_writer), None),
             Err(error) => (None, Some(error)),
         };
-        let journal = Journal {
+        let event_log = EventLog {
             path: path.to_owned(),
-            scribe,
+            line_writer,
             run,
             acquired: OnceLock::new(),
             started: OnceLock::new(),
             has_complained: AtomicBool::new(false),
         };
         if let Some(error) = error {
-            journal.complain(&error);
+            event_log.complain(&error);
         }
-        journal
+        event_log
     }
 
     /// Writes an event of the lock `key` down. Does not wait for it.
     pub fn tell(&self, key: &str, event: &Event<'_>) {
         self.remember(event);
-        let Some(scribe) = &self.scribe else { return };
-        scribe.write(self.line(key, event));
-        if let Some(error) = scribe.failure() {
+        let Some(line_writer) = &self.line_writer else { return };
+        line_writer.write(self.line(key, event));
+        if let Some(error) = line_writer.failure() {
             self.complain(error);
         }
     }
@@ -133,11 +133,11 @@ impl Journal {
 }
 
 /// The last lines are written before lockrun ends, if that does not take long.
-impl Drop for Journal {
+impl Drop for EventLog {
     fn drop(&mut self) {
-        let Some(mut scribe) = self.scribe.take() else { return };
-        let is_done = scribe.finish();
-        if let Some(error) = scribe.failure() {
+        let Some(mut line_writer) = self.line_writer.take() else { return };
+        let is_done = line_writer.finish();
+        if let Some(error) = line_writer.failure() {
             self.complain(error);
         } else if !is_done {
             self.complain(&ErrorKind::TimedOut.into());

@@ -18,7 +18,7 @@ const STACK: usize = 64 * 1024;
 
 /// Somebody who writes lines into a file, one after the other.
 #[derive(Debug)]
-pub struct Scribe {
+pub struct LineWriter {
     /// None after the end.
     lines: Option<Sender<String>>,
     /// Closed when all is written.
@@ -26,7 +26,7 @@ pub struct Scribe {
     failure: Arc<OnceLock<io::Error>>,
 }
 
-impl Scribe {
+impl LineWriter {
     /// One who appends to the file at `path`, and makes it if it is not there. Fails if there cannot be a thread.
     ///
     /// Must be called when the signals are blocked, since the thread is not to be interrupted by them. It takes no lock that the
@@ -46,7 +46,7 @@ impl Scribe {
             }
         };
         thread::Builder::new().name("events".into()).stack_size(STACK).spawn(write)?;
-        Ok(Scribe { lines: Some(lines), end: Mutex::new(end), failure })
+        Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure })
     }
 
     /// Has a line written, at once as a rule. Never waits.

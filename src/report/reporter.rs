@@ -3,29 +3,29 @@
 use std::path::Path;
 
 use super::event::Event;
-use super::event_log::Journal;
+use super::event_log::EventLog;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::report::{self, Verbosity};
 
 /// Who tells what happens with a lock.
 #[derive(Debug)]
-pub struct Teller {
+pub struct Reporter {
     key: Key,
     /// How much is said in words.
     pub verbosity: Verbosity,
-    journal: Option<Journal>,
+    event_log: Option<EventLog>,
 }
 
-impl Teller {
+impl Reporter {
     /// One that tells of the lock `key` in words alone.
     pub fn new(key: Key, verbosity: Verbosity) -> Self {
-        Teller { key, verbosity, journal: None }
+        Reporter { key, verbosity, event_log: None }
     }
 
     /// The same that also writes the events of `run` to the file at `path`, if one is given.
-    pub fn with_journal(self, path: Option<&Path>, run: &Holder) -> Self {
-        Teller { journal: path.map(|path| Journal::open(path, run.clone())), ..self }
+    pub fn with_event_log(self, path: Option<&Path>, run: &Holder) -> Self {
+        Reporter { event_log: path.map(|path| EventLog::open(path, run.clone())), ..self }
     }
 
     /// Tells an event.
@@ -33,8 +33,8 @@ impl Teller {
         if self.verbosity >= event.is_said_from() {
             report::say(&event.words(&self.key));
         }
-        if let Some(journal) = &self.journal {
-            journal.tell(self.key.as_str(), &event);
+        if let Some(event_log) = &self.event_log {
+            event_log.tell(self.key.as_str(), &event);
         }
     }
 

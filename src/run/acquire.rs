@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::enclosing::Outer;
+use super::enclosing::EnclosingLocks;
 use super::outcome::Outcome;
 use super::progress::Progress;
 use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
-use crate::report::reporter::Teller;
+use crate::report::reporter::Reporter;
 use crate::store::{Acquired, Claim, Grant, Held, Holding, Store, StoreError, Wait};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
@@ -30,8 +30,8 @@ pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
     patience: Patience,
-    outer: &Outer,
-    teller: &Teller,
+    outer: &EnclosingLocks,
+    reporter: &Reporter,
     signals: &Signals,
     guardian: Option<&Guardian>,
 ) -> Result<Grant, Outcome> {
@@ -41,34 +41,39 @@ pub fn acquire(
         OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None).map(Answer::of),
         OnHeld::Wait(span) => {
             let until = span.map(|span| began + span);
-            acquire_or_wait(store, claim, until, outer, teller, signals, guardian)
+            acquire_or_wait(store, claim, until, outer, reporter, signals, guardian)
         }
     };
     match answer {
         Ok(Answer::Mine(grant)) => {
             let slot = (claim.slots > 1).then_some(grant.slot);
-            teller.tell(Event::Acquired { fence: grant.fence, slot, value: None, waited: Moment::now().since(began) });
+            reporter.tell(Event::Acquired {
+                fence: grant.fence,
+                slot,
+                value: None,
+                waited: Moment::now().since(began),
+            });
             Ok(grant)
         }
         Ok(Answer::Interrupted(signal)) => {
-            teller.tell(Event::Interrupted(signal));
+            reporter.tell(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
         Ok(Answer::Held(held)) if on_held == OnHeld::Skip => {
-            teller.tell(Event::Skipped(&held));
+            reporter.tell(Event::Skipped(&held));
             Err(Outcome::Skipped)
         }
-        Ok(Answer::HeldAround(held)) => {
-            teller.tell(Event::HeldAround { held: &held, slots: claim.slots });
+        Ok(Answer::SelfDeadlock(held)) => {
+            reporter.tell(Event::SelfDeadlock { held: &held, slots: claim.slots });
             Err(Outcome::Held(held_status))
         }
         Ok(Answer::Held(held)) => {
-            teller.tell(Event::Held(&held));
+            reporter.tell(Event::Held(&held));
             Err(Outcome::Held(held_status))
         }
         Err(error) => {
             let key = escaped(claim.key.as_str());
-            teller.fail(&error.context(format!("cannot take the lock \"{key}\"")));
+            reporter.fail(&error.context(format!("cannot take the lock \"{key}\"")));
             Err(Outcome::StoreFailed)
         }
     }
@@ -81,7 +86,7 @@ enum Answer {
     /// It is somebody else's.
     Held(Held),
     /// It is held by the runs that this one is part of: it cannot come free before we end.
-    HeldAround(Held),
+    SelfDeadlock(Held),
     /// A signal of this number ended the wait.
     Interrupted(i32),
 }
@@ -101,8 +106,8 @@ fn acquire_or_wait(
     store: &mut dyn Store,
     claim: &Claim,
     until: Option<Moment>,
-    outer: &Outer,
-    teller: &Teller,
+    outer: &EnclosingLocks,
+    reporter: &Reporter,
     signals: &Signals,
     guardian: Option<&Guardian>,
 ) -> Result<Answer, StoreError> {
@@ -110,28 +115,28 @@ fn acquire_or_wait(
     let waits_for_itself = |held: &Held| claim.slots == 1 && outer.has(held.token.as_ref());
     if !outer.is_empty() {
         match store.acquire(claim, None)? {
-            Acquired::Held(held) if waits_for_itself(&held) => return Ok(Answer::HeldAround(held)),
+            Acquired::Held(held) if waits_for_itself(&held) => return Ok(Answer::SelfDeadlock(held)),
             Acquired::Held(_) => {
-                if let Some(held) = held_around(store, claim, outer) {
-                    return Ok(Answer::HeldAround(held));
+                if let Some(held) = self_deadlock(store, claim, outer) {
+                    return Ok(Answer::SelfDeadlock(held));
                 }
             }
             acquired => return Ok(Answer::of(acquired)),
         }
     }
-    let watcher = &mut Progress::new(teller, &waits_for_itself, guardian);
+    let watcher = &mut Progress::new(reporter, &waits_for_itself, guardian);
     Ok(match store.acquire(claim, Some(Wait { until, signals, watcher }))? {
-        Acquired::Held(held) if waits_for_itself(&held) => Answer::HeldAround(held),
+        Acquired::Held(held) if waits_for_itself(&held) => Answer::SelfDeadlock(held),
         acquired => Answer::of(acquired),
     })
 }
 
 /// The last of the holders that we run under, if there are so many of them that they leave none of the slots that the claim could
 /// get. What the store does not tell is no reason not to wait.
-fn held_around(store: &mut dyn Store, claim: &Claim, outer: &Outer) -> Option<Held> {
+fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Held> {
     let status = store.list(Some(&claim.key)).ok()?.pop()?;
     // One that was taken away can come free before its command has ended.
-    let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.taken_away;
+    let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.revoked;
     let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
     let last = around.last().filter(|_| around.len() >= claim.slots as usize)?;
     Some(Held {

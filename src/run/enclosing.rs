@@ -10,9 +10,9 @@ pub const OUTER: &str = "LOCKRUN_OUTER_TOKENS";
 
 /// The tokens of the locks that we run under.
 #[derive(Clone, Debug, Default)]
-pub struct Outer(Vec<Token>);
+pub struct EnclosingLocks(Vec<Token>);
 
-impl Outer {
+impl EnclosingLocks {
     /// The locks that this process runs under.
     pub fn of_this_process() -> Self {
         Self::read(&|name| std::env::var(name).ok())
@@ -23,7 +23,7 @@ impl Outer {
         let outer = variable(OUTER).unwrap_or_default();
         let inner = variable(TOKEN);
         let words = outer.split_ascii_whitespace().chain(inner.as_deref());
-        Outer(words.filter_map(|word| Token::parse(word).ok()).collect())
+        EnclosingLocks(words.filter_map(|word| Token::parse(word).ok()).collect())
     }
 
     /// Whether there are none.
@@ -53,12 +53,12 @@ mod tests {
             OUTER => Some("a b".to_owned()),
             _ => None,
         };
-        let outer = Outer::read(&environment);
+        let outer = EnclosingLocks::read(&environment);
         let has = |token: &str| outer.has(Token::parse(token).ok().as_ref());
         assert!(has("a") && has("c") && !outer.is_empty());
         assert!(!has("d") && !outer.has(None));
         assert_eq!(outer.for_command().as_deref(), Some("a b c"));
-        let none = Outer::read(&|_| None);
+        let none = EnclosingLocks::read(&|_| None);
         assert!(none.is_empty() && none.for_command().is_none());
     }
 }

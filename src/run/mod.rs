@@ -23,18 +23,18 @@ use crate::lock::lease::{Lease, Ttl};
 use crate::lock::token::Token;
 use crate::report;
 use crate::report::event::{Event, Reason};
-use crate::report::reporter::Teller;
-use crate::store::{self, Claim, Custody, Grant, Parting, Released, Stays, Store};
+use crate::report::reporter::Reporter;
+use crate::store::{self, Claim, Grant, Release, Released, Retain, Store};
 use crate::supervise::guardian::Guardian;
-use crate::supervise::parent::{self, End, Side};
+use crate::supervise::parent::{self, End, ForkSide};
 use crate::supervise::{self, Descendants, Finished, Launch, Running, StartFailure, Why};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::text::escape::escaped;
 use acquire::Patience;
-use enclosing::Outer;
+use enclosing::EnclosingLocks;
 use outcome::Outcome;
-use renewer::{Keeper, Lent};
+use renewer::{Renewer, SharedStore};
 use start::{Begun, NotBegun, Start};
 
 /// How often the guardian looks whether lockrun, which is stopped, goes on.
@@ -56,7 +56,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
     match parent::fork().context("cannot start the guardian, a process of lockrun's own")? {
-        Side::Guardian(guardian) => {
+        ForkSide::Guardian(guardian) => {
             // It is in another PID namespace than lockrun if one was made for lockrun's children, as by `unshare --pid` without --fork.
             let checked = check_proc(plan);
             let run = || Run::new(plan, claim).carry_out(store, signals, Some(&guardian));
@@ -66,28 +66,28 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             });
             guardian.end(outcome.ending())
         }
-        Side::Front(front) => match front.until_the_end(signals).context("cannot wait for the guardian")? {
+        ForkSide::Parent(parent) => match parent.until_the_end(signals).context("cannot wait for the guardian")? {
             End::Guarded(ending) => Ok(Outcome::Ended(ending)),
             End::Gone => {
                 store.take_back(&claim);
                 let why = "the guardian, a process of lockrun's own, was killed; the command was not started";
-                Run::new(plan, claim).teller.tell(Event::Failed { why });
+                Run::new(plan, claim).reporter.tell(Event::Failed { why });
                 Ok(Outcome::Failed)
             }
             End::TakenOver(finished) => {
                 let run = Run::new(plan, claim);
                 if finished.why == Some(Why::Lost) {
                     let why = "the guardian, a process of lockrun's own, was stopped or hung";
-                    run.teller.tell(Event::Lost { why, stops: true });
+                    run.reporter.tell(Event::Lost { why, stops: true });
                 }
-                run.let_go(&mut *store, finished, Parting::at_once(finished.command));
+                run.let_go(&mut *store, finished, Release::at_once(finished.command));
                 Ok(outcome(finished))
             }
             End::Unreleased(finished) => {
                 let run = Run::new(plan, claim);
                 // It may be done by now, and is not done twice then.
                 if !finished.stuck {
-                    run.release(&mut *store, run.parting(finished, Moment::now()));
+                    run.release(&mut *store, run.how(finished, Moment::now()));
                 }
                 Ok(outcome(finished))
             }
@@ -132,14 +132,14 @@ fn claim(plan: &Plan) -> Claim {
 struct Run<'a> {
     plan: &'a Plan,
     claim: Claim,
-    outer: Outer,
-    teller: Arc<Teller>,
+    outer: EnclosingLocks,
+    reporter: Arc<Reporter>,
     launch: Launch,
 }
 
 impl<'a> Run<'a> {
     fn new(plan: &'a Plan, claim: Claim) -> Self {
-        let outer = Outer::of_this_process();
+        let outer = EnclosingLocks::of_this_process();
         let mut env =
             vec![("LOCKRUN_KEY", plan.key.as_str().to_owned()), (enclosing::TOKEN, claim.token.as_str().to_owned())];
         env.extend(outer.for_command().map(|tokens| (enclosing::OUTER, tokens)));
@@ -150,8 +150,9 @@ impl<'a> Run<'a> {
             max_runtime: plan.max_runtime,
             descendants: plan.descendants,
         };
-        let teller = Teller::new(plan.key.clone(), plan.verbosity).with_journal(plan.events.as_deref(), &claim.holder);
-        Run { plan, claim, outer, teller: Arc::new(teller), launch }
+        let reporter =
+            Reporter::new(plan.key.clone(), plan.verbosity).with_event_log(plan.events.as_deref(), &claim.holder);
+        Run { plan, claim, outer, reporter: Arc::new(reporter), launch }
     }
 
     /// The whole of it: takes the lock, runs COMMAND, lets go of the lock. On a store of leases this is the guardian's work.
@@ -167,40 +168,40 @@ impl<'a> Run<'a> {
         let granted_at = Moment::now();
         let begun = match await_lockrun(guardian, signals) {
             Some(signal) => {
-                self.teller.tell(Event::Interrupted(signal));
+                self.reporter.tell(Event::Interrupted(signal));
                 Err(Outcome::Ended(Ending::Signaled(signal)))
             }
             None => start.begin(&grant).map_err(|why| self.tell_why_not_begun(why)),
         };
-        let Begun { mut running, keeper } = match begun {
+        let Begun { mut running, renewer } = match begun {
             Ok(begun) => begun,
             Err(outcome) => {
-                self.release(&mut *store, Parting::at_once(None));
+                self.release(&mut *store, Release::at_once(None));
                 return Ok(outcome);
             }
         };
-        self.teller.tell(Event::Started { program: &self.program() });
-        let store = Lent::new(store);
-        let keeper = self.keep(&store, &grant, &running, keeper);
+        self.reporter.tell(Event::Started { program: &self.program() });
+        let store = SharedStore::new(store);
+        let renewer = self.keep(&store, &grant, &running, renewer);
         let finished = running.until_the_end(signals).context("cannot wait for the command")?;
         let mut store = store.take_back();
-        self.let_go(&mut *store, finished, self.parting(finished, granted_at));
+        self.let_go(&mut *store, finished, self.how(finished, granted_at));
         // The lock is free: nobody had to wait for our own thread to end.
-        keeper.map_or(Ok(()), Keeper::finish)?;
+        renewer.map_or(Ok(()), Renewer::finish)?;
         Ok(outcome(finished))
     }
 
     /// Tells how COMMAND ended, and lets go of the lock.
-    fn let_go(&self, store: &mut dyn Store, finished: Finished, parting: Parting) {
+    fn let_go(&self, store: &mut dyn Store, finished: Finished, how: Release) {
         self.tell_how_it_ended(finished);
         if finished.stuck {
             let why = "some of the command's processes cannot be killed; the lock is left to run out by itself";
-            self.teller.tell(Event::Failed { why });
+            self.reporter.tell(Event::Failed { why });
         } else if finished.why == Some(Why::Lost) {
             // What may be left of it is taken back, but it is no news if that fails too.
-            let _ = store.release(&self.claim.key, &self.claim.token, Parting::at_once(finished.command));
+            let _ = store.release(&self.claim.key, &self.claim.token, Release::at_once(finished.command));
         } else {
-            self.release(store, parting);
+            self.release(store, how);
         }
     }
 
@@ -213,12 +214,12 @@ impl<'a> Run<'a> {
         guardian: Option<&Guardian>,
     ) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
-            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.teller, signals)?;
+            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.reporter, signals)?;
             start.set_value(&value);
             return Ok(grant);
         }
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
-        acquire::acquire(store, &self.claim, patience, &self.outer, &self.teller, signals, guardian)
+        acquire::acquire(store, &self.claim, patience, &self.outer, &self.reporter, signals, guardian)
     }
 
     /// Tells why COMMAND has not begun, and gives what that makes of the run.
@@ -227,7 +228,7 @@ impl<'a> Run<'a> {
         let failure = match why {
             NotBegun::Failed(failure) => failure,
             NotBegun::Unprovided(error) => {
-                self.teller.fail(&error);
+                self.reporter.fail(&error);
                 return Outcome::Failed;
             }
         };
@@ -247,7 +248,7 @@ impl<'a> Run<'a> {
                 (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
             }
         };
-        self.teller.tell(Event::Failed { why: &why });
+        self.reporter.tell(Event::Failed { why: &why });
         outcome
     }
 
@@ -256,37 +257,37 @@ impl<'a> Run<'a> {
     }
 
     /// Starts to renew the lock, if it is one that has to be renewed.
-    fn keep(&self, store: &Lent, grant: &Grant, running: &Running, keeper: Option<Keeper>) -> Option<Keeper> {
-        let (Custody::Lease(sent_at), Some(keeper)) = (grant.custody, keeper) else { return None };
+    fn keep(&self, store: &SharedStore, grant: &Grant, running: &Running, renewer: Option<Renewer>) -> Option<Renewer> {
+        let (Some(sent_at), Some(renewer)) = (grant.lease_from, renewer) else { return None };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
         let lease = Lease::granted(self.plan.terms, sent_at);
-        keeper.start(store, self.claim.clone(), lease, control, Arc::clone(&self.teller));
-        Some(keeper)
+        renewer.start(store, self.claim.clone(), lease, control, Arc::clone(&self.reporter));
+        Some(renewer)
     }
 
     /// How to let go of the lock, which was granted at that moment, after COMMAND has ended so. One that had to be stopped has
     /// failed, whatever its status.
-    fn parting(&self, finished: Finished, granted_at: Moment) -> Parting {
+    fn how(&self, finished: Finished, granted_at: Moment) -> Release {
         let succeeded = outcome(finished) == Outcome::Ended(Ending::Exited(0));
         let keep = match &self.plan.sequence {
             Some(sequence) => sequence.keep_on_failure && !succeeded,
             None => self.plan.keep && succeeded,
         };
-        let stays = if keep {
+        let retain = if keep {
             let least = self.plan.min_hold.saturating_sub(Moment::now().since(granted_at));
-            Stays::Kept(self.claim.ttl.at_least(least))
+            Retain::Kept(self.claim.ttl.at_least(least))
         } else if self.plan.min_hold > Duration::ZERO {
-            Stays::AtLeast(self.plan.min_hold)
+            Retain::AtLeast(self.plan.min_hold)
         } else {
-            Stays::Not
+            Retain::Not
         };
-        Parting::Run { ending: finished.command, uses_value: succeeded, stays }
+        Release::Run { ending: finished.command, uses_value: succeeded, retain }
     }
 
     /// Lets go of the lock. If that fails, COMMAND's own status still counts.
-    fn release(&self, store: &mut dyn Store, parting: Parting) {
-        match store.release(&self.claim.key, &self.claim.token, parting) {
-            Ok(released) => self.tell_what_became_of_it(parting, &released),
+    fn release(&self, store: &mut dyn Store, how: Release) {
+        match store.release(&self.claim.key, &self.claim.token, how) {
+            Ok(released) => self.tell_what_became_of_it(how, &released),
             Err(error) => {
                 let lasts = if self.plan.expires { "until its lease runs out" } else { "until lockrun break frees it" };
                 let failed = match &self.plan.sequence {
@@ -296,37 +297,37 @@ impl<'a> Run<'a> {
                     ),
                     None => format!("cannot release the lock \"{}\", which stays {lasts}", self.key()),
                 };
-                self.teller.fail(&error.context(failed));
+                self.reporter.fail(&error.context(failed));
             }
         }
     }
 
     /// Tells whether the lock is free.
-    fn tell_what_became_of_it(&self, parting: Parting, released: &Released) {
+    fn tell_what_became_of_it(&self, how: Release, released: &Released) {
         if let Released::Unrecorded(why) = released {
-            self.teller.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(parting)) });
+            self.reporter.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
         }
         let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
-        self.teller.tell(match (parting, released) {
+        self.reporter.tell(match (how, released) {
             (_, Released::Unrecorded(_)) => Event::Released { min_hold: Duration::ZERO },
-            (Parting::Run { stays: Stays::Kept(_), .. }, Released::Stays) => Event::Kept,
-            (Parting::Run { stays: Stays::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },
-            (Parting::Run { stays: Stays::AtLeast(min_hold), .. }, _) => Event::Released { min_hold },
+            (Release::Run { retain: Retain::Kept(_), .. }, Released::Retained) => Event::Kept,
+            (Release::Run { retain: Retain::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },
+            (Release::Run { retain: Retain::AtLeast(min_hold), .. }, _) => Event::Released { min_hold },
             _ => Event::Released { min_hold: Duration::ZERO },
         });
     }
 
     /// Returns what it means that the lock is free without a record of the run.
-    fn what_is_lost(&self, parting: Parting) -> String {
+    fn what_is_lost(&self, how: Release) -> String {
         let what = match &self.plan.sequence {
             Some(_) => format!("the value of the sequence \"{}\"", self.key()),
             None => format!("the lock \"{}\"", self.key()),
         };
-        match parting {
-            Parting::Run { uses_value: true, .. } if self.plan.sequence.is_some() => {
+        match how {
+            Release::Run { uses_value: true, .. } if self.plan.sequence.is_some() => {
                 format!("{what} may come up again, although it was used")
             }
-            Parting::Run { stays: Stays::Kept(_) | Stays::AtLeast(_), .. } => {
+            Release::Run { retain: Retain::Kept(_) | Retain::AtLeast(_), .. } => {
                 format!("{what} is free, although it was to be kept")
             }
             _ => format!("{what} is free, but how the run ended is not recorded"),
@@ -336,16 +337,16 @@ impl<'a> Run<'a> {
     /// Tells how COMMAND ended.
     fn tell_how_it_ended(&self, finished: Finished) {
         match finished.why {
-            Some(Why::Lost) => self.teller.tell(Event::Killed(Reason::Lost)),
+            Some(Why::Lost) => self.reporter.tell(Event::Killed(Reason::Lost)),
             Some(Why::TimedOut) => {
                 let span = self.plan.max_runtime.unwrap_or_default();
-                self.teller.tell(Event::Killed(Reason::TimedOut(span)));
+                self.reporter.tell(Event::Killed(Reason::TimedOut(span)));
             }
-            Some(Why::Unguarded) => self.teller.tell(Event::Killed(Reason::Unguarded)),
-            Some(Why::Orphaned) => self.teller.tell(Event::Killed(Reason::Orphaned)),
+            Some(Why::Unguarded) => self.reporter.tell(Event::Killed(Reason::Unguarded)),
+            Some(Why::Orphaned) => self.reporter.tell(Event::Killed(Reason::Orphaned)),
             Some(Why::LeftBehind) | None => {}
         }
-        self.teller.tell(Event::Finished(finished.command));
+        self.reporter.tell(Event::Finished(finished.command));
     }
 
     fn key(&self) -> String {

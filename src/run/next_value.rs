@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
-use crate::sys::wait::{self, Ticking, Woken};
+use crate::sys::wait::{self, WaitObserver, WakeReason};
 use crate::text::escape::escaped;
 
 /// The longest value, in bytes.
@@ -68,9 +68,9 @@ fn listen(mut output: ChildStdout, signals: &Signals) -> Result<Heard, String> {
     loop {
         // It has as long as it likes; a signal ends the wait for it.
         match wait(Some(output.as_fd()), None, signals)? {
-            Woken::Signal(signal) => return Ok(Heard::Signal(signal)),
-            Woken::Ready => {}
-            Woken::Resumed | Woken::Time => continue,
+            WakeReason::Signal(signal) => return Ok(Heard::Signal(signal)),
+            WakeReason::Ready => {}
+            WakeReason::Resumed | WakeReason::Time => continue,
         }
         let mut part = [0; MAX_LEN];
         let read = output.read(&mut part).map_err(|error| format!("cannot be heard: {error}"))?;
@@ -91,14 +91,14 @@ fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<T
         if let Some(status) = child.try_wait().map_err(|error| format!("cannot be waited for: {error}"))? {
             return Ok(Told::All(printed, status));
         }
-        if let Woken::Signal(signal) = wait(None, Some(Moment::now() + pause), signals)? {
+        if let WakeReason::Signal(signal) = wait(None, Some(Moment::now() + pause), signals)? {
             return Ok(Told::Signal(signal));
         }
         pause = (pause * 2).min(Duration::from_millis(20));
     }
 }
 
-fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<Woken, String> {
+fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<WakeReason, String> {
     let woken = wait::wait_for(source, until, signals, &mut Patient);
     woken.map_err(|errno: Errno| format!("cannot be waited for: {}", errno.desc()))
 }
@@ -141,7 +141,7 @@ pub fn is_value(text: &str) -> Result<(), String> {
 /// There is nothing to show while a program runs.
 struct Patient;
 
-impl Ticking for Patient {
+impl WaitObserver for Patient {
     fn tick_every(&self) -> Option<Duration> {
         None
     }

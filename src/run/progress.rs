@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::report::Verbosity;
 use crate::report::event::Event;
-use crate::report::reporter::Teller;
+use crate::report::reporter::Reporter;
 use crate::store::{Held, Watcher};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::terminal;
 use crate::sys::clock::Moment;
-use crate::sys::wait::Ticking;
+use crate::sys::wait::WaitObserver;
 use crate::text::duration;
 
 /// The line changes with the seconds.
@@ -21,7 +21,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// What is shown of one wait.
 pub struct Progress<'a> {
-    teller: &'a Teller,
+    reporter: &'a Reporter,
     /// Whether it is of no use to wait for a holder.
     is_hopeless: &'a dyn Fn(&Held) -> bool,
     guardian: Option<&'a Guardian>,
@@ -33,11 +33,11 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// A wait that begins now, of which `teller` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
+    /// A wait that begins now, of which `reporter` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
     /// It is the `guardian` that waits, if there is one.
-    pub fn new(teller: &'a Teller, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
-        let on_terminal = teller.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { teller, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
+    pub fn new(reporter: &'a Reporter, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
+        let on_terminal = reporter.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
+        Progress { reporter, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
     /// Writes the line anew.
@@ -68,7 +68,7 @@ impl Watcher for Progress<'_> {
             return ControlFlow::Break(());
         }
         if !self.told {
-            self.teller.tell(Event::Waiting(held));
+            self.reporter.tell(Event::Waiting(held));
             self.told = true;
         }
         self.latest = Some((held.clone(), Moment::now()));
@@ -81,7 +81,7 @@ impl Watcher for Progress<'_> {
     }
 }
 
-impl Ticking for Progress<'_> {
+impl WaitObserver for Progress<'_> {
     fn tick_every(&self) -> Option<Duration> {
         self.on_terminal.then_some(REFRESH)
     }

@@ -1,4 +1,4 @@
-//! The keeper: the thread that renews a lease for as long as COMMAND runs.
+//! The renewer: the thread that renews a lease for as long as COMMAND runs.
 //!
 //! It decides nothing by itself: [`crate::lock::lease`] says what is due, and the guardian, who is told of every renewal, ends
 //! COMMAND when the news stop, whatever became of this thread.
@@ -14,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::lock::lease::{Answer, Due, Lease};
 use crate::report::event::Event;
-use crate::report::reporter::Teller;
+use crate::report::reporter::Reporter;
 use crate::store::{Claim, Held, Renewed, Store, StoreError};
 use crate::supervise::guardian::Control;
 use crate::sys::clock::{Alarm, Moment};
@@ -23,13 +23,13 @@ use crate::sys::wait::readable;
 /// Requests need little, a TLS handshake more; pages that are not touched cost nothing.
 const STACK: usize = 512 * 1024;
 
-/// A store that is lent to the keeper until it is taken back. Whoever uses it has it for as long as that takes.
-pub struct Lent(Arc<Mutex<Option<Box<dyn Store>>>>);
+/// A store that is lent to the renewer until it is taken back. Whoever uses it has it for as long as that takes.
+pub struct SharedStore(Arc<Mutex<Option<Box<dyn Store>>>>);
 
-impl Lent {
+impl SharedStore {
     /// Nobody uses it yet.
     pub fn new(store: Box<dyn Store>) -> Self {
-        Lent(Arc::new(Mutex::new(Some(store))))
+        SharedStore(Arc::new(Mutex::new(Some(store))))
     }
 
     /// Takes the store back: from then on nothing is renewed. Waits for a renewal that is on its way.
@@ -39,7 +39,7 @@ impl Lent {
 }
 
 /// The renewal thread of one lease.
-pub struct Keeper {
+pub struct Renewer {
     thread: JoinHandle<()>,
     stop: Arc<EventFd>,
     work: SyncSender<Work>,
@@ -47,12 +47,12 @@ pub struct Keeper {
 
 /// A lease that is to be renewed.
 struct Work {
-    store: Lent,
+    store: SharedStore,
     claim: Claim,
     lease: Lease,
     /// Whom to tell; nobody if a lost lease is only worth a warning.
     control: Option<Control>,
-    teller: Arc<Teller>,
+    reporter: Arc<Reporter>,
     last_error: Option<StoreError>,
 }
 
@@ -63,8 +63,8 @@ struct Renewing {
     alarm: Alarm,
 }
 
-impl Keeper {
-    /// Makes the thread, which waits for [`Keeper::start`]; dropped before that, it ends. Fails if a descriptor or a thread
+impl Renewer {
+    /// Makes the thread, which waits for [`Renewer::start`]; dropped before that, it ends. Fails if a descriptor or a thread
     /// cannot be had: that must come out before there is a COMMAND.
     pub fn prepare() -> Result<Self, anyhow::Error> {
         let what = "cannot prepare to renew the lease";
@@ -76,15 +76,22 @@ impl Keeper {
                 Renewing { work, stop: its_stop, alarm }.keep();
             }
         };
-        let thread = thread::Builder::new().name("keeper".into()).stack_size(STACK).spawn(wait_and_keep);
-        Ok(Keeper { thread: thread.context("cannot start the renewal thread")?, stop, work })
+        let thread = thread::Builder::new().name("renewer".into()).stack_size(STACK).spawn(wait_and_keep);
+        Ok(Renewer { thread: thread.context("cannot start the renewal thread")?, stop, work })
     }
 
     /// Starts to renew. With a `control` COMMAND is ended when the lease is lost, without one that is only told.
-    pub fn start(&self, store: &Lent, claim: Claim, lease: Lease, control: Option<Control>, teller: Arc<Teller>) {
-        let store = Lent(Arc::clone(&store.0));
+    pub fn start(
+        &self,
+        store: &SharedStore,
+        claim: Claim,
+        lease: Lease,
+        control: Option<Control>,
+        reporter: Arc<Reporter>,
+    ) {
+        let store = SharedStore(Arc::clone(&store.0));
         // If the thread is gone, nothing is renewed, and COMMAND is ended in time like under any lease that is not.
-        let _ = self.work.send(Work { store, claim, lease, control, teller, last_error: None });
+        let _ = self.work.send(Work { store, claim, lease, control, reporter, last_error: None });
     }
 
     /// Ends the thread. The store was taken back before.
@@ -147,7 +154,7 @@ impl Renewing {
             Ok(Renewed::NotMine(held)) => {
                 (Answer::NotMine, Kept::Lost(format!("it is not ours any more: {}", whose(held))))
             }
-            Ok(Renewed::TakenAway(by)) => (Answer::NotMine, Kept::Lost(format!("it was taken away by {by}"))),
+            Ok(Renewed::Revoked(by)) => (Answer::NotMine, Kept::Lost(format!("it was taken away by {by}"))),
             Err(error) => {
                 self.work.last_error = Some(error);
                 (Answer::Unknown, Kept::Going)
@@ -165,7 +172,7 @@ impl Renewing {
         if let Some(control) = &self.work.control {
             control.lost();
         }
-        self.work.teller.tell(Event::Lost { why, stops: self.work.control.is_some() });
+        self.work.reporter.tell(Event::Lost { why, stops: self.work.control.is_some() });
     }
 
     fn is_told_to_stop(&self) -> bool {

@@ -6,7 +6,7 @@ use super::next_value::{self, Found};
 use super::outcome::Outcome;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
-use crate::report::reporter::Teller;
+use crate::report::reporter::Reporter;
 use crate::store::{Claim, Grant, Reserved, Store, StoreError, Wanted, integer};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -49,7 +49,7 @@ pub fn reserve(
     store: &mut dyn Store,
     claim: &Claim,
     sequence: &Sequence,
-    teller: &Teller,
+    reporter: &Reporter,
     signals: &Signals,
 ) -> Result<(Grant, String), Outcome> {
     let began = Moment::now();
@@ -61,19 +61,19 @@ pub fn reserve(
     match reserved {
         Ok((grant, value)) => {
             let waited = Moment::now().since(began);
-            teller.tell(Event::Acquired { fence: grant.fence, slot: None, value: Some(&value), waited });
+            reporter.tell(Event::Acquired { fence: grant.fence, slot: None, value: Some(&value), waited });
             Ok((grant, value))
         }
         Err(Failure::Store(error)) => {
-            teller.fail(&error.context(format!("cannot reserve a value of the sequence \"{key}\"")));
+            reporter.fail(&error.context(format!("cannot reserve a value of the sequence \"{key}\"")));
             Err(Outcome::StoreFailed)
         }
         Err(Failure::Nothing(why)) => {
-            teller.tell(Event::Failed { why: &format!("no value of the sequence \"{key}\" is reserved: {why}") });
+            reporter.tell(Event::Failed { why: &format!("no value of the sequence \"{key}\" is reserved: {why}") });
             Err(Outcome::Failed)
         }
         Err(Failure::Interrupted(signal)) => {
-            teller.tell(Event::Interrupted(signal));
+            reporter.tell(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
     }
@@ -146,8 +146,8 @@ mod tests {
     use crate::lock::key::Key;
     use crate::lock::lease::Ttl;
     use crate::lock::token::Token;
-    use crate::report::diagnostic::Finding;
-    use crate::store::{Acquired, Custody, KeyStatus, Parting, Released, Renewed, TakenAway, Wait};
+    use crate::report::diagnostic::Diagnostic;
+    use crate::store::{Acquired, KeyStatus, Release, Released, Renewed, Revoked, Wait};
     use std::time::Duration;
 
     /// A store in which the first values of a sequence are reserved, and which is only asked for more.
@@ -164,7 +164,7 @@ mod tests {
             if self.asked <= self.reserved {
                 return Ok(Reserved::Taken);
             }
-            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, custody: Custody::Kernel }, value.clone()))
+            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, lease_from: None }, value.clone()))
         }
 
         fn acquire(&mut self, _: &Claim, _: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
@@ -175,7 +175,7 @@ mod tests {
             unreachable!("a search only reserves")
         }
 
-        fn release(&mut self, _: &Key, _: &Token, _: Parting) -> Result<Released, StoreError> {
+        fn release(&mut self, _: &Key, _: &Token, _: Release) -> Result<Released, StoreError> {
             unreachable!("a search only reserves")
         }
 
@@ -183,15 +183,15 @@ mod tests {
             unreachable!("a search only reserves")
         }
 
-        fn take_away(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<TakenAway, StoreError> {
+        fn revoke(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<Revoked, StoreError> {
             unreachable!("a search only reserves")
         }
 
-        fn forget(&mut self, _: Duration, _: bool) -> Result<Vec<Key>, StoreError> {
+        fn prune(&mut self, _: Duration, _: bool) -> Result<Vec<Key>, StoreError> {
             unreachable!("a search only reserves")
         }
 
-        fn examine(&mut self) -> Vec<Finding> {
+        fn diagnose(&mut self) -> Vec<Diagnostic> {
             unreachable!("a search only reserves")
         }
     }

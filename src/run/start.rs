@@ -5,12 +5,13 @@
 
 use anyhow::Error;
 
-use super::renewer::Keeper;
+use super::renewer::Renewer;
 use crate::config::plan::Plan;
 use crate::lock::lease::Deadline;
-use crate::store::{Custody, Grant};
+use crate::store::Grant;
 use crate::supervise::guardian::{Guardian, Prepared};
 use crate::supervise::{Granted, Launch, Ready, Running, SLOT, StartFailure};
+use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 
 /// COMMAND, before it has begun.
@@ -28,7 +29,7 @@ enum Means<'a> {
     Guarded {
         prepared: Prepared<'a>,
         /// The thread that will renew the lease, where it has to be renewed.
-        keeper: Option<Keeper>,
+        renewer: Option<Renewer>,
     },
 }
 
@@ -37,7 +38,7 @@ pub struct Begun {
     /// It itself.
     pub running: Running,
     /// What is to renew its lease, if that has to be renewed.
-    pub keeper: Option<Keeper>,
+    pub renewer: Option<Renewer>,
 }
 
 /// Why COMMAND has not begun.
@@ -67,7 +68,7 @@ impl<'a> Start<'a> {
         let means = match guardian {
             Some(guardian) => Means::Guarded {
                 prepared: Prepared::new(guardian, ready)?,
-                keeper: plan.expires.then(Keeper::prepare).transpose().map_err(NotBegun::Unprovided)?,
+                renewer: plan.expires.then(Renewer::prepare).transpose().map_err(NotBegun::Unprovided)?,
             },
             None => Means::Direct(ready),
         };
@@ -88,19 +89,16 @@ impl<'a> Start<'a> {
         let Start { plan, launch, means } = self;
         let granted = Granted { fence: grant.fence, slot: (plan.slots > 1).then_some(grant.slot) };
         match means {
-            Means::Direct(ready) => Ok(Begun { running: Running::direct(ready, launch, granted)?, keeper: None }),
-            Means::Guarded { prepared, keeper } => {
-                let guarded = prepared.start(deadline(plan, grant.custody), plan.kill_on_lost, granted, launch)?;
-                Ok(Begun { running: Running::Guarded(guarded), keeper })
+            Means::Direct(ready) => Ok(Begun { running: Running::direct(ready, launch, granted)?, renewer: None }),
+            Means::Guarded { prepared, renewer } => {
+                let guarded = prepared.start(deadline(plan, grant.lease_from), plan.kill_on_lost, granted, launch)?;
+                Ok(Begun { running: Running::Guarded(guarded), renewer })
             }
         }
     }
 }
 
 /// When COMMAND is ended under a lock that is kept so; `None`: never for the lock's sake.
-fn deadline(plan: &Plan, custody: Custody) -> Option<Deadline> {
-    match custody {
-        Custody::Lease(sent_at) if plan.expires => Some(plan.terms.deadline(sent_at)),
-        Custody::Lease(_) | Custody::Kernel => None,
-    }
+fn deadline(plan: &Plan, lease_from: Option<Moment>) -> Option<Deadline> {
+    lease_from.filter(|_| plan.expires).map(|from| plan.terms.deadline(from))
 }

@@ -15,10 +15,10 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
-use crate::sys::wait::Ticking;
+use crate::sys::wait::WaitObserver;
 use crate::text::duration;
 
 /// What a run asks of a store: this lock, under this token, for itself.
@@ -47,17 +47,9 @@ pub struct Grant {
     pub fence: u64,
     /// Which of the slots is ours, from 0.
     pub slot: u32,
-    /// Who keeps the lock ours.
-    pub custody: Custody,
-}
-
-/// Who keeps a lock ours, and so what happens to it when we die.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Custody {
-    /// The kernel, for as long as lockrun or COMMAND lives.
-    Kernel,
-    /// The store, until the lease runs out; the request that took it left at this moment.
-    Lease(Moment),
+    /// The moment at which the request left that acquired the lock, if it is held under a lease: that counts from then. `None`: the
+    /// kernel holds it, for as long as lockrun or COMMAND lives.
+    pub lease_from: Option<Moment>,
 }
 
 /// A lock that is somebody else's.
@@ -106,12 +98,12 @@ pub enum Renewed {
     /// It is not ours any more. It may be somebody else's.
     NotMine(Option<Held>),
     /// It was taken away from us, by whom.
-    TakenAway(Holder),
+    Revoked(Holder),
 }
 
 /// How somebody lets go of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parting {
+pub enum Release {
     /// A run is over.
     Run {
         /// How COMMAND ended; `None` if it was never started.
@@ -119,22 +111,22 @@ pub enum Parting {
         /// Whether it has used the value of a sequence that it had reserved.
         uses_value: bool,
         /// Whether the lock stays nevertheless.
-        stays: Stays,
+        retain: Retain,
     },
     /// By hand, from wherever.
     ByHand,
 }
 
-impl Parting {
+impl Release {
     /// The end of a run that has failed, and lets go of its lock at once.
     pub fn at_once(ending: Option<Ending>) -> Self {
-        Parting::Run { ending, uses_value: false, stays: Stays::Not }
+        Release::Run { ending, uses_value: false, retain: Retain::Not }
     }
 }
 
 /// Whether a lock stays after its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stays {
+pub enum Retain {
     /// No.
     Not,
     /// Until it has been held for so long.
@@ -148,8 +140,8 @@ pub enum Stays {
 pub enum Released {
     /// It is free.
     Free,
-    /// It stays as was asked.
-    Stays,
+    /// It stays held, as was asked.
+    Retained,
     /// It is free, but how the run ended could not be recorded, nor that it is to stay: for this reason.
     Unrecorded(String),
     /// It will be free when the command has ended that runs under it.
@@ -160,7 +152,7 @@ pub enum Released {
 
 /// What came of taking a lock from its holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TakenAway {
+pub enum Revoked {
     /// There was nothing to take.
     Free,
     /// It is held, but not by whom was meant.
@@ -268,7 +260,7 @@ pub struct Holding {
     /// The value of the sequence that it has reserved, if it has.
     pub value: Option<String>,
     /// Whether the lock was taken away, and is only held until the command is dead.
-    pub taken_away: bool,
+    pub revoked: bool,
     /// Under which token. For comparing: whoever knows it can take the lock away.
     pub token: Option<Token>,
 }
@@ -306,7 +298,7 @@ pub struct Wait<'a> {
 }
 
 /// Somebody who looks on while lockrun waits.
-pub trait Watcher: Ticking {
+pub trait Watcher: WaitObserver {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     /// Tells whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
@@ -332,8 +324,8 @@ pub trait Store: Send {
     /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
-    /// Lets go of the lock, or lets it stay as `parting` says, and writes down who had it. Does nothing if the lock is not ours.
-    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError>;
+    /// Lets go of the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
+    fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 
     /// Takes back the claim of another process that has died while it waited, whose requests may still be on their way: leaves the
     /// queue, and the lock, should it have been granted. As well as that can be done.
@@ -349,20 +341,20 @@ pub trait Store: Send {
     /// Takes the lock from its holders, or from the one with this `fence`, as `by` wants: it cannot renew it any more. Where a
     /// command runs under it, the lock is free only when that has ended, which a holder that hears of it sees to, or with its
     /// lease; or, if it must be so, `now`.
-    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError>;
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError>;
 
     /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
-    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
 
-    /// What the last [`Store::list`] of all keys, or [`Store::forget`], has left out because it cannot be read: why, and what to
+    /// What the last [`Store::list`] of all keys, or [`Store::prune`], has left out because it cannot be read: why, and what to
     /// do, for each.
     fn left_out(&mut self) -> Vec<StoreError> {
         Vec::new()
     }
 
     /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
-    /// at least one finding is given.
-    fn examine(&mut self) -> Vec<Finding>;
+    /// at least one diagnostic is given.
+    fn diagnose(&mut self) -> Vec<Diagnostic>;
 }
 
 /// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is

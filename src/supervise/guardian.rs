@@ -11,7 +11,7 @@ use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
-use super::backchannel::{Link, News, Order, Orders};
+use super::backchannel::{GuardianMessage, Link, RenewerChannel, RenewerMessage};
 use super::cgroup::{Cgroup, Place};
 use super::entry;
 use super::exit;
@@ -62,7 +62,7 @@ impl Guardian {
 
     /// Says that nothing is left to be guarded, and ends as lockrun is to end.
     pub fn end(self, ending: Ending) -> ! {
-        self.lockrun.link.tell_now(News::Over(ending));
+        self.lockrun.link.tell_now(GuardianMessage::Over(ending));
         exit::end_now(ending)
     }
 }
@@ -72,7 +72,7 @@ pub struct Prepared<'a> {
     guardian: &'a Guardian,
     ready: Ready,
     alarm: Alarm,
-    orders: (Orders, Orders),
+    orders: (RenewerChannel, RenewerChannel),
     last_line: LastLine,
     place: Option<Place>,
 }
@@ -84,7 +84,7 @@ impl<'a> Prepared<'a> {
             guardian,
             ready,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
-            orders: Orders::pair().map_err(Failure::Preparing)?,
+            orders: RenewerChannel::pair().map_err(Failure::Preparing)?,
             last_line: LastLine::prepare(Arc::clone(&guardian.wake)).map_err(Failure::Preparing)?,
             place: Place::find(),
         })
@@ -114,7 +114,7 @@ impl<'a> Prepared<'a> {
         let ends_at = deadline.filter(|_| ends_command);
         self.last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
         // Before COMMAND can begin: if this process dies from here on, lockrun must look for COMMAND.
-        lockrun.link.tell(ends_at.map_or(News::Granted, News::Allowed));
+        lockrun.link.tell(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
         let cgroup = self.place.as_ref().and_then(Place::make);
         let setup = Setup {
             own_group: !self.guardian.has_terminal,
@@ -124,14 +124,14 @@ impl<'a> Prepared<'a> {
         };
         let started = Tree::start(&mut self.ready, setup, cgroup, granted);
         // It may have been told to stop, and have put that off.
-        let tree = started.inspect_err(|_| lockrun.link.tell_now(News::NotStarted))?;
+        let tree = started.inspect_err(|_| lockrun.link.tell_now(GuardianMessage::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
         // COMMAND may be about to begin on this processor. It goes first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
-        lockrun.link.tell_now(News::Started(tree.command()));
+        lockrun.link.tell_now(GuardianMessage::Started(tree.command()));
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
         let (lockrun, last_line) = (lockrun.clone(), Some(self.last_line));
         Ok(Guarded { lockrun, supervisor, alarm: self.alarm, orders: self.orders, last_line })
@@ -143,29 +143,29 @@ pub struct Guarded {
     lockrun: Lockrun,
     supervisor: Supervisor,
     alarm: Alarm,
-    /// Our end of what the keeper tells us through, and the keeper's.
-    orders: (Orders, Orders),
+    /// Our end of what the renewer tells us through, and the renewer's.
+    orders: (RenewerChannel, RenewerChannel),
     /// Until COMMAND has ended.
     last_line: Option<LastLine>,
 }
 
-/// What the keeper of a lease tells the guardian through, and lockrun.
+/// What the renewer of a lease tells the guardian through, and lockrun.
 #[derive(Clone)]
 pub struct Control {
     lockrun: Lockrun,
-    orders: Orders,
+    orders: RenewerChannel,
 }
 
 impl Control {
     /// The lease was renewed: what it allows now.
     pub fn renewed(&self, deadline: Deadline) {
-        self.orders.order(Order::Renewed(deadline));
-        self.lockrun.link.tell_now(News::Allowed(deadline));
+        self.orders.order(RenewerMessage::Renewed(deadline));
+        self.lockrun.link.tell_now(GuardianMessage::Allowed(deadline));
     }
 
     /// The lease is lost: COMMAND must be ended.
     pub fn lost(&self) {
-        self.orders.order(Order::Lost);
+        self.orders.order(RenewerMessage::Lost);
     }
 
     /// Whether lockrun is stopped: then its run is not to go on past the lease.
@@ -180,7 +180,7 @@ impl Guarded {
         Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
     }
 
-    /// Waits for COMMAND, for what the keeper says, for signals and for lockrun's death, until all is over.
+    /// Waits for COMMAND, for what the renewer says, for signals and for lockrun's death, until all is over.
     pub(super) fn until_the_end(&mut self, signals: &Signals) -> Finished {
         let supervisor = &mut self.supervisor;
         let mut orphaned = false;
@@ -193,12 +193,12 @@ impl Guarded {
             }
             while let Some(order) = self.orders.0.next() {
                 match order {
-                    Order::Renewed(deadline) => {
+                    RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
                         // If the timer cannot be moved, it fires early.
                         let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
                     }
-                    Order::Lost => supervisor.end(Why::Lost, Moment::now()),
+                    RenewerMessage::Lost => supervisor.end(Why::Lost, Moment::now()),
                 }
             }
             if !orphaned && self.lockrun.is_dead() {
@@ -206,7 +206,7 @@ impl Guarded {
                 supervisor.end(Why::Orphaned, Moment::now());
             }
             if let Some(motion) = supervisor.reap() {
-                self.lockrun.link.tell_now(News::Moved(motion));
+                self.lockrun.link.tell_now(GuardianMessage::Moved(motion));
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
@@ -223,7 +223,7 @@ impl Guarded {
         };
         supervisor.dismiss();
         self.last_line = None;
-        self.lockrun.link.tell(News::Finished(finished));
+        self.lockrun.link.tell(GuardianMessage::Finished(finished));
         finished
     }
 }

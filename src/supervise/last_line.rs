@@ -4,7 +4,7 @@
 //!
 //! * A POSIX timer on the boot clock sends KILL to the guardian, half-way between the moment at which the guardian kills COMMAND and
 //!   H. The guardian's main thread moves the timer when it takes in a renewal. So a guardian whose main thread hangs is killed, too,
-//!   although its keeper goes on renewing. The parent-death signal then ends COMMAND.
+//!   although its renewer goes on renewing. The parent-death signal then ends COMMAND.
 //! * When the guardian dies, the kernel sends CONT to lockrun: the guardian has the only writing end of a pipe, and lockrun has the
 //!   reading end, in which `O_ASYNC` is set. So lockrun takes over and kills all that COMMAND had started, even if it was stopped.
 //!

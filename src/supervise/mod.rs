@@ -90,7 +90,7 @@ impl Running {
         }
     }
 
-    /// Where the keeper of a lease reports to, if there is one.
+    /// Where the renewer of a lease reports to, if there is one.
     pub fn control(&self) -> Option<guardian::Control> {
         match self {
             Running::Direct(_) => None,

@@ -1,7 +1,7 @@
 //! lockrun in front of its guardian, for locks that are leases: it is what the caller waits for and sends signals to.
 //!
 //! ```text
-//! lockrun (signals, the caller) ── link ── guardian (lock, lease, keeper's thread) ── COMMAND ── …
+//! lockrun (signals, the caller) ── link ── guardian (lock, lease, renewer's thread) ── COMMAND ── …
 //! ```
 //!
 //! The guardian is a child that does the work, from the first request for the lock to its release: so no process has to wait
@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
-use super::backchannel::{Link, News};
+use super::backchannel::{GuardianMessage, Link};
 use super::direct::watch;
 use super::guardian::Guardian;
 use super::job::JobControl;
@@ -40,15 +40,15 @@ use crate::sys::signals::{self, Signals};
 use crate::sys::wait::readable;
 
 /// Which of the two processes this is, after the fork.
-pub enum Side {
+pub enum ForkSide {
     /// The guardian: it does the work.
     Guardian(Guardian),
     /// lockrun itself.
-    Front(Front),
+    Parent(Parent),
 }
 
 /// lockrun, as long as its guardian works.
-pub struct Front {
+pub struct Parent {
     link: Link,
     /// Kept open: through it the kernel continues us when the guardian dies.
     _wake: OwnedFd,
@@ -87,7 +87,7 @@ pub enum End {
 }
 
 /// Forks the guardian. Must be called while the process has one thread.
-pub fn fork() -> nix::Result<Side> {
+pub fn fork() -> nix::Result<ForkSide> {
     let (ours, theirs) = Link::pair()?;
     let wake = Wake::new()?;
     let has_terminal = terminal::is_controlling();
@@ -99,10 +99,10 @@ pub fn fork() -> nix::Result<Side> {
     let forked = Errno::result(unsafe { libc::fork() })?;
     if forked == 0 {
         drop(ours);
-        return Ok(Side::Guardian(Guardian::new(theirs, wake, lockrun, has_terminal)));
+        return Ok(ForkSide::Guardian(Guardian::new(theirs, wake, lockrun, has_terminal)));
     }
     drop(theirs);
-    Ok(Side::Front(Front {
+    Ok(ForkSide::Parent(Parent {
         link: ours,
         _wake: wake.into_reading(),
         guardian: Child(forked),
@@ -113,7 +113,7 @@ pub fn fork() -> nix::Result<Side> {
     }))
 }
 
-impl Front {
+impl Parent {
     /// Passes signals on and waits until all is over. Takes over if the guardian dies.
     pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
         let mut stops = JobControl::new(self.has_terminal);
@@ -129,27 +129,27 @@ impl Front {
             // before it became COMMAND keeps it open.
             let ended = self.guardian.has_ended();
             loop {
-                match self.link.next_news() {
+                match self.link.next_message() {
                     Ok(None) if !ended => break,
-                    Ok(Some(News::Granted)) => self.stage = Stage::Granted,
-                    Ok(Some(News::Allowed(deadline))) => {
+                    Ok(Some(GuardianMessage::Granted)) => self.stage = Stage::Granted,
+                    Ok(Some(GuardianMessage::Allowed(deadline))) => {
                         self.deadline = Some(deadline);
                         if self.stage == Stage::Waiting {
                             self.stage = Stage::Granted;
                         }
                     }
-                    Ok(Some(News::Started(command))) => self.stage = Stage::Running(command),
-                    Ok(Some(News::NotStarted)) => {
+                    Ok(Some(GuardianMessage::Started(command))) => self.stage = Stage::Running(command),
+                    Ok(Some(GuardianMessage::NotStarted)) => {
                         self.stage = Stage::Waiting;
                         self.deadline = None;
                     }
-                    Ok(Some(News::Moved(motion))) => stops.moved(motion),
-                    Ok(Some(News::Finished(finished))) => {
+                    Ok(Some(GuardianMessage::Moved(motion))) => stops.moved(motion),
+                    Ok(Some(GuardianMessage::Finished(finished))) => {
                         self.stage = Stage::Finished(finished);
                         self.deadline = None;
                     }
                     // Nothing is left for it to do, whether it comes to its end by itself or not.
-                    Ok(Some(News::Over(ending))) => return Ok(End::Guarded(ending)),
+                    Ok(Some(GuardianMessage::Over(ending))) => return Ok(End::Guarded(ending)),
                     Ok(None) | Err(_) => {
                         return match self.stage {
                             Stage::Waiting => Ok(End::Gone),

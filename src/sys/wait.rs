@@ -17,8 +17,8 @@ use super::clock::{Alarm, Moment};
 use super::signals::{self, Signals};
 
 /// Somebody to whom a wait is not all the same.
-pub trait Ticking {
-    /// How often [`Ticking::tick`] wants to be called; `None`: never.
+pub trait WaitObserver {
+    /// How often [`WaitObserver::tick`] wants to be called; `None`: never.
     fn tick_every(&self) -> Option<Duration>;
 
     /// Time has passed.
@@ -43,7 +43,7 @@ extern "C" fn interrupt(_signal: c_int) {}
 pub fn wait_in_call(
     until: Option<Moment>,
     signals: &Signals,
-    watcher: &mut (impl Ticking + ?Sized),
+    watcher: &mut (impl WaitObserver + ?Sized),
     mut call: impl FnMut() -> nix::Result<()>,
 ) -> nix::Result<Option<()>> {
     let interruptions = Interruptions::start(until, watcher.tick_every(), signals)?;
@@ -122,7 +122,7 @@ pub fn readable(source: &impl AsFd) -> PollFd<'_> {
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Woken {
+pub enum WakeReason {
     /// There is something to read.
     Ready,
     /// The time has come.
@@ -134,12 +134,12 @@ pub enum Woken {
 }
 
 /// Somebody who waits, again and again.
-pub struct Sleeper(Alarm);
+pub struct Waiter(Alarm);
 
-impl Sleeper {
+impl Waiter {
     /// Fails when the process has no descriptor left.
     pub fn new() -> nix::Result<Self> {
-        Alarm::new().map(Sleeper)
+        Alarm::new().map(Waiter)
     }
 
     /// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would
@@ -149,8 +149,8 @@ impl Sleeper {
         source: Option<BorrowedFd<'_>>,
         until: Option<Moment>,
         signals: &Signals,
-        watcher: &mut (impl Ticking + ?Sized),
-    ) -> nix::Result<Woken> {
+        watcher: &mut (impl WaitObserver + ?Sized),
+    ) -> nix::Result<WakeReason> {
         let alarm = &mut self.0;
         let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);
         loop {
@@ -159,14 +159,14 @@ impl Sleeper {
                     watcher.pause();
                     signals::stop_self();
                     watcher.tick();
-                    return Ok(Woken::Resumed);
+                    return Ok(WakeReason::Resumed);
                 } else if signals::is_fatal(caught.signal) {
-                    return Ok(Woken::Signal(caught.signal));
+                    return Ok(WakeReason::Signal(caught.signal));
                 }
             }
             let now = Moment::now();
             if until.is_some_and(|until| now >= until) {
-                return Ok(Woken::Time);
+                return Ok(WakeReason::Time);
             }
             if next_tick.is_some_and(|at| now >= at) {
                 watcher.tick();
@@ -183,10 +183,10 @@ impl Sleeper {
             let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
             let lifeline = 2 + usize::from(source.is_some());
             if is_ready(lifeline) {
-                return Ok(Woken::Signal(libc::SIGTERM));
+                return Ok(WakeReason::Signal(libc::SIGTERM));
             }
             if source.is_some() && is_ready(2) {
-                return Ok(Woken::Ready);
+                return Ok(WakeReason::Ready);
             }
         }
     }
@@ -197,7 +197,7 @@ pub fn wait_for(
     source: Option<BorrowedFd<'_>>,
     until: Option<Moment>,
     signals: &Signals,
-    watcher: &mut (impl Ticking + ?Sized),
-) -> nix::Result<Woken> {
-    Sleeper::new()?.wait_for(source, until, signals, watcher)
+    watcher: &mut (impl WaitObserver + ?Sized),
+) -> nix::Result<WakeReason> {
+    Waiter::new()?.wait_for(source, until, signals, watcher)
 }

@@ -38,7 +38,7 @@ fn holder(holding: &Holding, now_ms: u64) -> Value {
             "fence": holding.fence,
             "slot": if holding.value.is_none() { Some(holding.slot) } else { None },
             "value": holding.value,
-            "taken_away": holding.taken_away,
+            "revoked": holding.revoked,
         }),
     )
 }

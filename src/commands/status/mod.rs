@@ -18,7 +18,7 @@ use crate::store::KeyStatus;
 use crate::supervise::terminal;
 
 /// Prints what is known of all keys as a table, of one key in full, or either as JSON. With a key, ends with 75 if it is held, and
-/// with 69 if something cannot be read. Fails with [`crate::config::settings::Wrong`] if the settings are not right.
+/// with 69 if something cannot be read. Fails with [`crate::config::settings::UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
     let mut store = open(settings, None)?;

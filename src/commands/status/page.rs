@@ -19,7 +19,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
         let held_for = span(between(holding.since_ms, status.now_ms));
         line("", &format!("since {} ({held_for})", time(holding.since_ms)));
         let lease = match holding.expires_in {
-            Some(left) if holding.taken_away => {
+            Some(left) if holding.revoked => {
                 format!("taken away; free when its command has been stopped, in {} at the latest", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),

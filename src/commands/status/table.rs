@@ -57,7 +57,7 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
     let holders = status.holders.iter().map(|holding| {
         [
             key.clone(),
-            if holding.taken_away { "taken" } else { "held" }.into(),
+            if holding.revoked { "taken" } else { "held" }.into(),
             span(between(holding.since_ms, status.now_ms)),
             holding.expires_in.map_or_else(|| "-".into(), span),
             waiting.clone(),
@@ -120,7 +120,7 @@ mod tests {
             fence: 9,
             slot: 0,
             value: None,
-            taken_away: false,
+            revoked: false,
             token: None,
         };
         let key = Key::new(key.as_ref()).expect("is a key");

@@ -18,15 +18,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Acquired, Claim, Custody, Grant, Holding, KeyStatus, Living, Parting, Past, Released, Renewed, Reserved, Stays,
-    Store, StoreError, TakenAway, Wait, Wanted, integer,
+    Acquired, Claim, Grant, Holding, KeyStatus, Living, Past, Release, Released, Renewed, Reserved, Retain, Revoked,
+    Store, StoreError, Wait, Wanted, integer,
 };
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use anyhow::{Context, bail};
 use directory::Directory;
@@ -82,7 +82,7 @@ impl Store for FileStore {
             };
             match passed {
                 Passed::Mine(grant) => {
-                    if grant.custody == Custody::Kernel {
+                    if grant.lease_from.is_none() {
                         self.locked = Some(Locked { file, slot: grant.slot });
                     }
                     return Ok(Acquired::Mine(grant));
@@ -108,10 +108,10 @@ impl Store for FileStore {
         })
     }
 
-    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
-        let (ending, uses_value, stays) = match parting {
-            Parting::ByHand => return self.release_by_hand(key, token),
-            Parting::Run { ending, uses_value, stays } => (ending, uses_value, stays),
+    fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
+        let (ending, uses_value, retain) = match how {
+            Release::ByHand => return self.release_by_hand(key, token),
+            Release::Run { ending, uses_value, retain } => (ending, uses_value, retain),
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
         let mut is_used = false;
@@ -125,9 +125,9 @@ impl Store for FileStore {
                 record.note_use(&holder);
                 is_used = holder.value.is_some();
             }
-            let Some(lease) = lease_after(&holder, stays)? else { return Ok(Released::Free) };
+            let Some(lease) = lease_after(&holder, retain)? else { return Ok(Released::Free) };
             record.holders.insert(at, HolderRecord { lease: Some(lease), ..holder });
-            Ok(Released::Stays)
+            Ok(Released::Retained)
         });
         // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
         // fence, and that goes on with the time.
@@ -177,16 +177,16 @@ impl Store for FileStore {
         Ok(found)
     }
 
-    fn take_away(&mut self, key: &Key, fence: Option<u64>, _by: &Holder, _now: bool) -> Result<TakenAway, StoreError> {
-        let Some(file) = self.lock_file(key)? else { return Ok(TakenAway::Free) };
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, _by: &Holder, _now: bool) -> Result<Revoked, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
         file.edit(|record| {
             drop_ended(record, &file)?;
             if record.holders.is_empty() {
-                return Ok(TakenAway::Free);
+                return Ok(Revoked::Free);
             }
             let is_meant = |holder: &HolderRecord| fence.is_none_or(|fence| holder.fence == fence);
             if !record.holders.iter().any(is_meant) {
-                return Ok(TakenAway::Others(record.holders.iter().map(HolderRecord::held).collect()));
+                return Ok(Revoked::Others(record.holders.iter().map(HolderRecord::held).collect()));
             }
             let living = record.holders.iter().filter(|holder| is_meant(holder) && holder.lease.is_none());
             let living = living.map(|holder| Living { held: holder.held(), pids: keepers(holder, &file) }).collect();
@@ -197,11 +197,11 @@ impl Store for FileStore {
                 record.note(holder, None);
             }
             let from = taken.iter().map(HolderRecord::held).collect();
-            Ok(TakenAway::Taken { from, living, free_in: Duration::ZERO, untold: false })
+            Ok(Revoked::Taken { from, living, free_in: Duration::ZERO, untold: false })
         })
     }
 
-    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
         let directory = self.directory()?;
         let mut forgotten = Vec::new();
         for name in directory.names()? {
@@ -236,8 +236,8 @@ impl Store for FileStore {
         std::mem::take(&mut self.left_out)
     }
 
-    fn examine(&mut self) -> Vec<Finding> {
-        diagnose::examine(self.directory.as_deref())
+    fn diagnose(&mut self) -> Vec<Diagnostic> {
+        diagnose::diagnose(self.directory.as_deref())
     }
 }
 
@@ -304,11 +304,11 @@ fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, 
         drop_ended(record, file)?;
         if let Some(holder) = record.holder(&claim.token) {
             // Asked again under the same token: the same answer.
-            let custody = if holder.lease.is_some() { Custody::Lease(Moment::now()) } else { Custody::Kernel };
+            let lease_from = if holder.lease.is_some() { Some(Moment::now()) } else { None };
             if let Some(lease) = &mut holder.lease {
                 *lease = LeaseRecord::new(Moment::now(), claim.ttl)?;
             }
-            return Ok(Found::Mine(Grant { fence: holder.fence, slot: holder.slot, custody }));
+            return Ok(Found::Mine(Grant { fence: holder.fence, slot: holder.slot, lease_from }));
         }
         let mut taken = record.holders.len();
         for slot in 0..claim.slots {
@@ -325,12 +325,12 @@ fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, 
             }
             if !claim.by_hand {
                 let fence = add(record, file, claim, slot, None)?;
-                return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Kernel }));
+                return Ok(Found::Mine(Grant { fence, slot, lease_from: None }));
             }
             file.free_slot(slot)?;
             let now = Moment::now();
             let fence = add(record, file, claim, slot, Some(LeaseRecord::new(now, claim.ttl)?))?;
-            return Ok(Found::Mine(Grant { fence, slot, custody: Custody::Lease(now) }));
+            return Ok(Found::Mine(Grant { fence, slot, lease_from: Some(now) }));
         }
         let ends_at = record.holders.iter().filter_map(HolderRecord::ends_at).min();
         Ok(Found::Taken(record.first_held().unwrap_or_default(), ends_at))
@@ -375,7 +375,7 @@ fn reserve(record: &mut Record, file: &LockFile, claim: &Claim, wanted: &Wanted)
     if let Some(holder) = record.holder(&claim.token) {
         holder.value = Some(ValueRecord { value: value.clone(), place });
     }
-    Ok(Reserved::Mine(Grant { fence, slot, custody: Custody::Kernel }, value))
+    Ok(Reserved::Mine(Grant { fence, slot, lease_from: None }, value))
 }
 
 /// Gives the slot to the claim. Returns the fence.
@@ -419,13 +419,13 @@ fn is_in_force(holder: &HolderRecord, file: &LockFile, now: Moment) -> Result<bo
 }
 
 /// The lease under which a lock stays after its run, if it does.
-fn lease_after(holder: &HolderRecord, stays: Stays) -> Result<Option<LeaseRecord>, StoreError> {
+fn lease_after(holder: &HolderRecord, retain: Retain) -> Result<Option<LeaseRecord>, StoreError> {
     let now = Moment::now();
-    Ok(match stays {
-        Stays::Not => None,
-        Stays::Kept(_) if holder.let_go => None,
-        Stays::Kept(ttl) => Some(LeaseRecord::new(now, ttl)?),
-        Stays::AtLeast(span) => {
+    Ok(match retain {
+        Retain::Not => None,
+        Retain::Kept(_) if holder.let_go => None,
+        Retain::Kept(ttl) => Some(LeaseRecord::new(now, ttl)?),
+        Retain::AtLeast(span) => {
             let left = span.saturating_sub(holder.held_for(now));
             if left.is_zero() { None } else { Some(LeaseRecord::new(now, Ttl::Lasts(left))?) }
         }
@@ -463,7 +463,7 @@ fn status(key: Key, record: &Record, file: &LockFile, waiters: &waiters::Waiters
                 fence: holder.fence,
                 slot: holder.slot,
                 value: holder.value.as_ref().map(|value| value.value.clone()),
-                taken_away: false,
+                revoked: false,
                 token: Some(holder.token.clone()),
             });
         }

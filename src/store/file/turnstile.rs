@@ -10,7 +10,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use super::lock_file::LockFile;
 use crate::store::{Grant, Held, StoreError, Wait, Watcher};
 use crate::sys::clock::Moment;
-use crate::sys::wait::{Ticking, Woken, wait_for, wait_in_call};
+use crate::sys::wait::{WaitObserver, WakeReason, wait_for, wait_in_call};
 
 /// The kernel tells that a file was closed just before it takes the closer's locks away: so after a change we look again, with
 /// pauses that double from the first to the last. Where the kernel tells us nothing, the last goes on.
@@ -100,14 +100,14 @@ pub(super) fn wait(
         match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), Some(wake_at), signals, &mut turn)
             .with_context(|| fails(file))?
         {
-            Woken::Signal(signal) => return Ok(Passed::Interrupted(signal)),
-            Woken::Ready => {
+            WakeReason::Signal(signal) => return Ok(Passed::Interrupted(signal)),
+            WakeReason::Ready => {
                 changes.take_in();
                 look_again = Some(LOOK_AGAIN.0);
             }
             // Our turn is somebody else's: back into the queue.
-            Woken::Resumed => {}
-            Woken::Time => look_again = look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1),
+            WakeReason::Resumed => {}
+            WakeReason::Time => look_again = look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1),
         }
     }
 }
@@ -133,7 +133,7 @@ impl Turn<'_> {
     }
 }
 
-impl Ticking for Turn<'_> {
+impl WaitObserver for Turn<'_> {
     fn tick_every(&self) -> Option<Duration> {
         self.watcher.tick_every()
     }

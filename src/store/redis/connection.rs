@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use anyhow::anyhow;
 use redis::{Cmd, Value};
 
-use super::reply::Strange;
+use super::reply::UnexpectedReply;
 use super::resp::{Answer, Answers, Unread};
 use super::script;
 use crate::net::dial::dial;
@@ -62,7 +62,7 @@ pub(super) enum Failure {
     /// No answer came in time, or none that could be read: what it was.
     NoAnswer(&'static str),
     /// An answer came that a Redis would not give.
-    Strange(Strange),
+    UnexpectedReply(UnexpectedReply),
     /// The server has refused the request, or our introduction.
     Refused {
         /// The command.
@@ -191,7 +191,7 @@ impl Failure {
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Failure::Unreachable(_) | Failure::Closed | Failure::NoAnswer(_) => true,
-            Failure::Strange(_) => false,
+            Failure::UnexpectedReply(_) => false,
             Failure::Refused { error, .. } => PASSING.iter().any(|code| has_code(error, code)),
         }
     }
@@ -207,7 +207,9 @@ impl Failure {
         match self {
             Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
-            Failure::Strange(Strange) => anyhow!("what {server} answers is no answer to our scripts: is it a Redis?"),
+            Failure::UnexpectedReply(UnexpectedReply) => {
+                anyhow!("what {server} answers is no answer to our scripts: is it a Redis?")
+            }
             Failure::NoAnswer(what) => anyhow!("{server} is of no use: {what}"),
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {

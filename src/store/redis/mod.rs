@@ -25,7 +25,7 @@ use serde_json::json;
 
 use super::address::Server;
 use super::{
-    Acquired, Claim, KeyStatus, Parting, Released, Renewed, Reserved, Stays, Store, StoreError, TakenAway, Wait, Wanted,
+    Acquired, Claim, KeyStatus, Release, Released, Renewed, Reserved, Retain, Revoked, Store, StoreError, Wait, Wanted,
 };
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
@@ -34,12 +34,12 @@ use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::Tls;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use connection::{Connection, Failure};
-use reply::{Asked, Handed, Strange};
+use reply::{AcquireReply, Handoff, UnexpectedReply};
 use retry::Answered;
-use script::{ACQUIRE, FORGET, LIST, RELEASE, RENEW, RESERVE, SETTLE, Script, TAKE_AWAY};
+use script::{ACQUIRE, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, SETTLE, Script};
 use waiting::Seen;
 
 /// The keys that every script is given, as the prelude names them.
@@ -150,7 +150,7 @@ impl RedisStore {
     /// `seen` holding the lock.
     ///
     /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
-    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<Asked, Failure> {
+    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<AcquireReply, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
@@ -158,7 +158,7 @@ impl RedisStore {
         let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(self.request(claim)).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
-        Asked::read(&reply, sent_at).map_err(Failure::Strange)
+        AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
     }
 
     /// Gives up on a claim after a failure, as an error.
@@ -171,7 +171,9 @@ impl RedisStore {
     fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
         match failure {
             Failure::Unreachable(_) if !self.has_joined => {}
-            Failure::Unreachable(_) | Failure::Refused { .. } | Failure::Strange(_) => self.withdraw(claim, self.doubt),
+            Failure::Unreachable(_) | Failure::Refused { .. } | Failure::UnexpectedReply(_) => {
+                self.withdraw(claim, self.doubt);
+            }
             Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
         }
     }
@@ -199,7 +201,7 @@ impl RedisStore {
 
     /// Lets go of the lock with no more than must be done for the first waiter, which waits for that. Gives the waiter, and when
     /// that was on the server's clock. `None`: it cannot be done so, or nobody knows whether it was.
-    fn hand_on(&mut self) -> Option<(Handed, i64)> {
+    fn hand_off(&mut self) -> Option<(Handoff, i64)> {
         let script = self.let_go.take()?;
         let reply = self.run(&script, self.timeout).ok()?;
         reply::read_hand_on(&reply)
@@ -207,13 +209,13 @@ impl RedisStore {
 
     /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
     /// fails, the others find out by themselves, only later.
-    fn settle(&mut self, key: &Key, handed: Option<Handed>) {
+    fn settle(&mut self, key: &Key, handed: Option<Handoff>) {
         self.settle_after(key, handed, None);
     }
 
     /// The same, after this run has handed on its lock.
-    fn settle_after(&mut self, key: &Key, mut handed: Option<Handed>, mut run: Option<Over<'_>>) {
-        while let Some(Handed { granted, told }) = handed {
+    fn settle_after(&mut self, key: &Key, mut handed: Option<Handoff>, mut run: Option<Over<'_>>) {
+        while let Some(Handoff { granted, told }) = handed {
             let mut script = self.bare_script(&SETTLE, key);
             let script = script.arg(granted).arg(told);
             let reply = match run.take() {
@@ -248,11 +250,11 @@ impl Store for RedisStore {
     fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
         let Some(wait) = wait else {
             return match self.ask(claim, false, None) {
-                Ok(Asked::Mine(grant, handed)) => {
+                Ok(AcquireReply::Mine(grant, handed)) => {
                     self.settle(&claim.key, handed);
                     Ok(Acquired::Mine(grant))
                 }
-                Ok(Asked::NotMine { held, handed, .. }) => {
+                Ok(AcquireReply::NotMine { held, handed, .. }) => {
                     self.settle(&claim.key, handed);
                     Ok(Acquired::Held(held))
                 }
@@ -269,21 +271,21 @@ impl Store for RedisStore {
         reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
     }
 
-    fn release(&mut self, key: &Key, token: &Token, parting: Parting) -> Result<Released, StoreError> {
-        let is_simple = self.doubt == Doubt::None && matches!(parting, Parting::Run { stays: Stays::Not, .. });
-        let handed_on = if is_simple { self.hand_on() } else { None };
-        let (ending, how, span, uses_value) = match parting {
-            Parting::ByHand => (json!({}), "hand", 0, false),
-            Parting::Run { ending, uses_value, stays } => {
+    fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
+        let is_simple = self.doubt == Doubt::None && matches!(how, Release::Run { retain: Retain::Not, .. });
+        let handed_on = if is_simple { self.hand_off() } else { None };
+        let (ending, mode, span, uses_value) = match how {
+            Release::ByHand => (json!({}), "hand", 0, false),
+            Release::Run { ending, uses_value, retain } => {
                 let ending = match ending {
                     None => json!({}),
                     Some(Ending::Exited(status)) => json!({ "status": status }),
                     Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
                 };
-                match stays {
-                    Stays::Not => (ending, "", 0, uses_value),
-                    Stays::AtLeast(span) => (ending, "hold", millis(span), uses_value),
-                    Stays::Kept(ttl) => (ending, "keep", ttl_ms(ttl), uses_value),
+                match retain {
+                    Retain::Not => (ending, "", 0, uses_value),
+                    Retain::AtLeast(span) => (ending, "hold", millis(span), uses_value),
+                    Retain::Kept(ttl) => (ending, "keep", ttl_ms(ttl), uses_value),
                 }
             }
         };
@@ -295,12 +297,12 @@ impl Store for RedisStore {
         }
         let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending).arg(doubt).arg(how).arg(span).arg(u8::from(uses_value)).arg("").take();
+        let script = script.arg(ending).arg(doubt).arg(mode).arg(span).arg(u8::from(uses_value)).arg("").take();
         // A lock that never expires has no second chance.
         let answered = self.run_until_answered(&script, self.timeout);
         let Answered { reply, may_be_again } = answered.map_err(|failure| failure.explain(&self.server))?;
         let (mut released, handed) = reply::read_release(&reply);
-        if may_be_again && parting == Parting::ByHand && matches!(released, Ok(Released::NotMine(_))) {
+        if may_be_again && how == Release::ByHand && matches!(released, Ok(Released::NotMine(_))) {
             // By us, most likely, and it was the answer that was lost.
             released = Ok(Released::Free);
         }
@@ -342,15 +344,15 @@ impl Store for RedisStore {
         for (key, reply) in self.answers_of_each(keys, &scripts)? {
             match reply::read_status(key.clone(), &reply) {
                 Ok(status) => found.push(status),
-                Err(strange) => self.leave_out(&key, &Failure::Strange(strange)),
+                Err(strange) => self.leave_out(&key, &Failure::UnexpectedReply(strange)),
             }
         }
         Ok(found)
     }
 
-    fn take_away(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<TakenAway, StoreError> {
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let fence = fence.map_or_else(String::new, |fence| fence.to_string());
-        let mut script = self.bare_script(&TAKE_AWAY, key);
+        let mut script = self.bare_script(&REVOKE, key);
         let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
@@ -358,11 +360,11 @@ impl Store for RedisStore {
         Ok(taken)
     }
 
-    fn forget(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
         let keys = self.all_keys()?;
         let scripts: Vec<Cmd> = keys
             .iter()
-            .map(|key| self.bare_script(&FORGET, key).arg(millis(unused_for)).arg(u8::from(really)).take())
+            .map(|key| self.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take())
             .collect();
         let answers = self.answers_of_each(keys, &scripts)?;
         Ok(answers.into_iter().filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
@@ -372,8 +374,8 @@ impl Store for RedisStore {
         std::mem::take(&mut self.left_out)
     }
 
-    fn examine(&mut self) -> Vec<Finding> {
-        diagnose::examine(self)
+    fn diagnose(&mut self) -> Vec<Diagnostic> {
+        diagnose::diagnose(self)
     }
 }
 
@@ -383,8 +385,8 @@ impl RedisStore {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
     }
 
-    fn is_strange(&self, strange: Strange) -> StoreError {
-        Failure::Strange(strange).explain(&self.server)
+    fn is_strange(&self, strange: UnexpectedReply) -> StoreError {
+        Failure::UnexpectedReply(strange).explain(&self.server)
     }
 }
 

@@ -7,18 +7,18 @@ use redis::Value;
 use super::particulars::{Info, past};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
-use crate::store::{Custody, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, TakenAway, Waiting};
+use crate::store::{Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
 use crate::sys::clock::Moment;
 
 /// An answer that none of our scripts gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Strange;
+pub(super) struct UnexpectedReply;
 
 /// The answer to a request for the lock.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum AcquireReply {
     /// It is ours. And others may have it too: the waiters to whom it was handed by this request, if it was.
-    Mine(Grant, Option<Handed>),
+    Mine(Grant, Option<Handoff>),
     /// It is not.
     NotMine {
         /// Whose it is.
@@ -28,7 +28,7 @@ pub(super) enum Asked {
         /// When to ask again if nothing happens.
         look_in: Duration,
         /// The waiters to whom the lock was handed by this request, if it was.
-        handed: Option<Handed>,
+        handed: Option<Handoff>,
         /// When this was so, in milliseconds of the server's clock.
         now: i64,
     },
@@ -36,22 +36,22 @@ pub(super) enum Asked {
 
 /// Waiters to whom a script has written.
 #[derive(Debug)]
-pub(super) struct Handed {
+pub(super) struct Handoff {
     /// The tokens of those that were granted the lock, separated by blanks.
     pub(super) granted: String,
     /// The tokens of those that were told to watch it.
     pub(super) told: String,
 }
 
-impl Asked {
+impl AcquireReply {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
-    pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, Strange> {
+    pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, UnexpectedReply> {
         match fields(reply) {
             [Value::Int(1), fence, Value::Int(slot), granted, told] => {
-                Ok(Asked::Mine(grant(fence, *slot, sent_at)?, handed(granted, told)))
+                Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, handed(granted, told)))
             }
             [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told, Value::Int(now)] => {
-                Ok(Asked::NotMine {
+                Ok(AcquireReply::NotMine {
                     held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
                     ttl: read_ttl(holder),
                     look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
@@ -59,72 +59,74 @@ impl Asked {
                     now: *now,
                 })
             }
-            _ => Err(Strange),
+            _ => Err(UnexpectedReply),
         }
     }
 }
 
 /// Reads the release script's reply: what came of it, and to whom the lock was handed.
-pub(super) fn read_release(reply: &Value) -> (Result<Released, Strange>, Option<Handed>) {
+pub(super) fn read_release(reply: &Value) -> (Result<Released, UnexpectedReply>, Option<Handoff>) {
     match fields(reply) {
         [Value::Int(0), holder] => (Ok(Released::NotMine(read_holder(holder))), None),
         [Value::Int(1), granted, told, Value::Int(stays)] => {
             let released = match stays {
-                1 => Released::Stays,
+                1 => Released::Retained,
                 0 => Released::Free,
                 _ => Released::NotMine(None),
             };
             (Ok(released), handed(granted, told))
         }
         [Value::Int(2)] => (Ok(Released::WhenItEnds), None),
-        _ => (Err(Strange), None),
+        _ => (Err(UnexpectedReply), None),
     }
 }
 
 /// Reads the reply of the script that hands the lock on: to whom it did, and when that was on the server's clock.
-pub(super) fn read_hand_on(reply: &Value) -> Option<(Handed, i64)> {
+pub(super) fn read_hand_on(reply: &Value) -> Option<(Handoff, i64)> {
     let [Value::Int(1), granted, Value::Int(now)] = fields(reply) else { return None };
-    Some((Handed { granted: text(granted)?, told: String::new() }, *now))
+    Some((Handoff { granted: text(granted)?, told: String::new() }, *now))
 }
 
 /// Reads the settle script's reply: those to settle next.
-pub(super) fn read_settling(reply: &Value) -> Option<Handed> {
+pub(super) fn read_settling(reply: &Value) -> Option<Handoff> {
     let [granted, told] = fields(reply) else { return None };
     handed(granted, told)
 }
 
 /// Reads the reply of the script that takes a lock away: what came of it, and to whom the lock was handed.
-pub(super) fn read_taking(reply: &Value) -> Result<(TakenAway, Option<Handed>), Strange> {
+pub(super) fn read_taking(reply: &Value) -> Result<(Revoked, Option<Handoff>), UnexpectedReply> {
     let all = |holders| fields(holders).iter().filter_map(read_holder).collect();
     match fields(reply) {
-        [Value::Int(0)] => Ok((TakenAway::Free, None)),
-        [Value::Int(1), others] => Ok((TakenAway::Others(all(others)), None)),
+        [Value::Int(0)] => Ok((Revoked::Free, None)),
+        [Value::Int(1), others] => Ok((Revoked::Others(all(others)), None)),
         [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, told] => {
             let free_in = millis(*free_in).unwrap_or_default();
             Ok((
-                TakenAway::Taken { from: all(taken), living: Vec::new(), free_in, untold: *untold > 0 },
+                Revoked::Taken { from: all(taken), living: Vec::new(), free_in, untold: *untold > 0 },
                 handed(granted, told),
             ))
         }
-        _ => Err(Strange),
+        _ => Err(UnexpectedReply),
     }
 }
 
 /// Reads the reserve script's reply to a request that left at `sent_at`.
-pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserved, Strange> {
+pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserved, UnexpectedReply> {
     match fields(reply) {
-        [Value::Int(1), fence, value] => Ok(Reserved::Mine(grant(fence, 0, sent_at)?, text(value).ok_or(Strange)?)),
+        [Value::Int(1), fence, value] => {
+            Ok(Reserved::Mine(grant(fence, 0, sent_at)?, text(value).ok_or(UnexpectedReply)?))
+        }
         [Value::Int(0)] => Ok(Reserved::Taken),
-        [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(Strange)?)),
+        [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(UnexpectedReply)?)),
         [Value::Int(3), last] => Ok(Reserved::Moved(text(last).filter(|last| !last.is_empty()))),
-        _ => Err(Strange),
+        _ => Err(UnexpectedReply),
     }
 }
 
 /// Reads the reply of the script that tells what is known of `key`.
-pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange> {
-    let [Value::Int(now), fence, holders, waiters, last, value] = fields(reply) else { return Err(Strange) };
-    let now_ms = u64::try_from(*now).map_err(|_| Strange)?;
+pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
+    let [Value::Int(now), fence, holders, waiters, last, value] = fields(reply) else { return Err(UnexpectedReply) };
+    let now_ms = u64::try_from(*now).map_err(|_| UnexpectedReply)?;
     let holder = |holder: &Value| {
         let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
             return None;
@@ -137,7 +139,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
             fence: info.fence,
             slot: info.slot,
             value: info.value,
-            taken_away: info.is_taken,
+            revoked: info.is_taken,
             token: read_token(token),
         })
     };
@@ -150,7 +152,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
     Ok(KeyStatus {
         key,
         now_ms,
-        fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(Strange)?,
+        fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?,
         holders: fields(holders).iter().filter_map(holder).collect(),
         waiters: fields(waiters).iter().filter_map(waiter).collect(),
         last,
@@ -159,20 +161,18 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Strange>
 }
 
 /// Reads the answer to SCAN: where to go on, and the names that were found.
-pub(super) fn read_scan(reply: &Value) -> Result<(String, Vec<String>), Strange> {
-    let [cursor, names] = fields(reply) else { return Err(Strange) };
-    Ok((text(cursor).ok_or(Strange)?, fields(names).iter().filter_map(text).collect()))
+pub(super) fn read_scan(reply: &Value) -> Result<(String, Vec<String>), UnexpectedReply> {
+    let [cursor, names] = fields(reply) else { return Err(UnexpectedReply) };
+    Ok((text(cursor).ok_or(UnexpectedReply)?, fields(names).iter().filter_map(text).collect()))
 }
 
 /// Reads the renew script's reply.
-pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, Strange> {
+pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, UnexpectedReply> {
     match fields(reply) {
         [Value::Int(1)] => Ok(Renewed::Mine),
         [Value::Int(0), holder] => Ok(Renewed::NotMine(read_holder(holder))),
-        [Value::Int(2), Value::BulkString(by)] => {
-            Ok(Renewed::TakenAway(serde_json::from_slice(by).unwrap_or_default()))
-        }
-        _ => Err(Strange),
+        [Value::Int(2), Value::BulkString(by)] => Ok(Renewed::Revoked(serde_json::from_slice(by).unwrap_or_default())),
+        _ => Err(UnexpectedReply),
     }
 }
 
@@ -206,9 +206,9 @@ fn read_ttl(holder: &Value) -> Option<Duration> {
     (ttl > 0).then(|| Duration::from_millis(ttl))
 }
 
-fn handed(granted: &Value, told: &Value) -> Option<Handed> {
+fn handed(granted: &Value, told: &Value) -> Option<Handoff> {
     let granted = text(granted).filter(|token| !token.is_empty())?;
-    Some(Handed { granted, told: text(told)? })
+    Some(Handoff { granted, told: text(told)? })
 }
 
 /// The text of a reply that is one.
@@ -240,19 +240,19 @@ pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
 }
 
 /// Reads the claim script's reply to a request that left at `sent_at`; `None`: the lock is not granted to us.
-pub(super) fn read_claim(reply: &Value, sent_at: Moment) -> Result<Option<Grant>, Strange> {
+pub(super) fn read_claim(reply: &Value, sent_at: Moment) -> Result<Option<Grant>, UnexpectedReply> {
     match fields(reply) {
         [Value::Int(1), fence, Value::Int(slot)] => grant(fence, *slot, sent_at).map(Some),
         [Value::Int(0)] => Ok(None),
-        _ => Err(Strange),
+        _ => Err(UnexpectedReply),
     }
 }
 
 /// What a request that left at `sent_at` has brought us.
-fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, Strange> {
-    let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(Strange)?;
-    let slot = u32::try_from(slot).map_err(|_| Strange)?;
-    Ok(Grant { fence, slot, custody: Custody::Lease(sent_at) })
+fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, UnexpectedReply> {
+    let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?;
+    let slot = u32::try_from(slot).map_err(|_| UnexpectedReply)?;
+    Ok(Grant { fence, slot, lease_from: Some(sent_at) })
 }
 
 fn fields(reply: &Value) -> &[Value] {
@@ -278,9 +278,9 @@ mod tests {
     fn a_grant_is_read() {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
         let reply = array([Value::Int(1), bulk("7"), Value::Int(2), bulk(""), bulk("")]);
-        let asked = Asked::read(&reply, sent_at).expect("is understood");
-        let Asked::Mine(grant, None) = asked else { panic!("{asked:?}") };
-        assert_eq!(grant, Grant { fence: 7, slot: 2, custody: Custody::Lease(sent_at) });
+        let asked = AcquireReply::read(&reply, sent_at).expect("is understood");
+        let AcquireReply::Mine(grant, None) = asked else { panic!("{asked:?}") };
+        assert_eq!(grant, Grant { fence: 7, slot: 2, lease_from: Some(sent_at) });
     }
 
     #[test]
@@ -293,8 +293,10 @@ mod tests {
         ]);
         let reply =
             array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c"), Value::Int(9)]);
-        let asked = Asked::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let Asked::NotMine { held, ttl, look_in, handed: Some(handed), now: 9 } = asked else { panic!("{asked:?}") };
+        let asked = AcquireReply::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
+        let AcquireReply::NotMine { held, ttl, look_in, handed: Some(handed), now: 9 } = asked else {
+            panic!("{asked:?}")
+        };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
         assert_eq!((ttl, look_in), (Some(Duration::from_secs(30)), Duration::from_secs(8)));
@@ -305,7 +307,7 @@ mod tests {
     fn what_no_script_answers_is_an_error() {
         let sent_at = Moment::from_boot(Duration::ZERO);
         for reply in [Value::Okay, array([]), array([Value::Int(1)]), array([Value::Int(2), Value::Nil])] {
-            assert!(Asked::read(&reply, sent_at).is_err());
+            assert!(AcquireReply::read(&reply, sent_at).is_err());
         }
         assert!(read_renewal(&array([Value::Int(3)])).is_err());
         assert_eq!(read_renewal(&array([Value::Int(1)])).expect("is understood"), Renewed::Mine);

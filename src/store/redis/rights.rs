@@ -6,7 +6,7 @@ use redis::Cmd;
 
 use super::connection::Failure;
 use super::keys;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::store::address::Server;
 
 /// Stands for the scratch key in a harmless call.
@@ -86,30 +86,32 @@ impl Missing {
         }
     }
 
-    /// What is found about them: one finding for each kind of right, or that nothing is missing.
-    pub(super) fn findings(&self, server: &Server) -> Vec<Finding> {
+    /// What is found about them: one diagnostic for each kind of right, or that nothing is missing.
+    pub(super) fn diagnostics(&self, server: &Server) -> Vec<Diagnostic> {
         let user = server.user.as_deref().unwrap_or("default");
-        let mut findings = Vec::new();
+        let mut diagnostics = Vec::new();
         if !self.unknown.is_empty() {
             let text = format!("{server} has no command {}", self.unknown.join(", ").to_uppercase());
-            findings
-                .push(Finding::unusable(text, "locks need it; take back a rename-command, or use Redis 6 or newer"));
+            diagnostics
+                .push(Diagnostic::unusable(text, "locks need it; take back a rename-command, or use Redis 6 or newer"));
         }
         if !self.commands.is_empty() {
             let text = format!("user \"{user}\" may not run {}", self.commands.join(", ").to_uppercase());
             let grant = format!("locks need it; grant it with ACL SETUSER {user} +{}", self.commands.join(" +"));
-            findings.push(Finding::unusable(text, grant));
+            diagnostics.push(Diagnostic::unusable(text, grant));
         }
         if self.keys {
             let pattern = pattern(&server.prefix);
             let text = format!("user \"{user}\" may not read and write all keys that match {pattern}");
-            findings
-                .push(Finding::unusable(text, format!("locks are there; grant it with ACL SETUSER {user} ~{pattern}")));
+            diagnostics.push(Diagnostic::unusable(
+                text,
+                format!("locks are there; grant it with ACL SETUSER {user} ~{pattern}"),
+            ));
         }
-        if findings.is_empty() {
-            findings.push(Finding::ok(format!("user \"{user}\" may do all that a lock needs")));
+        if diagnostics.is_empty() {
+            diagnostics.push(Diagnostic::ok(format!("user \"{user}\" may do all that a lock needs")));
         }
-        findings
+        diagnostics
     }
 
     /// Whether anything is missing.

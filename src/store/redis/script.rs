@@ -28,11 +28,10 @@ pub(super) static RELEASE: Script = script!("prelude.lua" "note.lua" "queue.lua"
 pub(super) static SETTLE: Script = script!("prelude.lua" "note.lua" "queue.lua" "settle.lua");
 pub(super) static RESERVE: Script = script!("prelude.lua" "queue.lua" "reserve.lua");
 pub(super) static LIST: Script = script!("prelude.lua" "list.lua");
-pub(super) static TAKE_AWAY: Script = script!("prelude.lua" "note.lua" "queue.lua" "take_away.lua");
-pub(super) static FORGET: Script = script!("prelude.lua" "forget.lua");
+pub(super) static REVOKE: Script = script!("prelude.lua" "note.lua" "queue.lua" "revoke.lua");
+pub(super) static PRUNE: Script = script!("prelude.lua" "prune.lua");
 
-static ALL: [&Script; 10] =
-    [&ACQUIRE, &CLAIM, &RENEW, &LET_GO, &RELEASE, &SETTLE, &RESERVE, &LIST, &TAKE_AWAY, &FORGET];
+static ALL: [&Script; 10] = [&ACQUIRE, &CLAIM, &RENEW, &LET_GO, &RELEASE, &SETTLE, &RESERVE, &LIST, &REVOKE, &PRUNE];
 
 /// A script.
 pub(super) struct Script {

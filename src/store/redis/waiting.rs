@@ -6,14 +6,14 @@ use std::time::Duration;
 use redis::Cmd;
 
 use super::connection::{Connection, Failure};
-use super::reply::{Asked, Mail, read_claim, read_mail};
+use super::reply::{AcquireReply, Mail, read_claim, read_mail};
 use super::retry::Pauses;
 use super::script::{CLAIM, LET_GO};
 use super::{Doubt, RedisStore, keys, millis, script, ttl_ms};
 use crate::store::{Acquired, Claim, Grant, StoreError, Wait, Watcher};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
-use crate::sys::wait::{Sleeper, Woken};
+use crate::sys::wait::{Waiter, WakeReason};
 
 /// For how long a waiter that had reached the server bears with its absence: a restart or a fail-over is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
@@ -80,13 +80,13 @@ impl RedisStore {
         let mut seen: Option<Seen> = None;
         // What is asked in our turn, once it has come.
         let mut granted: Option<Turn> = None;
-        let mut sleeper = Sleeper::new()?;
+        let mut waiter = Waiter::new()?;
         loop {
             // It is as if we did not listen, until lockrun goes on: then we ask what has become of our place.
             while watcher.is_stopped() {
                 granted = None;
                 let wake_at = Moment::now() + STOPPED;
-                if let Woken::Signal(signal) = sleeper.wait_for(None, Some(wake_at), signals, watcher)? {
+                if let WakeReason::Signal(signal) = waiter.wait_for(None, Some(wake_at), signals, watcher)? {
                     self.withdraw(claim, self.doubt);
                     return Ok(Acquired::Interrupted(signal));
                 }
@@ -99,11 +99,11 @@ impl RedisStore {
                 Err(failure) => Err(failure),
             };
             let pause = match asked {
-                Ok(Asked::Mine(grant, handed)) => {
+                Ok(AcquireReply::Mine(grant, handed)) => {
                     self.settle(&claim.key, handed);
                     return Ok(Acquired::Mine(grant));
                 }
-                Ok(Asked::NotMine { held, ttl, look_in, handed, now }) => {
+                Ok(AcquireReply::NotMine { held, ttl, look_in, handed, now }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, now);
                     self.settle(&claim.key, handed);
                     if out_of_patience {
@@ -123,7 +123,7 @@ impl RedisStore {
                     match self.sleep_at_mailbox(
                         claim,
                         until.map_or(look_at, |until| until.min(look_at)),
-                        &mut sleeper,
+                        &mut waiter,
                         signals,
                         watcher,
                     ) {
@@ -156,7 +156,7 @@ impl RedisStore {
                 }
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
-            if let Woken::Signal(signal) = sleeper.wait_for(None, Some(wake_at), signals, watcher)? {
+            if let WakeReason::Signal(signal) = waiter.wait_for(None, Some(wake_at), signals, watcher)? {
                 self.withdraw(claim, self.doubt);
                 return Ok(Acquired::Interrupted(signal));
             }
@@ -178,7 +178,7 @@ impl RedisStore {
         // The lease may begin with the first request, though it is a second one that is answered.
         let sent_at = Moment::now();
         let reply = self.run(&turn.claim, self.timeout)?;
-        read_claim(&reply, sent_at).map_err(Failure::Strange)
+        read_claim(&reply, sent_at).map_err(Failure::UnexpectedReply)
     }
 
     /// Sleeps until mail comes, or until `until`.
@@ -186,7 +186,7 @@ impl RedisStore {
         &mut self,
         claim: &Claim,
         mut until: Moment,
-        sleeper: &mut Sleeper,
+        waiter: &mut Waiter,
         signals: &Signals,
         watcher: &mut dyn Watcher,
     ) -> Slept {
@@ -197,7 +197,7 @@ impl RedisStore {
             if left < Duration::from_millis(2) {
                 return Slept::Look;
             }
-            match pop(connection, &mailbox, left, until + self.timeout, sleeper, signals, watcher) {
+            match pop(connection, &mailbox, left, until + self.timeout, waiter, signals, watcher) {
                 Ok(Popped::Mail(Some(Mail::Granted))) => return Slept::Granted,
                 Ok(Popped::Mail(Some(Mail::LookIn(wait)))) => until = until.min(Moment::now() + wait),
                 Ok(Popped::Mail(None)) => return Slept::Look,
@@ -229,18 +229,18 @@ fn pop(
     mailbox: &str,
     span: Duration,
     deadline: Moment,
-    sleeper: &mut Sleeper,
+    waiter: &mut Waiter,
     signals: &Signals,
     watcher: &mut dyn Watcher,
 ) -> Result<Popped, Failure> {
     let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
     connection.send(&command, deadline)?;
     loop {
-        match sleeper.wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
-            Ok(Woken::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
-            Ok(Woken::Ready) => break,
-            Ok(Woken::Resumed) => {}
-            Ok(Woken::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
+        match waiter.wait_for(Some(connection.as_fd()), Some(deadline), signals, watcher) {
+            Ok(WakeReason::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
+            Ok(WakeReason::Ready) => break,
+            Ok(WakeReason::Resumed) => {}
+            Ok(WakeReason::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
         }
     }
     let reply = connection.receive(&command, deadline)?;

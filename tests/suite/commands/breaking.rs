@@ -92,7 +92,7 @@ fn a_run_is_stopped_before_the_next_begins() {
     let output = break_lock(&store, "broken", &[]).exited(0).printed("").said("was taken from");
     output.said("it is free when its command has been stopped, in ");
     let told = status(&store, "broken");
-    assert_eq!((&told["held"], &told["holders"][0]["taken_away"]), (&Value::from(true), &Value::from(true)));
+    assert_eq!((&told["held"], &told["holders"][0]["revoked"]), (&Value::from(true), &Value::from(true)));
     // Once more: nothing changes, and whose it was is still known.
     break_lock(&store, "broken", &[]).exited(0).said("was taken from");
     let output = run.wait().exited(79).said("it was taken away by ");

@@ -5,49 +5,49 @@ use std::path::Path;
 
 use nix::unistd::geteuid;
 
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::sys::ancestors::{GROUP_WRITES, OTHERS_WRITE, STICKY, Step, walk};
 
 /// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
-pub(super) fn examine(directory: &Path) -> Vec<Finding> {
+pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
     let steps = match walk(directory) {
         Ok(steps) => steps,
         Err(error) => {
             let text = format!("cannot look at the directories above {}: {error}", directory.display());
-            return vec![Finding::note(text, "see with namei -l that nobody else can write to one of them")];
+            return vec![Diagnostic::note(text, "see with namei -l that nobody else can write to one of them")];
         }
     };
     let us = geteuid().as_raw();
-    let found: Vec<Finding> = steps.iter().filter_map(|step| judge(step, us)).collect();
-    if found.is_empty() { vec![Finding::ok("nobody else can write to a directory above it")] } else { found }
+    let found: Vec<Diagnostic> = steps.iter().filter_map(|step| judge(step, us)).collect();
+    if found.is_empty() { vec![Diagnostic::ok("nobody else can write to a directory above it")] } else { found }
 }
 
 /// What is wrong with a step, if we are `us`. Whoever is root can do everything anyway.
-fn judge(step: &Step, us: u32) -> Option<Finding> {
+fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     let Step { path, is_link, owner, group, mode } = step;
     let path = path.display();
     let kind = if *is_link { "symbolic link" } else { "directory" };
     // In a sticky directory only the owner of a thing can remove it, and every step is looked at for its owner.
     let writes = |bits: u32| !is_link && mode & bits != 0 && mode & STICKY == 0;
     if *owner != 0 && *owner != us {
-        Some(Finding::fail(
+        Some(Diagnostic::fail(
             format!("the {kind} {path} on the way to the locks belongs to uid {owner}"),
             "that user can put another lock directory in the place of ours, and two runs hold one lock; name one elsewhere",
         ))
     } else if writes(OTHERS_WRITE) {
-        Some(Finding::fail(
+        Some(Diagnostic::fail(
             format!("every user can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
             format!(
                 "any of them can put another lock directory in the place of ours, and two runs hold one lock; chmod o-w {path}"
             ),
         ))
     } else if writes(GROUP_WRITES) && *group != 0 {
-        Some(Finding::warn(
+        Some(Diagnostic::warn(
             format!("the group with gid {group} can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
             format!("whoever else is in it can put another lock directory in the place of ours; chmod g-w {path}"),
         ))
     } else if *is_link {
-        Some(Finding::warn(
+        Some(Diagnostic::warn(
             format!("the way to the locks leads through the symbolic link {path}"),
             "when it is pointed elsewhere while a lock is held, the next run gets the lock too; name the directory by its real path",
         ))
@@ -62,7 +62,7 @@ mod tests {
     use crate::report::diagnostic::Level;
 
     fn level(is_link: bool, owner: u32, group: u32, mode: u32) -> Option<Level> {
-        judge(&Step { path: "/x".into(), is_link, owner, group, mode }, 1000).map(|finding| finding.level)
+        judge(&Step { path: "/x".into(), is_link, owner, group, mode }, 1000).map(|diagnostic| diagnostic.level)
     }
 
     #[test]

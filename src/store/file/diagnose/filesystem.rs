@@ -6,7 +6,7 @@ use std::path::Path;
 use nix::sys::statfs::fstatfs;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 
 /// What a file system is to locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +49,14 @@ const BYTES_MIN: u64 = 1 << 20;
 const FILES_MIN: u64 = 100;
 
 /// Looks at the file system of the open `directory`, which is at `path`.
-pub(super) fn examine(directory: BorrowedFd<'_>, path: &Path) -> Vec<Finding> {
+pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic> {
     let path = path.display().to_string();
-    let mut findings = Vec::new();
+    let mut diagnostics = Vec::new();
     match fstatfs(directory) {
         // The number has 32 bits; the type that holds it differs between machines.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        Ok(stat) => findings.push(judge_kind(&path, stat.filesystem_type().0 as u32)),
-        Err(errno) => findings.push(Finding::note(
+        Ok(stat) => diagnostics.push(judge_kind(&path, stat.filesystem_type().0 as u32)),
+        Err(errno) => diagnostics.push(Diagnostic::note(
             format!("cannot find out what file system {path} is on: {}", errno.desc()),
             "see with stat -f that it is none of the network",
         )),
@@ -68,28 +68,28 @@ pub(super) fn examine(directory: BorrowedFd<'_>, path: &Path) -> Vec<Finding> {
             (u64::from(stat.blocks_available()) * u64::from(stat.fragment_size()), u64::from(stat.files_available()));
         // Some file systems make room for files as they go, and count none.
         let files = (stat.files() > 0).then_some(files_left);
-        findings.push(judge_room(&path, stat.flags().contains(FsFlags::ST_RDONLY), bytes, files));
+        diagnostics.push(judge_room(&path, stat.flags().contains(FsFlags::ST_RDONLY), bytes, files));
     }
-    findings
+    diagnostics
 }
 
-fn judge_kind(path: &str, number: u32) -> Finding {
+fn judge_kind(path: &str, number: u32) -> Diagnostic {
     let known = KNOWN.iter().find(|(known, ..)| *known == number);
     let (name, kind) =
         known.map_or_else(|| (format!("of type {number:#x}"), Kind::Local), |(_, name, kind)| ((*name).into(), *kind));
     let text = format!("{path} is on a file system {name}");
     match kind {
-        Kind::Local => Finding::ok(format!("{text}, of this machine")),
-        Kind::Network => Finding::fail(
+        Kind::Local => Diagnostic::ok(format!("{text}, of this machine")),
+        Kind::Network => Diagnostic::fail(
             text,
             "a network file system may lose a lock while it is held, or not tell other machines of it; \
              use a directory of this machine, or a Redis for several",
         ),
-        Kind::Fuse => Finding::warn(
+        Kind::Fuse => Diagnostic::warn(
             text,
             "whether its locks can be relied on depends on the program behind it; use a directory of this machine",
         ),
-        Kind::Overlay => Finding::warn(
+        Kind::Overlay => Diagnostic::warn(
             text,
             "in a container it is the container's own: what runs outside, or in another, does not see its locks; \
              mount a directory that all of them share",
@@ -97,23 +97,23 @@ fn judge_kind(path: &str, number: u32) -> Finding {
     }
 }
 
-fn judge_room(path: &str, read_only: bool, bytes: u64, files: Option<u64>) -> Finding {
+fn judge_room(path: &str, read_only: bool, bytes: u64, files: Option<u64>) -> Diagnostic {
     let left = match files {
         Some(files) => format!("{} MiB and {files} files", bytes >> 20),
         None => format!("{} MiB", bytes >> 20),
     };
     let what = "without room for its file a lock cannot be had (status 69); make room";
     if read_only {
-        Finding::unusable(
+        Diagnostic::unusable(
             format!("{path} is on a file system that is mounted read-only"),
             "name another with --store file:/DIR",
         )
     } else if bytes == 0 || files == Some(0) {
-        Finding::unusable(format!("the file system of {path} is full ({left} left)"), what)
+        Diagnostic::unusable(format!("the file system of {path} is full ({left} left)"), what)
     } else if bytes < BYTES_MIN || files.is_some_and(|files| files < FILES_MIN) {
-        Finding::warn(format!("the file system of {path} is nearly full ({left} left)"), what)
+        Diagnostic::warn(format!("the file system of {path} is nearly full ({left} left)"), what)
     } else {
-        Finding::ok(format!("the file system has room ({left} left)"))
+        Diagnostic::ok(format!("the file system has room ({left} left)"))
     }
 }
 

@@ -12,7 +12,7 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{UnlinkatFlags, unlinkat, write};
 use uuid::Uuid;
 
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 
 /// How often a lock is tried, to see how long it takes.
@@ -50,9 +50,9 @@ impl Drop for Scratch<'_> {
 }
 
 /// Tries locks in the open `directory`, which is at `path`, and whether changes in it can be watched.
-pub(super) fn examine(directory: BorrowedFd<'_>, path: &Path) -> Vec<Finding> {
+pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic> {
     let scratch = Scratch::new(directory);
-    let findings = (|| {
+    let diagnostics = (|| {
         let (first, second) = (scratch.open()?, scratch.open()?);
         write(&first, b"{}")?;
         Ok([
@@ -60,16 +60,16 @@ pub(super) fn examine(directory: BorrowedFd<'_>, path: &Path) -> Vec<Finding> {
             judge_conflict("flock(2)", locks_conflict(first, second)),
         ])
     })();
-    let mut findings = match findings {
-        Ok(findings) => Vec::from(findings),
+    let mut diagnostics = match diagnostics {
+        Ok(diagnostics) => Vec::from(diagnostics),
         Err(errno) => {
             let text = format!("cannot write a file in {}: {}", path.display(), Errno::desc(errno));
-            return vec![Finding::unusable(text, "no lock can be had without")];
+            return vec![Diagnostic::unusable(text, "no lock can be had without")];
         }
     };
-    findings.push(judge_pace(pace(directory)));
-    findings.push(judge_watch(watch(path)));
-    findings
+    diagnostics.push(judge_pace(pace(directory)));
+    diagnostics.push(judge_watch(watch(path)));
+    diagnostics
 }
 
 /// Whether flock(2) by one descriptor keeps the other out, and lets it in afterwards.
@@ -103,15 +103,15 @@ fn record_locks_conflict(first: &OwnedFd, second: &OwnedFd) -> nix::Result<bool>
     Ok(true)
 }
 
-fn judge_conflict(call: &str, conflicts: nix::Result<bool>) -> Finding {
+fn judge_conflict(call: &str, conflicts: nix::Result<bool>) -> Diagnostic {
     let elsewhere = "name a directory on another file system with --store file:/DIR";
     match conflicts {
-        Ok(true) => Finding::ok(format!("{call} locks exclude each other there")),
-        Ok(false) => Finding::fail(
+        Ok(true) => Diagnostic::ok(format!("{call} locks exclude each other there")),
+        Ok(false) => Diagnostic::fail(
             format!("{call} locks do not exclude each other there"),
             format!("two runs would hold one lock; {elsewhere}"),
         ),
-        Err(errno) => Finding::unusable(format!("{call} locks cannot be had there: {}", errno.desc()), elsewhere),
+        Err(errno) => Diagnostic::unusable(format!("{call} locks cannot be had there: {}", errno.desc()), elsewhere),
     }
 }
 
@@ -130,17 +130,17 @@ fn pace(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
     Ok((spans[ROUNDS / 2], spans[ROUNDS - 1]))
 }
 
-fn judge_pace(pace: nix::Result<(Duration, Duration)>) -> Finding {
+fn judge_pace(pace: nix::Result<(Duration, Duration)>) -> Diagnostic {
     match pace {
         Ok((median, worst)) => {
             let text = format!("a lock takes {median:.1?}, at worst {worst:.1?}");
             if median > SLOW {
-                Finding::warn(text, "that is slow; a directory on a local disk or in memory is quicker")
+                Diagnostic::warn(text, "that is slow; a directory on a local disk or in memory is quicker")
             } else {
-                Finding::ok(text)
+                Diagnostic::ok(text)
             }
         }
-        Err(errno) => Finding::unusable(format!("a lock cannot be had there: {}", errno.desc()), "see above"),
+        Err(errno) => Diagnostic::unusable(format!("a lock cannot be had there: {}", errno.desc()), "see above"),
     }
 }
 
@@ -150,17 +150,17 @@ fn watch(path: &Path) -> nix::Result<()> {
     inotify.add_watch(path, AddWatchFlags::IN_MODIFY).map(drop)
 }
 
-fn judge_watch(watched: nix::Result<()>) -> Finding {
+fn judge_watch(watched: nix::Result<()>) -> Diagnostic {
     let limit = |name: &str| {
         let value = read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
         format!("fs.inotify.{name} is {}, and this user has used it up; raise it with sysctl(8)", value.trim())
     };
     let late = "a run that waits may hear late that a lock is free";
     match watched {
-        Ok(()) => Finding::ok("changes in it can be watched (inotify)"),
-        Err(Errno::EMFILE) => Finding::warn(late, limit("max_user_instances")),
-        Err(Errno::ENOSPC) => Finding::warn(late, limit("max_user_watches")),
-        Err(errno) => Finding::warn(late, format!("inotify(7) does not work there: {}", errno.desc())),
+        Ok(()) => Diagnostic::ok("changes in it can be watched (inotify)"),
+        Err(Errno::EMFILE) => Diagnostic::warn(late, limit("max_user_instances")),
+        Err(Errno::ENOSPC) => Diagnostic::warn(late, limit("max_user_watches")),
+        Err(errno) => Diagnostic::warn(late, format!("inotify(7) does not work there: {}", errno.desc())),
     }
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::net::endpoint::Endpoint;
 use crate::net::resolve::resolve;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::store::address::Server;
 use crate::sys::clock::Moment;
 
 /// Whether anybody on the way to `server` could read its password; looks its name up within `timeout`.
-pub(super) fn examine(server: &Server, timeout: Duration) -> Option<Finding> {
+pub(super) fn diagnose(server: &Server, timeout: Duration) -> Option<Diagnostic> {
     let Endpoint::Tcp { host, .. } = &server.endpoint else { return None };
     let addresses = resolve(host, Moment::now() + timeout).unwrap_or_default();
     let local = !addresses.is_empty() && addresses.iter().all(IpAddr::is_loopback);
@@ -18,19 +18,19 @@ pub(super) fn examine(server: &Server, timeout: Duration) -> Option<Finding> {
 }
 
 /// What is to be said of TCP to `server`, which is on this machine or not.
-fn judge(server: &Server, local: bool) -> Finding {
+fn judge(server: &Server, local: bool) -> Diagnostic {
     let encrypted = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(_), .. });
     if encrypted {
-        Finding::ok("the connection is encrypted (TLS)")
+        Diagnostic::ok("the connection is encrypted (TLS)")
     } else if local {
-        Finding::ok("the connection does not leave this machine")
+        Diagnostic::ok("the connection does not leave this machine")
     } else if server.password.is_some() {
-        Finding::warn(
+        Diagnostic::warn(
             "the password travels over the network in clear",
             "whoever listens can take locks away; use rediss:// (TLS), or a network that is encrypted by itself",
         )
     } else {
-        Finding::ok("the connection is not encrypted, and there is no password that it could betray")
+        Diagnostic::ok("the connection is not encrypted, and there is no password that it could betray")
     }
 }
 

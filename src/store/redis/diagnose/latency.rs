@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use redis::Value;
 
 use super::Session;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::store::redis::connection::Failure;
 use crate::store::redis::reply;
 use crate::sys::clock::Moment;
@@ -37,7 +37,7 @@ impl Sample {
 }
 
 /// Asks for the server's time again and again. Fails when it stops answering.
-pub(super) fn examine(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+pub(super) fn diagnose(session: &mut Session) -> Result<Vec<Diagnostic>, Failure> {
     let mut samples = Vec::new();
     for _ in 0..SAMPLES {
         let sent = Moment::now();
@@ -46,10 +46,10 @@ pub(super) fn examine(session: &mut Session) -> Result<Vec<Finding>, Failure> {
         samples.extend(read(&reply).map(|server| Sample { sent, heard, server }));
         sleep(PAUSE);
     }
-    let mut findings = judge_latency(&samples, session.timeout);
-    findings.extend(judge_evenness(&samples));
-    findings.extend(samples.last().map(|last| compare(last, Moment::now(), SystemTime::now())));
-    Ok(findings)
+    let mut diagnostics = judge_latency(&samples, session.timeout);
+    diagnostics.extend(judge_evenness(&samples));
+    diagnostics.extend(samples.last().map(|last| compare(last, Moment::now(), SystemTime::now())));
+    Ok(diagnostics)
 }
 
 /// The answer to TIME: seconds and microseconds.
@@ -60,25 +60,25 @@ fn read(reply: &Value) -> Option<Duration> {
 }
 
 /// Whether answers come well within `timeout`.
-fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Finding> {
+fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Diagnostic> {
     let mut spans: Vec<Duration> = samples.iter().map(Sample::took).collect();
     spans.sort_unstable();
     let Some(worst) = spans.last() else { return Vec::new() };
     let median = spans[spans.len() / 2];
     let text = format!("an answer takes {median:.1?}, at worst {worst:.1?}; --store-timeout allows {timeout:?}");
     vec![if median > timeout / 10 || *worst > timeout / 2 {
-        Finding::warn(
+        Diagnostic::warn(
             text,
             "a request that is late is taken for lost, and a lease that cannot be renewed ends its command; \
              find out what is slow, or allow more with --store-timeout and --ttl",
         )
     } else {
-        Finding::ok(text)
+        Diagnostic::ok(text)
     }]
 }
 
 /// Whether as much time passes there as here.
-fn judge_evenness(samples: &[Sample]) -> Option<Finding> {
+fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
     let best = |samples: &[Sample]| samples.iter().min_by_key(|sample| sample.took()).copied();
     let first = best(samples.get(..END)?)?;
     let last = best(samples.get(samples.len() - END..)?)?;
@@ -92,23 +92,23 @@ fn judge_evenness(samples: &[Sample]) -> Option<Finding> {
     let doubt = first.took() + last.took();
     Some(if off > here / DRIFT + doubt {
         let sign = if backwards { "-" } else { "" };
-        Finding::fail(
+        Diagnostic::fail(
             format!("the server's clock runs unevenly: {sign}{there:.1?} there in {here:.1?} here"),
             "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock, and step it no more",
         )
     } else {
-        Finding::ok(format!(
+        Diagnostic::ok(format!(
             "the server's clock runs evenly (off by {off:.1?} in {here:.1?}, give or take {doubt:.1?})"
         ))
     })
 }
 
 /// How far the clocks of the server and of this machine, which shows `wall` at `now`, lie apart.
-fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Finding {
+fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Diagnostic {
     let wall = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let ours = wall.saturating_sub(now.since(sample.heard));
     let apart = ours.abs_diff(sample.server);
-    Finding::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks"))
+    Diagnostic::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks"))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::connection::{Connection, Failure};
 use super::rights::Missing;
 use super::{KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::store::address::Server;
 use crate::sys::clock::Moment;
 use report::Report;
@@ -56,16 +56,16 @@ impl Session {
 }
 
 /// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
-pub(super) fn examine(store: &mut RedisStore) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    if let Err(failure) = look(store, &mut findings) {
-        findings.push(Finding::unusable(failure.explain(&store.server).to_string(), ""));
+pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
+    let mut diagnostics = Vec::new();
+    if let Err(failure) = look(store, &mut diagnostics) {
+        diagnostics.push(Diagnostic::unusable(failure.explain(&store.server).to_string(), ""));
     }
-    findings
+    diagnostics
 }
 
-/// Adds what is found to `findings`. Fails when the server is of no use any more.
-fn look(store: &mut RedisStore, findings: &mut Vec<Finding>) -> Result<(), Failure> {
+/// Adds what is found to `diagnostics`. Fails when the server is of no use any more.
+fn look(store: &mut RedisStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let server = store.server.clone();
     let deadline = Moment::now() + store.timeout;
     let connection = Connection::open(&server, store.tls.as_ref(), deadline)?;
@@ -75,38 +75,38 @@ fn look(store: &mut RedisStore, findings: &mut Vec<Finding>) -> Result<(), Failu
         Err(Failure::Refused { command, error }) if command == "SELECT" && error.starts_with("NOPERM") => {
             let mut missing = Missing::default();
             missing.note("select", &error);
-            findings.extend(missing.findings(&server));
+            diagnostics.extend(missing.diagnostics(&server));
             return Ok(());
         }
         greeting => greeting?,
     };
     let report = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text).map(Report::new);
-    findings.extend(server::judge(greeting.as_ref(), report.as_ref(), &server));
+    diagnostics.extend(server::judge(greeting.as_ref(), report.as_ref(), &server));
     if greeting.as_ref().is_some_and(Greeting::is_sentinel) {
         return Ok(());
     }
-    findings.extend(encryption::examine(&server, store.timeout));
+    diagnostics.extend(encryption::diagnose(&server, store.timeout));
 
     // A lock of ours alone, as any other to the server.
     let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
     let base = keys::base(&server.prefix, &key);
     let missing = Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop))?;
-    findings.extend(missing.findings(&server));
+    diagnostics.extend(missing.diagnostics(&server));
     if !missing.any() {
-        findings.push(trial::examine(store, &key));
+        diagnostics.push(trial::diagnose(store, &key));
         clean_up(&mut session, &base)?;
-        findings.extend(latency::examine(&mut session)?);
+        diagnostics.extend(latency::diagnose(&mut session)?);
     }
 
     let Some(report) = report else {
-        findings.push(not_allowed_to_look(&server));
+        diagnostics.push(not_allowed_to_look(&server));
         return Ok(());
     };
-    findings.extend(memory::examine(&report));
+    diagnostics.extend(memory::diagnose(&report));
     let (fsync, save) = (session.parameter("appendfsync")?, session.parameter("save")?);
-    findings.extend(persistence::examine(&report, fsync.as_deref(), save.as_deref()));
+    diagnostics.extend(persistence::diagnose(&report, fsync.as_deref(), save.as_deref()));
     let replicas_to_write = session.parameter("min-replicas-to-write")?;
-    findings.extend(replication::examine(&report, replicas_to_write.as_deref()));
+    diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref()));
     Ok(())
 }
 
@@ -119,9 +119,9 @@ fn clean_up(session: &mut Session, base: &str) -> Result<(), Failure> {
     session.try_ask(&command).map(drop)
 }
 
-fn not_allowed_to_look(server: &Server) -> Finding {
+fn not_allowed_to_look(server: &Server) -> Diagnostic {
     let user = server.user.as_deref().unwrap_or("default");
-    Finding::note(
+    Diagnostic::note(
         format!("user \"{user}\" may not run INFO: memory, persistence and replication could not be looked at"),
         format!(
             "grant it with ACL SETUSER {user} +info +config|get, or see by hand that CONFIG GET maxmemory-policy is \

@@ -1,21 +1,21 @@
 //! What a fail-over to a replica may lose.
 
 use super::report::Report;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 
 /// Looks at the replicas of a primary; `to_write` is its parameter min-replicas-to-write, where that may be known.
-pub(super) fn examine(report: &Report, to_write: Option<&str>) -> Option<Finding> {
+pub(super) fn diagnose(report: &Report, to_write: Option<&str>) -> Option<Diagnostic> {
     let replicas = report.number("connected_slaves")?;
     if report.text("role") != Some("master") {
         return None;
     }
     if replicas == 0 {
-        return Some(Finding::ok("it has no replicas, so no fail-over can lose a lock"));
+        return Some(Diagnostic::ok("it has no replicas, so no fail-over can lose a lock"));
     }
     let lost = "a fail-over may lose what was written last: a lock that was just granted is free on the new primary, \
                 and another run gets it while the first command runs; let the fence guard what matters";
     Some(match to_write {
-        Some("0") => Finding::warn(
+        Some("0") => Diagnostic::warn(
             format!(
                 "it has replicas ({replicas} connected), which get each write later, and it takes writes without them"
             ),
@@ -24,7 +24,7 @@ pub(super) fn examine(report: &Report, to_write: Option<&str>) -> Option<Finding
                  granting locks after min-replicas-max-lag"
             ),
         ),
-        _ => Finding::warn(
+        _ => Diagnostic::warn(
             format!(
                 "it has replicas ({replicas} connected), which get each write later (min-replicas-to-write {})",
                 to_write.unwrap_or("could not be looked at")
@@ -41,15 +41,15 @@ mod tests {
 
     #[test]
     fn replicas_are_a_risk() {
-        let examine = |replicas: u8, to_write| {
+        let diagnose = |replicas: u8, to_write| {
             let report = Report::new(format!("role:master\r\nconnected_slaves:{replicas}\r\n"));
-            examine(&report, to_write).expect("is a primary")
+            diagnose(&report, to_write).expect("is a primary")
         };
-        assert_eq!(examine(0, Some("0")).level, Level::Ok);
-        let alone = examine(2, Some("0"));
+        assert_eq!(diagnose(0, Some("0")).level, Level::Ok);
+        let alone = diagnose(2, Some("0"));
         assert!(alone.level == Level::Warn && alone.advice.contains("min-replicas-to-write 1"), "{alone}");
-        let bound = examine(2, Some("1"));
+        let bound = diagnose(2, Some("1"));
         assert!(bound.level == Level::Warn && !bound.advice.contains("set min-replicas"), "{bound}");
-        assert_eq!(examine(1, None).level, Level::Warn);
+        assert_eq!(diagnose(1, None).level, Level::Warn);
     }
 }

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::Session;
 use super::report::Report;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::store::address::Server;
 use crate::store::redis::connection::Failure;
 use crate::store::redis::reply;
@@ -55,7 +55,7 @@ pub(super) fn ask(session: &mut Session) -> Result<Option<Greeting>, Failure> {
 }
 
 /// What kind of server this is: by its greeting, or else by its report.
-pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server: &Server) -> Vec<Finding> {
+pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server: &Server) -> Vec<Diagnostic> {
     let unknown = Greeting {
         product: "redis".into(),
         version: report.and_then(|report| report.text("redis_version")).unwrap_or_default().into(),
@@ -66,33 +66,33 @@ pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server
     let Greeting { version, mode, role, .. } = greeting;
     let product = if greeting.product == "valkey" { "Valkey" } else { "Redis" };
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-    let mut findings = vec![match major {
-        None => Finding::note(
+    let mut diagnostics = vec![match major {
+        None => Diagnostic::note(
             format!("{server} answers, and does not tell its version"),
             format!("see by hand that it is Redis {OLDEST} or newer, or a Valkey"),
         ),
-        Some(major) if product == "Redis" && major < OLDEST => Finding::fail(
+        Some(major) if product == "Redis" && major < OLDEST => Diagnostic::fail(
             format!("{server} answers: {product} {version}"),
             format!("nothing is promised for a Redis older than {OLDEST}; use a newer one"),
         ),
-        Some(_) => Finding::ok(format!("{server} answers: {product} {version}")),
+        Some(_) => Diagnostic::ok(format!("{server} answers: {product} {version}")),
     }];
     if greeting.is_sentinel() {
-        findings
-            .push(Finding::unusable("it is a Sentinel, which keeps no data", "name the primary in the store's URL"));
+        diagnostics
+            .push(Diagnostic::unusable("it is a Sentinel, which keeps no data", "name the primary in the store's URL"));
     } else if mode == "cluster" {
-        findings.push(Finding::fail(
+        diagnostics.push(Diagnostic::fail(
             "it is a node of a cluster",
             "lockrun asks no other node, so locks that belong to those cannot be had (status 69); use a server of its own",
         ));
     }
     if role == "replica" || role == "slave" {
-        findings.push(Finding::fail(
+        diagnostics.push(Diagnostic::fail(
             "it is a replica",
             "what is written there is refused, or is not seen by the primary and is lost; name the primary in the store's URL",
         ));
     }
-    findings
+    diagnostics
 }
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
         let Ok(Address::Redis(server)) = Address::parse("redis://127.0.0.1") else { panic!("is a URL") };
         let [product, version, mode, role] = [product, version, mode, role].map(str::to_owned);
         let greeting = Greeting { product, version, mode, role };
-        judge(Some(&greeting), None, &server).into_iter().map(|finding| finding.level).max()
+        judge(Some(&greeting), None, &server).into_iter().map(|diagnostic| diagnostic.level).max()
     }
 
     #[test]

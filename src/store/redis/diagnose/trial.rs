@@ -8,19 +8,19 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::report::diagnostic::Finding;
+use crate::report::diagnostic::Diagnostic;
 use crate::store::redis::RedisStore;
-use crate::store::redis::reply::Asked;
-use crate::store::{Acquired, Claim, Parting, Released, Renewed, Store, StoreError};
+use crate::store::redis::reply::AcquireReply;
+use crate::store::{Acquired, Claim, Release, Released, Renewed, Store, StoreError};
 
 /// Long enough for a slow server, short enough if we die in the middle.
 const TTL: Duration = Duration::from_mins(1);
 
 /// Tries the lock `key`, which must be nobody's.
-pub(super) fn examine(store: &mut RedisStore, key: &Key) -> Finding {
+pub(super) fn diagnose(store: &mut RedisStore, key: &Key) -> Diagnostic {
     match hand_over(store, key) {
-        Ok(()) => Finding::ok("a lock was taken, renewed, handed to a waiter and let go"),
-        Err(error) => Finding::unusable(format!("a lock could not be tried out: {error:#}"), ""),
+        Ok(()) => Diagnostic::ok("a lock was taken, renewed, handed to a waiter and let go"),
+        Err(error) => Diagnostic::unusable(format!("a lock could not be tried out: {error:#}"), ""),
     }
 }
 
@@ -37,13 +37,13 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
     };
     let (first, second) = (claim(), claim());
     let Acquired::Mine(before) = store.acquire(&first, None)? else { bail!("a lock that is free is not granted") };
-    let Asked::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
+    let AcquireReply::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
-    let Released::Free = store.release(key, &first.token, Parting::ByHand)? else { bail!("a lock cannot be let go") };
-    let Asked::Mine(after, _) = ask(store, &second)? else {
+    let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be let go") };
+    let AcquireReply::Mine(after, _) = ask(store, &second)? else {
         bail!("a lock that was let go is not granted to the waiter")
     };
-    store.release(key, &second.token, Parting::ByHand)?;
+    store.release(key, &second.token, Release::ByHand)?;
     if after.fence <= before.fence {
         bail!("the fence does not grow: {} after {}", after.fence, before.fence);
     }
@@ -51,6 +51,6 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
 }
 
 /// Asks once, as a waiter.
-fn ask(store: &mut RedisStore, claim: &Claim) -> Result<Asked, StoreError> {
+fn ask(store: &mut RedisStore, claim: &Claim) -> Result<AcquireReply, StoreError> {
     store.ask(claim, true, None).map_err(|failure| failure.explain(&store.server))
 }
