@@ -313,7 +313,7 @@ impl Store for RedisStore {
         released.map_err(|strange| self.is_strange(strange))
     }
 
-    fn take_back(&mut self, claim: &Claim) {
+    fn cancel(&mut self, claim: &Claim) {
         self.withdraw(claim, Doubt::Pending);
     }
 

@@ -240,7 +240,7 @@ fn pop(
             Ok(WakeReason::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
             Ok(WakeReason::Ready) => break,
             Ok(WakeReason::Resumed) => {}
-            Ok(WakeReason::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
+            Ok(WakeReason::Time) | Err(_) => return Err(Failure::NoAnswer("did not answer in time")),
         }
     }
     let reply = connection.receive(&command, deadline)?;

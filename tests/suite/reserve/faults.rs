@@ -89,7 +89,7 @@ fn a_value_that_was_taken_away_is_not_used() {
     let mut run = call.clone().sh(STUBBORN).spawn();
     run.wait_for_line("ready");
     Lockrun::bare().args(["break", "--key", "seq", "--store", &store.url()]).run().exited(0);
-    run.wait().exited(79).said("taken away");
+    run.wait().exited(79).said("revoked by");
     assert_eq!(next(&call), "1");
 }
 

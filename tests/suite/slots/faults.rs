@@ -204,7 +204,7 @@ fn a_slot_stays_with_the_command_of_a_killed_run() {
     let fence = held[0].fence.to_string();
     let breaking = Lockrun::bare().arg("break").args(["--store", &store.url(), "--key", "faults", "--fence", &fence]);
     let output = breaking.run().exited(75);
-    let advice = format!("end it by kill {orphan}\n");
+    let advice = format!("stop it with kill {orphan}\n");
     assert!(output.stderr().ends_with(&advice), "not {advice:?}: {output}");
     processes::send(orphan, Signal::SIGKILL);
     eventually(LONG, "the command is dead", || !processes::is_alive(orphan));
