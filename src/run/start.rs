@@ -14,7 +14,7 @@ use crate::config::plan::Plan;
 use crate::lock::lease::Deadline;
 use crate::store::Grant;
 use crate::supervise::guardian::{Guardian, Prepared};
-use crate::supervise::{self, Descendants, Granted, Launch, Ready, Running, SLOT, StartFailure};
+use crate::supervise::{self, Descendants, Granted, Launch, Ready, Running, StartFailure, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 
@@ -85,7 +85,7 @@ impl<'a> Start<'a> {
             Means::Direct(ready) => ready,
             Means::Guarded { prepared, .. } => prepared.ready(),
         };
-        ready.set(SLOT, value);
+        ready.set(VALUE, value);
     }
 
     /// Starts COMMAND under the lock, which is ours.
