@@ -200,7 +200,7 @@ impl Subcommand {
                 page: "lockrun-reserve",
                 usage: "lockrun reserve --key KEY --from VALUE [OPTIONS] [--] COMMAND [ARG]...",
                 about: "Run a command with the next free value of a sequence",
-                more: "COMMAND finds the value in LOCKRUN_SLOT. The first run gets VALUE; a later one gets the last value plus \
+                more: "COMMAND finds the value in LOCKRUN_VALUE. The first run gets VALUE; a later one gets the last value plus \
                        --step, or what --next prints. Values that other runs have reserved are skipped. When COMMAND exits \
                        with 0 its value becomes the last one, unless a later value already is. When COMMAND fails or is \
                        stopped, the last value stays, and the reserved one comes up again when its lease has expired, \

@@ -33,14 +33,15 @@ pub const EXIT_STATUS: [(&str, &str); 10] = [
 ];
 
 /// The variables that COMMAND finds in its environment.
-pub const ENVIRONMENT: [(&str, &str); 4] = [
+pub const ENVIRONMENT: [(&str, &str); 5] = [
     ("LOCKRUN_KEY", "the lock's name"),
     ("LOCKRUN_TOKEN", "the random token of this acquisition"),
     ("LOCKRUN_FENCE", "the fencing token: greater than that of every earlier run under this lock"),
     (
         "LOCKRUN_SLOT",
-        "with --slots N, N above 1: this run's slot, from 0 to N-1, which no other run has at the same time; under `lockrun reserve`: the value",
+        "with --slots N, N above 1: this run's slot, from 0 to N-1, which no other run has at the same time",
     ),
+    ("LOCKRUN_VALUE", "under `lockrun reserve`: the reserved value"),
 ];
 
 /// How durations are written.

@@ -10,7 +10,7 @@ use crate::config::settings::Settings;
 use crate::lock::holder::Holder;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
-use crate::store::{Living, Revoked};
+use crate::store::{Held, Living, Revoked};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
@@ -39,7 +39,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         }
         Ok(Revoked::Taken { from, living, free_in, untold }) => {
             for held in from {
-                say(&format!("was taken from {held}"));
+                say(&format!("was taken from {}", past(&held)));
             }
             if free_in > Duration::ZERO {
                 // Whole seconds, and not a moment too early.
@@ -47,12 +47,12 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
                 report::say(&format!("it is free when its command has been stopped, in {span} at the latest"));
             }
             if untold {
-                report::say("a command that runs under it may not hear of it; make sure that it has ended");
+                report::say("its command may still be running; make sure that it has ended");
             }
             for Living { held, pids } in &living {
                 say(&format!("stays with {held}"));
                 report::say(&format!(
-                    "it belongs to a living process of this machine, and goes with it: {}",
+                    "it belongs to a living process of this machine, and ends with it: {}",
                     how_to_end(pids)
                 ));
             }
@@ -65,10 +65,18 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
+/// The holder that a lock was taken from, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
+fn past(held: &Held) -> String {
+    match (&held.holder, held.since) {
+        (Some(holder), Some(since)) => format!("{holder}, which had held it for {}", duration::say(since)),
+        _ => held.to_string(),
+    }
+}
+
 /// What to do about the processes that keep a lock.
 fn how_to_end(pids: &[u32]) -> String {
     if pids.is_empty() {
-        return "one that we may not look into".into();
+        return "one that this user may not look into".into();
     }
-    format!("end it by kill {}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))
+    format!("stop it with kill {}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))
 }

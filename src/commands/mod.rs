@@ -47,6 +47,6 @@ fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn St
 /// Says that a lock is not, or no longer, held under our token.
 fn not_ours(key: &Key, held: Option<Held>) -> Outcome {
     let whose = held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"));
-    report::say(&format!("the lock \"{}\" is not ours, or not any more: {whose}", escaped(key.as_str())));
+    report::say(&format!("the lock \"{}\" is not held under this token, or no longer: {whose}", escaped(key.as_str())));
     Outcome::Lost
 }

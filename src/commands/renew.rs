@@ -21,7 +21,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(Renewed::NotMine(held)) => not_ours(&key, held),
         Ok(Renewed::Revoked(by)) => {
             report::say(&format!(
-                "the lock \"{}\" is not ours any more: it was taken away by {by}",
+                "the lock \"{}\" is not ours any more: it was revoked by {by}",
                 escaped(key.as_str())
             ));
             Outcome::Lost

@@ -146,17 +146,17 @@ impl Event<'_> {
                 format!("refuses to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
             }
             Event::Started { program } => format!("{program} started"),
-            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
+            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, the command is stopped: {why}"),
             Event::Lost { why, stops: false } => {
-                format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
+                format!("lock \"{key}\" is lost, the command runs on without it: {why}")
             }
             Event::Killed(reason) => reason.words(),
             Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
-            Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was ended by signal {signal}"),
+            Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
             Event::Finished(None) => "the command's end was not seen".into(),
             Event::Released { .. } => format!("lock \"{key}\" released"),
             Event::Kept => format!("lock \"{key}\" kept"),
-            Event::Interrupted(signal) => format!("ended by signal {signal} before the command was started"),
+            Event::Interrupted(signal) => format!("terminated by signal {signal} before the command was started"),
             Event::Failed { why } => (*why).into(),
         }
     }
@@ -228,8 +228,8 @@ impl<'a> Other<'a> {
 /// Why it is of no use to wait for a lock with so many slots.
 fn why_self_deadlock(slots: u32) -> String {
     match slots {
-        1 => "it is held by the very run that this one is part of".into(),
-        slots => format!("its {slots} slots are held by the very runs that this one is part of"),
+        1 => "it is held by a run that this one is part of".into(),
+        slots => format!("its {slots} slots are held by runs that this one is part of"),
     }
 }
 

@@ -73,7 +73,7 @@ pub fn acquire(
         }
         Err(error) => {
             let key = escaped(claim.key.as_str());
-            reporter.fail(&error.context(format!("cannot take the lock \"{key}\"")));
+            reporter.fail(&error.context(format!("cannot acquire the lock \"{key}\"")));
             Err(Outcome::StoreFailed)
         }
     }

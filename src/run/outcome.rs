@@ -3,6 +3,7 @@
 //! The statuses are part of the command line's contract: scripts depend on them.
 
 use crate::lock::ending::Ending;
+use crate::supervise::{Finished, Why};
 
 /// Every way a run of lockrun can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,21 @@ pub enum Outcome {
 pub const HELD: u8 = 75;
 
 impl Outcome {
+    /// The outcome of a run whose COMMAND has `finished` so.
+    pub fn of(finished: Finished) -> Self {
+        match (finished.why, finished.command) {
+            (Some(Why::Lost), _) => Outcome::Lost,
+            (Some(Why::TimedOut), _) => Outcome::TimedOut,
+            (Some(Why::LeftBehind) | None, Some(ending)) => Outcome::Ended(ending),
+            (Some(Why::Unguarded | Why::Orphaned), _) | (Some(Why::LeftBehind) | None, None) => Outcome::Failed,
+        }
+    }
+
+    /// The outcome of a run that this signal terminates.
+    pub fn terminated_by(signal: i32) -> Self {
+        Outcome::Ended(Ending::Signaled(signal))
+    }
+
     /// How lockrun's own process must end.
     pub const fn ending(self) -> Ending {
         Ending::Exited(match self {

@@ -154,7 +154,7 @@ impl Renewing {
             Ok(Renewed::NotMine(held)) => {
                 (Answer::NotMine, Kept::Lost(format!("it is not ours any more: {}", whose(held))))
             }
-            Ok(Renewed::Revoked(by)) => (Answer::NotMine, Kept::Lost(format!("it was taken away by {by}"))),
+            Ok(Renewed::Revoked(by)) => (Answer::NotMine, Kept::Lost(format!("it was revoked by {by}"))),
             Err(error) => {
                 self.work.last_error = Some(error);
                 (Answer::Unknown, Kept::Going)

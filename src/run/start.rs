@@ -3,6 +3,10 @@
 //! When the turn of a waiter comes, others wait for it; and a run that lacks a descriptor or a thread finds that out before it
 //! holds a lock.
 
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
 use anyhow::Error;
 
 use super::renewer::Renewer;
@@ -10,7 +14,7 @@ use crate::config::plan::Plan;
 use crate::lock::lease::Deadline;
 use crate::store::Grant;
 use crate::supervise::guardian::{Guardian, Prepared};
-use crate::supervise::{Granted, Launch, Ready, Running, SLOT, StartFailure};
+use crate::supervise::{self, Descendants, Granted, Launch, Ready, Running, StartFailure, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 
@@ -81,7 +85,7 @@ impl<'a> Start<'a> {
             Means::Direct(ready) => ready,
             Means::Guarded { prepared, .. } => prepared.ready(),
         };
-        ready.set(SLOT, value);
+        ready.set(VALUE, value);
     }
 
     /// Starts COMMAND under the lock, which is ours.
@@ -101,4 +105,48 @@ impl<'a> Start<'a> {
 /// When COMMAND is ended under a lock that is kept so; `None`: never for the lock's sake.
 fn deadline(plan: &Plan, lease_from: Option<Moment>) -> Option<Deadline> {
     lease_from.filter(|_| plan.expires).map(|from| plan.terms.deadline(from))
+}
+
+/// Fails if the run needs a /proc that it does not have: to find COMMAND's processes, so as to end them in time or to wait for them, or
+/// to keep a lock in files beyond the run. A plain run on files needs nothing of the kind: the kernel's lock passes to COMMAND.
+pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
+    if !plan.store.has_leases() && (plan.keep || !plan.min_hold.is_zero()) {
+        anyhow::ensure!(
+            Path::new(BOOT_ID).exists(),
+            "cannot keep the lock after the command: {BOOT_ID} is missing, so this boot cannot be told from others; mount \
+             /proc (mount -t proc proc /proc)"
+        );
+    }
+    let reason = if plan.store.has_leases() {
+        "under a lease"
+    } else if plan.max_runtime.is_some() {
+        "with --max-runtime"
+    } else if plan.descendants != Descendants::Leave {
+        "with --descendants"
+    } else {
+        return Ok(());
+    };
+    anyhow::ensure!(
+        supervise::processes_are_visible(),
+        "cannot run the command {reason}: /proc is not mounted, or is that of another PID namespace, so the command's \
+         processes cannot be found; mount it (mount -t proc proc /proc, or unshare --mount-proc)"
+    );
+    Ok(())
+}
+
+/// The kernel's name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// How often the guardian looks whether lockrun, which is stopped, goes on.
+const STOPPED: Duration = Duration::from_millis(50);
+
+/// Waits while lockrun is stopped: nothing begins in its name. Returns a signal that came and terminates it.
+pub(super) fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
+    loop {
+        let signal = signals.obey();
+        if signal.is_some() || !guardian.is_some_and(Guardian::is_stopped) {
+            return signal;
+        }
+        thread::sleep(STOPPED);
+    }
 }

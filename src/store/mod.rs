@@ -253,7 +253,7 @@ pub trait Store: Send {
 
     /// Takes back the claim of another process that has died while it waited, whose requests may still be on their way: leaves the
     /// queue, and the lock, should it have been granted. As well as that can be done.
-    fn take_back(&mut self, _claim: &Claim) {}
+    fn cancel(&mut self, _claim: &Claim) {}
 
     /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
     /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 pub use exit::{end_as, end_now};
 pub use process::are_visible as processes_are_visible;
-pub use spawn::{Failure as StartFailure, Ready, SLOT};
+pub use spawn::{Failure as StartFailure, Ready, VALUE};
 pub use supervisor::{Finished, Why};
 
 use crate::lock::ending::Ending;

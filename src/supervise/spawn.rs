@@ -45,8 +45,11 @@ pub(super) struct Setup {
     pub(super) cgroup: Option<RawFd>,
 }
 
-/// The variable that has the slot of the run that COMMAND runs under, or the value that is reserved for it.
+/// The variable that has the slot of the run that COMMAND runs under.
 pub const SLOT: &str = "LOCKRUN_SLOT";
+
+/// The variable that has the value of a sequence that is reserved for COMMAND.
+pub const VALUE: &str = "LOCKRUN_VALUE";
 
 /// The size of the child's stack in words of 16 bytes, beside the second argument vector that the C library builds there for
 /// a script without an interpreter line: 32 KiB, as much as the C library's own posix_spawn(3) takes.
@@ -76,8 +79,9 @@ impl Ready {
             stack: Vec::with_capacity(STACK + argv.len()),
             words: argv,
         };
-        // That of a run around this one says nothing of a lock without slots.
+        // Those of a run around this one say nothing of this one.
         ready.unset(SLOT);
+        ready.unset(VALUE);
         for (name, value) in &launch.env {
             ready.set(name, value);
         }

@@ -153,6 +153,10 @@ impl Tree {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
         if group_has_it && signal != libc::SIGTERM {
+            // SAFETY: plain system call; at worst there is no such process.
+            if unsafe { libc::getpgid(self.command) } != self.group {
+                self.signal_command(signal);
+            }
             return;
         }
         let Some(found) = self.all() else {

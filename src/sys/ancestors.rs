@@ -38,10 +38,12 @@ impl Step {
     }
 }
 
-/// Returns everything on the way to `goal`, an absolute path, in the order in which the kernel goes; without its end.
-pub fn walk(goal: &Path) -> io::Result<Vec<Step>> {
+/// Returns everything on the way to `goal`, an absolute path, in the order in which the kernel goes; and the file or directory at its
+/// end.
+pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     let mut here = PathBuf::from("/");
-    let mut steps = vec![Step::new(&here, &symlink_metadata(&here)?)];
+    let mut end = symlink_metadata(&here)?;
+    let mut steps = vec![Step::new(&here, &end)];
     let mut ahead = reversed(goal);
     let mut links = 0;
     while let Some(name) = ahead.pop() {
@@ -65,9 +67,10 @@ pub fn walk(goal: &Path) -> io::Result<Vec<Step>> {
             here.clone_from(&next);
         }
         steps.push(Step::new(&next, &metadata));
+        end = metadata;
     }
     steps.pop();
-    Ok(steps)
+    Ok((steps, end))
 }
 
 /// The names in a path, the first one last.

@@ -1,7 +1,7 @@
 //! Files that a user has named, read without a wait that has no end: not longer than they may be, and not one that only looks
 //! like a file.
 
-use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
@@ -27,21 +27,21 @@ pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
     if !metadata.is_file() {
         return Err(io::Error::other(format!("it is {}, not a regular file", kind(metadata.file_type()))));
     }
-    trust::check(path, &metadata)?;
+    trust::check(path, &file, &metadata)?;
     Ok((read_regular(&file)?, metadata))
 }
 
 /// Reads a regular file, or a pipe, be it a FIFO, `/dev/stdin` or a shell's `<(...)`: that is read to its end, which must come
 /// within [`PATIENCE`]. Fails as [`read_trusted_file`] does.
 pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
-    let (file, metadata) = open_file_or_pipe(path)?;
-    trust::check(path, &metadata)?;
+    let (file, metadata) = open(path)?;
+    trust::check(path, &file, &metadata)?;
     read(&file, &metadata)
 }
 
 /// The same, even if another user can have written it.
 pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
-    let (file, metadata) = open_file_or_pipe(path)?;
+    let (file, metadata) = open(path)?;
     read(&file, &metadata)
 }
 
@@ -49,22 +49,18 @@ fn read(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
     if metadata.file_type().is_fifo() { read_pipe(file) } else { read_regular(file) }
 }
 
-fn open_file_or_pipe(path: &Path) -> io::Result<(File, Metadata)> {
-    let (file, metadata) = open(path)?;
-    let kind_of = metadata.file_type();
-    if !kind_of.is_file() && !kind_of.is_fifo() {
-        return Err(io::Error::other(format!("it is {}, neither a regular file nor a pipe", kind(kind_of))));
-    }
-    Ok((file, metadata))
-}
-
 /// The text that such contents are.
 pub fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
-/// Opens whatever is there without a wait: for somebody at the other end of a FIFO, or for a modem.
+/// Opens a regular file or a pipe, without a wait for a process at the other end of a FIFO. Nothing else is opened: to open some devices
+/// does something.
 fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let there = fs::metadata(path)?.file_type();
+    if !there.is_file() && !there.is_fifo() {
+        return Err(io::Error::other(format!("it is {}, neither a regular file nor a pipe", kind(there))));
+    }
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     let metadata = file.metadata()?;
     Ok((file, metadata))
@@ -87,7 +83,7 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
             return Err(io::Error::other(if bytes.is_empty() {
                 format!("nobody has written into this pipe for {seconds}s")
             } else {
-                format!("there was no end of this pipe for {seconds}s; whoever writes into it must close it")
+                format!("there was no end of this pipe for {seconds}s; its writer must close it")
             }));
         }
         let mut part = [0; 4096];

@@ -1,11 +1,12 @@
 //! Which files are obeyed: what is in them decides which programs run and where locks live, so only root and the user that lockrun runs
 //! as may have written it, as ssh has it for its own files.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, absolute};
 
+use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::geteuid;
 
 use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
@@ -15,12 +16,13 @@ use crate::text::escape::escaped_path;
 const STANDARD_INPUT: &str = "/dev/stdin";
 const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
 
-/// Fails, with a reason that says what to do, if another user but root may have written the file at `path` or put it there.
-/// `metadata` is that of the open file.
-pub fn check(path: &Path, metadata: &Metadata) -> io::Result<()> {
-    if path == Path::new(STANDARD_INPUT)
-        || DESCRIPTORS.iter().any(|directory| path.parent() == Some(Path::new(directory)))
-    {
+/// The type of the file system that pipes without a name are in: see statfs(2).
+const PIPEFS: FsType = FsType(0x5049_5045);
+
+/// Fails, with a reason that says what to do, if another user but root may have written the `file` that was opened at `path`, or put it
+/// there. `metadata` is that of the open file. The error is never that the file is not found.
+pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
+    if is_from_caller(path, file, metadata) {
         return Ok(());
     }
     let us = geteuid().as_raw();
@@ -28,11 +30,27 @@ pub fn check(path: &Path, metadata: &Metadata) -> io::Result<()> {
     if let Some(why) = judge_file(path, metadata.uid(), metadata.mode(), us) {
         return refuse(why);
     }
-    let steps = absolute(path).and_then(|path| ancestors::walk(&path));
-    let steps =
-        steps.map_err(|error| io::Error::new(error.kind(), format!("cannot look at the way to it: {error}")))?;
-    // Nobody else can change anything on the way, so the open file is the one that is there.
-    steps.iter().find_map(|step| judge_step(step, us)).map_or(Ok(()), refuse)
+    let walked = absolute(path).and_then(|path| ancestors::walk(&path));
+    let (steps, end) =
+        walked.map_err(|error| io::Error::other(format!("cannot look at the directories above it: {error}")))?;
+    if let Some(why) = steps.iter().find_map(|step| judge_step(step, us)) {
+        return refuse(why);
+    }
+    // What was looked at leads to the file that was opened, and not to another one.
+    if (end.dev(), end.ino()) != (metadata.dev(), metadata.ino()) {
+        return refuse(
+            "another file has taken its place, or its path leads through /proc; name it by another path".into(),
+        );
+    }
+    Ok(())
+}
+
+/// Whether the caller of lockrun has opened the file: it is a descriptor by its path, or a pipe without a name, which nobody else can
+/// open.
+fn is_from_caller(path: &Path, file: &File, metadata: &Metadata) -> bool {
+    let is_in = |directory: &&str| path.parent() == Some(Path::new(directory));
+    let is_pipe = || fstatfs(file).is_ok_and(|system| system.filesystem_type() == PIPEFS);
+    path == Path::new(STANDARD_INPUT) || DESCRIPTORS.iter().any(is_in) || metadata.file_type().is_fifo() && is_pipe()
 }
 
 /// What is wrong with the file itself, if we are `us`.

@@ -20,7 +20,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
         line("", &format!("since {} ({held_for})", time(holding.since_ms)));
         let lease = match holding.expires_in {
             Some(left) if holding.revoked => {
-                format!("taken away; free when its command has been stopped, in {} at the latest", span(left))
+                format!("revoked; free when its command has been stopped, in {} at the latest", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),
             None => "no lease that ends".into(),

@@ -57,7 +57,7 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
     let holders = status.holders.iter().map(|holding| {
         [
             key.clone(),
-            if holding.revoked { "taken" } else { "held" }.into(),
+            if holding.revoked { "revoked" } else { "held" }.into(),
             span(between(holding.since_ms, status.now_ms)),
             holding.expires_in.map_or_else(|| "-".into(), span),
             waiting.clone(),

@@ -14,7 +14,7 @@
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
 --                   it is not; times in ms
---                   the last two are tokens of waiters, or '' (see settle)
+--                   the last two are tokens of waiters, or '' (see confirm_handoff)
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local CAUTION, SEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])

@@ -150,7 +150,7 @@ impl Connection {
 
     fn answer(&mut self) -> Result<Answer, Failure> {
         self.answers.next(&mut self.stream).map_err(|unread| match unread {
-            Unread::Io(error) if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer("no answer in time"),
+            Unread::Io(error) if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer("did not answer in time"),
             Unread::Io(_) => Failure::Closed,
             Unread::Protocol => Failure::NoAnswer(
                 "what it answers is not Redis's protocol, or longer than anything that lockrun asks for",
@@ -181,7 +181,7 @@ impl Failure {
 
     fn of_write(error: &io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::TimedOut => Failure::NoAnswer("it does not take our request in time"),
+            io::ErrorKind::TimedOut => Failure::NoAnswer("did not accept the request in time"),
             _ => Failure::Closed,
         }
     }
@@ -208,9 +208,9 @@ impl Failure {
             Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::UnexpectedReply(UnexpectedReply) => {
-                anyhow!("what {server} answers is no answer to our scripts: is it a Redis?")
+                anyhow!("unexpected reply from {server}: is it a Redis server?")
             }
-            Failure::NoAnswer(what) => anyhow!("{server} is of no use: {what}"),
+            Failure::NoAnswer(what) => anyhow!("{server} {what}"),
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {
                     "NOAUTH" => "; give a password in the store's URL",
@@ -245,7 +245,7 @@ impl Failure {
                     "LOADING" => "; it is still starting",
                     _ => "",
                 };
-                anyhow!("{server} refuses {command}: {}{advice}", escaped(error))
+                anyhow!("{server} rejects {command}: {}{advice}", escaped(error))
             }
         }
     }

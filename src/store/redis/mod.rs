@@ -39,7 +39,7 @@ use crate::sys::clock::Moment;
 use connection::{Connection, Failure};
 use reply::{AcquireReply, Handoff, UnexpectedReply};
 use retry::Answered;
-use script::{ACQUIRE, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, SETTLE, Script};
+use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use waiting::Seen;
 
 /// The keys that every script is given, as the prelude names them.
@@ -56,15 +56,6 @@ enum Doubt {
     Pending,
 }
 
-/// A run that is over.
-struct Over<'a> {
-    token: &'a Token,
-    /// How, as JSON.
-    ending: &'a str,
-    /// When, on the server's clock.
-    ended: i64,
-}
-
 /// A store in one Redis or Valkey.
 pub struct RedisStore {
     server: Server,
@@ -73,8 +64,6 @@ pub struct RedisStore {
     connection: Option<Connection>,
     /// The server most likely has our scripts already.
     knows_scripts: bool,
-    /// What lets go of a lock that came to us in turn: others most likely wait behind us.
-    let_go: Option<Cmd>,
     /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
     doubt: Doubt,
     /// Whether we have stood in the queue.
@@ -99,7 +88,6 @@ impl RedisStore {
             timeout,
             connection: None,
             knows_scripts: false,
-            let_go: None,
             doubt: Doubt::None,
             has_joined: false,
             left_out: Vec::new(),
@@ -172,7 +160,7 @@ impl RedisStore {
         match failure {
             Failure::Unreachable(_) if !self.has_joined => {}
             Failure::Unreachable(_) | Failure::Refused { .. } | Failure::UnexpectedReply(_) => {
-                self.withdraw(claim, self.doubt)
+                self.withdraw(claim, self.doubt);
             }
             Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
         }
@@ -195,37 +183,17 @@ impl RedisStore {
             self.run(&script, patience)
         };
         if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
-            self.settle(&claim.key, handed);
+            self.confirm_handoff(&claim.key, handed);
         }
     }
 
-    /// Lets go of the lock with no more than must be done for the first waiter, which waits for that. Gives the waiter, and when
-    /// that was on the server's clock. `None`: it cannot be done so, or nobody knows whether it was.
-    fn hand_off(&mut self) -> Option<(Handoff, i64)> {
-        let script = self.let_go.take()?;
-        let reply = self.run(&script, self.timeout).ok()?;
-        reply::read_hand_on(&reply)
-    }
-
-    /// Makes sure that somebody who listens was told of the lock that a script of ours has handed to a waiter. If that
-    /// fails, the others find out by themselves, only later.
-    fn settle(&mut self, key: &Key, handed: Option<Handoff>) {
-        self.settle_after(key, handed, None);
-    }
-
-    /// The same, after this run has handed on its lock.
-    fn settle_after(&mut self, key: &Key, mut handed: Option<Handoff>, mut run: Option<Over<'_>>) {
+    /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, the other waiters find
+    /// out by themselves, only later.
+    fn confirm_handoff(&mut self, key: &Key, mut handed: Option<Handoff>) {
         while let Some(Handoff { granted, told }) = handed {
-            let mut script = self.bare_script(&SETTLE, key);
-            let script = script.arg(granted).arg(told);
-            let reply = match run.take() {
-                Some(Over { token, ending, ended }) => {
-                    let script = script.arg(token.as_str()).arg(ending).arg(ended);
-                    self.run_until_answered(script, self.timeout).map(|answered| answered.reply)
-                }
-                None => self.run(script.arg("").arg("").arg(0), self.timeout),
-            };
-            handed = reply.ok().and_then(|reply| reply::read_settling(&reply));
+            let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(told).take();
+            let reply = self.run(&script, self.timeout);
+            handed = reply.ok().and_then(|reply| reply::read_confirmation(&reply));
         }
     }
 
@@ -251,11 +219,11 @@ impl Store for RedisStore {
         let Some(wait) = wait else {
             return match self.ask(claim, false, None) {
                 Ok(AcquireReply::Mine(grant, handed)) => {
-                    self.settle(&claim.key, handed);
+                    self.confirm_handoff(&claim.key, handed);
                     Ok(Acquired::Mine(grant))
                 }
                 Ok(AcquireReply::NotMine { held, handed, .. }) => {
-                    self.settle(&claim.key, handed);
+                    self.confirm_handoff(&claim.key, handed);
                     Ok(Acquired::Held(held))
                 }
                 Err(failure) => Err(self.give_up(claim, &failure)),
@@ -272,8 +240,6 @@ impl Store for RedisStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
-        let is_simple = self.doubt == Doubt::None && matches!(how, Release::Run { retain: Retain::Not, .. });
-        let handed_on = if is_simple { self.hand_off() } else { None };
         let (ending, mode, span, uses_value) = match how {
             Release::ByHand => (json!({}), "hand", 0, false),
             Release::Run { ending, uses_value, retain } => {
@@ -290,11 +256,6 @@ impl Store for RedisStore {
             }
         };
         let ending = ending.to_string();
-        if let Some((handed, ended)) = handed_on {
-            thread::sleep(CLAIM_FIRST);
-            self.settle_after(key, Some(handed), Some(Over { token, ending: &ending, ended }));
-            return Ok(Released::Free);
-        }
         let doubt = u8::from(self.doubt == Doubt::Pending);
         let mut script = self.script(&RELEASE, key, token);
         let script = script.arg(ending).arg(doubt).arg(mode).arg(span).arg(u8::from(uses_value)).arg("").take();
@@ -309,11 +270,11 @@ impl Store for RedisStore {
         if handed.is_some() {
             thread::sleep(CLAIM_FIRST);
         }
-        self.settle(key, handed);
+        self.confirm_handoff(key, handed);
         released.map_err(|strange| self.is_strange(strange))
     }
 
-    fn take_back(&mut self, claim: &Claim) {
+    fn cancel(&mut self, claim: &Claim) {
         self.withdraw(claim, Doubt::Pending);
     }
 
@@ -356,7 +317,7 @@ impl Store for RedisStore {
         let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
-        self.settle(key, handed);
+        self.confirm_handoff(key, handed);
         Ok(taken)
     }
 

@@ -10,8 +10,8 @@ local function note_lost()
   redis.call('SET', LAST, cjson.encode(last))
 end
 
--- Writes down who had the lock, until `ended` or now. `ending` has the status or signal, if a command has ended.
-local function note(info, ending, ended)
-  ending.who, ending.started, ending.ended = info.who, info.since, ended or now
+-- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended.
+local function note(info, ending)
+  ending.who, ending.started, ending.ended = info.who, info.since, now
   redis.call('SET', LAST, cjson.encode(ending))
 end

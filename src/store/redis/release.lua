@@ -13,7 +13,7 @@
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
 --       {1, granted, told, stays}
---                   done; tokens of waiters, or '' (see settle); 1: it stays; 0: it does not; -1: it was not ours (any more)
+--                   done; tokens of waiters, or '' (see confirm_handoff); 1: it stays; 0: it does not; -1: it was not ours (any more)
 --       {2}         by hand: a command runs under it, and when that has ended it is let go of
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
@@ -36,16 +36,11 @@ if HOW == 'hand' and not info.hand then
   set_info(TOKEN, info)
   return {2}
 end
--- Its lease is gone; or it was let go of the quick way, by one who does not know that, and the next run may be over by now.
-local is_gone = info.fence and not ends_of(TOKEN)
-local is_passed = is_gone and last_run().ended > info.since
 drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' and info.who then
-  if not is_passed then
-    note(info, cjson.decode(ENDING))
-  end
+  note(info, cjson.decode(ENDING))
 elseif ENDING ~= '' then
   -- Whose it was is forgotten, with its lease or by a break.
   note_lost()
@@ -90,9 +85,5 @@ if DOUBT then
   redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
 end
 local handed = hand_over()
-if is_gone and not handed[1] then
-  -- Nobody else may have seen to those that watch the one to whom it went.
-  watch()
-end
 expire_holders()
 return {1, handed[1] or '', handed[2] or '', ends and 1 or holds and 0 or -1}

@@ -10,7 +10,8 @@
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
-if not is_in_force(TOKEN) then
+-- One that was only granted the lock has to claim it first.
+if not is_in_force(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)

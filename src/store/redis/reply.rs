@@ -81,14 +81,8 @@ pub(super) fn read_release(reply: &Value) -> (Result<Released, UnexpectedReply>,
     }
 }
 
-/// Reads the reply of the script that hands the lock on: to whom it did, and when that was on the server's clock.
-pub(super) fn read_hand_on(reply: &Value) -> Option<(Handoff, i64)> {
-    let [Value::Int(1), granted, Value::Int(now)] = fields(reply) else { return None };
-    Some((Handoff { granted: text(granted)?, told: String::new() }, *now))
-}
-
-/// Reads the settle script's reply: those to settle next.
-pub(super) fn read_settling(reply: &Value) -> Option<Handoff> {
+/// Reads the confirm_handoff script's reply: those to ask about next.
+pub(super) fn read_confirmation(reply: &Value) -> Option<Handoff> {
     let [granted, told] = fields(reply) else { return None };
     handed(granted, told)
 }
@@ -237,15 +231,6 @@ pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
         return Some(Mail::Granted);
     }
     what.parse().ok().map(|millis| Mail::LookIn(Duration::from_millis(millis)))
-}
-
-/// Reads the claim script's reply to a request that left at `sent_at`; `None`: the lock is not granted to us.
-pub(super) fn read_claim(reply: &Value, sent_at: Moment) -> Result<Option<Grant>, UnexpectedReply> {
-    match fields(reply) {
-        [Value::Int(1), fence, Value::Int(slot)] => grant(fence, *slot, sent_at).map(Some),
-        [Value::Int(0)] => Ok(None),
-        _ => Err(UnexpectedReply),
-    }
 }
 
 /// What a request that left at `sent_at` has brought us.

@@ -8,7 +8,7 @@
 --       {1, others} it is held, but not by whom was meant: {{held for, expires in or -1, info, token}, ...}
 --       {2, taken, free in, untold, granted, told}
 --                   from these, as above; ms until the last lease of a command ends; how many commands may still run and will
---                   not hear of it; tokens of waiters, or '' (see settle)
+--                   not hear of it; tokens of waiters, or '' (see confirm_handoff)
 
 local MEANT, BY, AT_ONCE = ARGV[1], cjson.decode(ARGV[2]), ARGV[3] == '1'
 

@@ -21,17 +21,15 @@ macro_rules! script {
 }
 
 pub(super) static ACQUIRE: Script = script!("prelude.lua" "queue.lua" "acquire.lua");
-pub(super) static CLAIM: Script = script!("prelude.lua" "claim.lua");
 pub(super) static RENEW: Script = script!("prelude.lua" "renew.lua");
-pub(super) static LET_GO: Script = script!("prelude.lua" "queue.lua" "let_go.lua");
 pub(super) static RELEASE: Script = script!("prelude.lua" "note.lua" "queue.lua" "release.lua");
-pub(super) static SETTLE: Script = script!("prelude.lua" "note.lua" "queue.lua" "settle.lua");
+pub(super) static CONFIRM_HANDOFF: Script = script!("prelude.lua" "queue.lua" "confirm_handoff.lua");
 pub(super) static RESERVE: Script = script!("prelude.lua" "queue.lua" "reserve.lua");
 pub(super) static LIST: Script = script!("prelude.lua" "list.lua");
 pub(super) static REVOKE: Script = script!("prelude.lua" "note.lua" "queue.lua" "revoke.lua");
 pub(super) static PRUNE: Script = script!("prelude.lua" "prune.lua");
 
-static ALL: [&Script; 10] = [&ACQUIRE, &CLAIM, &RENEW, &LET_GO, &RELEASE, &SETTLE, &RESERVE, &LIST, &REVOKE, &PRUNE];
+static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &CONFIRM_HANDOFF, &RESERVE, &LIST, &REVOKE, &PRUNE];
 
 /// A script.
 pub(super) struct Script {
@@ -52,7 +50,7 @@ impl Script {
 
 /// Takes the hashes that a waiter will need, while there is time.
 pub(super) fn take_hashes() {
-    for script in [&CLAIM, &LET_GO, &RELEASE, &SETTLE] {
+    for script in [&ACQUIRE, &RELEASE, &CONFIRM_HANDOFF] {
         LazyLock::force(&script.hash);
     }
 }

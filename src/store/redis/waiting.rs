@@ -3,14 +3,11 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use redis::Cmd;
-
 use super::connection::{Connection, Failure};
-use super::reply::{AcquireReply, Mail, read_claim, read_mail};
+use super::reply::{AcquireReply, Mail, read_mail};
 use super::retry::Pauses;
-use super::script::{CLAIM, LET_GO};
-use super::{Doubt, RedisStore, keys, millis, script, ttl_ms};
-use crate::store::{Acquired, Claim, Grant, StoreError, Wait, Watcher};
+use super::{Doubt, RedisStore, keys, millis, script};
+use crate::store::{Acquired, Claim, StoreError, Wait, Watcher};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::{Waiter, WakeReason};
@@ -48,20 +45,10 @@ impl Seen {
     }
 }
 
-/// What a waiter asks when its turn has come.
-struct Turn {
-    /// Claims the lock.
-    claim: Cmd,
-    /// Lets go of it in the end, if that can be done the quick way.
-    let_go: Option<Cmd>,
-}
-
 /// How the sleep at the mailbox ended.
 enum Slept {
-    /// It is time to look at the lock.
+    /// It is time to ask for the lock.
     Look,
-    /// The lock was granted to us, as the mail has it.
-    Granted,
     /// A signal came that ends lockrun.
     Interrupted(i32),
     /// The connection is lost, or the server does not let us wait for now.
@@ -78,13 +65,10 @@ impl RedisStore {
         let mut heard_at: Option<Moment> = None;
         let mut pauses = Pauses::new();
         let mut seen: Option<Seen> = None;
-        // What is asked in our turn, once it has come.
-        let mut granted: Option<Turn> = None;
         let mut waiter = Waiter::new()?;
         loop {
             // It is as if we did not listen, until lockrun goes on: then we ask what has become of our place.
             while watcher.is_stopped() {
-                granted = None;
                 let wake_at = Moment::now() + STOPPED;
                 if let WakeReason::Signal(signal) = waiter.wait_for(None, Some(wake_at), signals, watcher)? {
                     self.withdraw(claim, self.doubt);
@@ -93,19 +77,14 @@ impl RedisStore {
             }
             let asked_at = Moment::now();
             let out_of_patience = until.is_some_and(|until| asked_at >= until);
-            let asked = match granted.take().map_or(Ok(None), |turn| self.take_turn(turn)) {
-                Ok(Some(grant)) => return Ok(Acquired::Mine(grant)),
-                Ok(None) => self.ask(claim, !out_of_patience, seen.as_ref()),
-                Err(failure) => Err(failure),
-            };
-            let pause = match asked {
+            let pause = match self.ask(claim, !out_of_patience, seen.as_ref()) {
                 Ok(AcquireReply::Mine(grant, handed)) => {
-                    self.settle(&claim.key, handed);
+                    self.confirm_handoff(&claim.key, handed);
                     return Ok(Acquired::Mine(grant));
                 }
                 Ok(AcquireReply::NotMine { held, ttl, look_in, handed, now }) => {
                     seen = Seen::next(seen, held.holder.is_some(), ttl, now);
-                    self.settle(&claim.key, handed);
+                    self.confirm_handoff(&claim.key, handed);
                     if out_of_patience {
                         return Ok(Acquired::Held(held));
                     }
@@ -115,10 +94,9 @@ impl RedisStore {
                     }
                     heard_at = Some(Moment::now());
                     self.has_joined = true;
-                    // It has them from us, and from the one who will let go of the lock.
+                    // It has them from us. What takes time is done before our turn comes.
                     self.knows_scripts = true;
-                    // What can be done before our turn comes is done now.
-                    let turn = self.turn(claim);
+                    script::take_hashes();
                     let look_at = Moment::now() + look_in;
                     match self.sleep_at_mailbox(
                         claim,
@@ -127,8 +105,7 @@ impl RedisStore {
                         signals,
                         watcher,
                     ) {
-                        slept @ (Slept::Look | Slept::Granted) => {
-                            granted = matches!(slept, Slept::Granted).then_some(turn);
+                        Slept::Look => {
                             pauses = Pauses::new();
                             continue;
                         }
@@ -163,24 +140,6 @@ impl RedisStore {
         }
     }
 
-    /// What is asked in our turn: made while there is time.
-    fn turn(&self, claim: &Claim) -> Turn {
-        script::take_hashes();
-        let mut script = self.script(&CLAIM, &claim.key, &claim.token);
-        let script = script.arg(ttl_ms(claim.ttl)).arg(u8::from(claim.by_hand)).arg(self.request(claim)).take();
-        // Where several may hold the lock, it takes more to let go of it.
-        Turn { claim: script, let_go: (claim.slots == 1).then(|| self.script(&LET_GO, &claim.key, &claim.token)) }
-    }
-
-    /// Claims the lock in our `turn`. `None`: it is not granted to us, or not any more.
-    fn take_turn(&mut self, turn: Turn) -> Result<Option<Grant>, Failure> {
-        self.let_go = turn.let_go;
-        // The lease may begin with the first request, though it is a second one that is answered.
-        let sent_at = Moment::now();
-        let reply = self.run(&turn.claim, self.timeout)?;
-        read_claim(&reply, sent_at).map_err(Failure::UnexpectedReply)
-    }
-
     /// Sleeps until mail comes, or until `until`.
     fn sleep_at_mailbox(
         &mut self,
@@ -198,9 +157,8 @@ impl RedisStore {
                 return Slept::Look;
             }
             match pop(connection, &mailbox, left, until + self.timeout, waiter, signals, watcher) {
-                Ok(Popped::Mail(Some(Mail::Granted))) => return Slept::Granted,
                 Ok(Popped::Mail(Some(Mail::LookIn(wait)))) => until = until.min(Moment::now() + wait),
-                Ok(Popped::Mail(None)) => return Slept::Look,
+                Ok(Popped::Mail(Some(Mail::Granted) | None)) => return Slept::Look,
                 Ok(Popped::Interrupted(signal)) => {
                     // The answer is still to come on this connection.
                     self.connection = None;
@@ -240,7 +198,7 @@ fn pop(
             Ok(WakeReason::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
             Ok(WakeReason::Ready) => break,
             Ok(WakeReason::Resumed) => {}
-            Ok(WakeReason::Time) | Err(_) => return Err(Failure::NoAnswer("no answer in time")),
+            Ok(WakeReason::Time) | Err(_) => return Err(Failure::NoAnswer("did not answer in time")),
         }
     }
     let reply = connection.receive(&command, deadline)?;

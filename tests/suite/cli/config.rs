@@ -503,4 +503,9 @@ fn what_the_caller_has_opened_is_obeyed() {
     let given = call.clone().args(["--store-file", "/dev/fd/3"]).in_shell("exec \"$@\" 3<\"$FILE\"");
     given.alone().exited(0).printed("ran\n").silent();
     is_not_obeyed(&call.clone().arg("--store-file").arg(&fifo), &fifo, "belongs to uid 65534");
+    // A pipe without a name is the caller's, whatever path leads to it.
+    let link = place.path().join("link");
+    std::os::unix::fs::symlink("/dev/stdin", &link).expect("a link");
+    let piped = call.clone().arg("--store-file").arg(&link).in_shell("cat \"$FILE\" | \"$@\"");
+    piped.alone().exited(0).printed("ran\n").silent();
 }

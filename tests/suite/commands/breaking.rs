@@ -24,10 +24,10 @@ on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
     let host = nix::unistd::gethostname().expect("a name");
     let whose = format!("was taken from {} pid {} (", host.to_str().expect("a plain name"), std::process::id());
     let output = break_lock(store, "hand", &[]).exited(0).printed("").said(&whose);
-    assert!(!output.stderr().contains("may not hear"), "nothing runs under it: {output}");
+    assert!(!output.stderr().contains("may still be running"), "nothing runs under it: {output}");
     waiter.wait().exited(0).printed("next\n").silent();
-    renew(store, "hand", &ours, &[]).exited(79).said("not ours");
-    release(store, "hand", &ours).exited(79).said("not ours");
+    renew(store, "hand", &ours, &[]).exited(79).said("not held under this token");
+    release(store, "hand", &ours).exited(79).said("not held under this token");
     break_lock(store, "hand", &[]).exited(0).said("there is nothing to break");
 });
 
@@ -95,7 +95,7 @@ fn a_run_is_stopped_before_the_next_begins() {
     assert_eq!((&told["held"], &told["holders"][0]["revoked"]), (&Value::from(true), &Value::from(true)));
     // Once more: nothing changes, and whose it was is still known.
     break_lock(&store, "broken", &[]).exited(0).said("was taken from");
-    let output = run.wait().exited(79).said("it was taken away by ");
+    let output = run.wait().exited(79).said("it was revoked by ");
     assert!(output.took < Duration::from_mins(5), "{output}");
     next.wait_for_line("ready");
     drop(next);
@@ -114,7 +114,7 @@ fn now_is_at_once() {
     let call = Lockrun::new(&store).key("now").args(["--ttl", "10m", "--renew-every", "1s"]);
     let run = Holder::with(&call, &["the first"]);
     let output = break_lock(&store, "now", &["--now"]).exited(0).said("was taken from");
-    output.said("may not hear of it");
+    output.said("its command may still be running");
     assert!(!is_held(&store, "now"));
     let ours = token(&store, "now", &["--ttl", "10m"]);
     run.wait().exited(79).said("it is not ours any more: it is held by ");
@@ -130,7 +130,7 @@ fn now_is_at_once() {
 fn a_run_without_an_end_does_not_hear_of_it() {
     let store = Store::redis();
     let holder = Holder::with(&Lockrun::new(&store).key("ever").args(["--ttl", "none"]), &[]);
-    break_lock(&store, "ever", &[]).exited(0).said("may not hear of it; make sure that it has ended");
+    break_lock(&store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
     assert!(!is_held(&store, "ever"));
     holder.end();
 }
@@ -144,7 +144,7 @@ fn a_living_holder_of_a_file_is_refused() {
     until_waiting(&store, "living", 1);
     let refused = |options: &[&str], pid: i32| {
         let output = break_lock(&store, "living", options).exited(75).printed("").said("stays with ");
-        assert!(output.stderr().ends_with(&format!("end it by kill {pid}\n")), "{output}");
+        assert!(output.stderr().ends_with(&format!("stop it with kill {pid}\n")), "{output}");
         assert!(is_held(&store, "living"));
     };
     let right = fence(&store, "living").to_string();
@@ -181,10 +181,10 @@ fn of_several_slots_of_a_file_only_the_living_stay() {
     let output = break_lock(&store, "several", &[]).exited(75).printed("").said("belongs to a living process");
     let said = |output: &crate::support::Output, words: &str| output.stderr().matches(words).count();
     assert_eq!((said(&output, "was taken from "), said(&output, "stays with ")), (2, 1), "{output}");
-    assert!(output.stderr().ends_with(&format!("end it by kill {}\n", living.pid())), "{output}");
+    assert!(output.stderr().ends_with(&format!("stop it with kill {}\n", living.pid())), "{output}");
     waiter.wait().exited(0).printed("next\n").silent();
     for taken in [first, second] {
-        renew(&store, "several", &taken, &[]).exited(79).said("not ours");
+        renew(&store, "several", &taken, &[]).exited(79).said("not held under this token");
     }
     let told = status(&store, "several");
     assert_eq!(told["holders"].as_array().map(Vec::len), Some(1), "{told}");

@@ -235,7 +235,7 @@ fn a_server_that_cannot_be_used() {
     // This server says back what it was sent.
     let redis = Redis::with_options(&["--rename-command", "AUTH", ""]);
     let echo = doctor(&redis.url().replacen("://", "://somebody:hush@", 1)).exited(69);
-    finds(&echo, "fail", &["refuses AUTH: ERR unknown command"]);
+    finds(&echo, "fail", &["rejects AUTH: ERR unknown command"]);
     for output in [output, wrong, none, echo] {
         assert!(!output.stdout().contains("hush"), "{output}");
     }
@@ -255,7 +255,7 @@ fn something_else_answers() {
     assert!(!output.stdout().contains('\x1b'), "{output}");
     let silent = Fake::start(Manner::Silent);
     let output = call(&silent.url()).args(["--store-timeout", "1s"]).run().exited(69);
-    finds(&output, "fail", &["no answer in time"]);
+    finds(&output, "fail", &["did not answer in time"]);
     assert!(output.took < Duration::from_secs(3), "{output}");
 }
 

@@ -89,7 +89,7 @@ fn a_value_that_was_taken_away_is_not_used() {
     let mut run = call.clone().sh(STUBBORN).spawn();
     run.wait_for_line("ready");
     Lockrun::bare().args(["break", "--key", "seq", "--store", &store.url()]).run().exited(0);
-    run.wait().exited(79).said("taken away");
+    run.wait().exited(79).said("revoked by");
     assert_eq!(next(&call), "1");
 }
 
@@ -169,7 +169,7 @@ on_every_store!(a_signal_between_value_and_command, |store| {
 // Locks, and sequences, may be nested: an inner run of the same sequence has another value.
 on_every_store!(nested, |store| {
     let call = reserve(store, "1");
-    let words = call.clone().command(["printenv", "LOCKRUN_SLOT"]).words();
+    let words = call.clone().command(["printenv", "LOCKRUN_VALUE"]).words();
     assert_eq!(next_of(&call.clone().command(words)), "2");
     assert_eq!(next(&call), "3");
 });

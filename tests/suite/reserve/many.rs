@@ -12,10 +12,10 @@ use crate::support::{LONG, Lockrun, Running, eventually};
 
 /// Writes down when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file tells without
 /// any clock whether two had a value at once. Number 4, 12, 20 and so on fails, number 8, 16 and so on is killed.
-const SCRIPT: &str = "echo \"in $LOCKRUN_SLOT $(date +%s%N) $LOCKRUN_FENCE\" >>\"$1\"
+const SCRIPT: &str = "echo \"in $LOCKRUN_VALUE $(date +%s%N) $LOCKRUN_FENCE\" >>\"$1\"
 i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done
 how=ok; [ $(($0 % 4)) -ne 0 ] || how=failed
-echo \"out $LOCKRUN_SLOT $(date +%s%N) $how\" >>\"$1\"
+echo \"out $LOCKRUN_VALUE $(date +%s%N) $how\" >>\"$1\"
 [ $(($0 % 8)) -ne 0 ] || kill -KILL $$
 [ $how = ok ]";
 

@@ -14,9 +14,9 @@ fn other(store: &Store, words: &[&str]) -> Lockrun {
     Lockrun::bare().args(words).args(["--store", &store.url()])
 }
 
-// "COMMAND finds the value in LOCKRUN_SLOT", and key, token and fence as under a lock; fences grow.
+// "COMMAND finds the value in LOCKRUN_VALUE", and key, token and fence as under a lock; fences grow.
 on_every_store!(the_environment, |store| {
-    let script = "echo \"$LOCKRUN_KEY $LOCKRUN_SLOT $LOCKRUN_TOKEN $LOCKRUN_FENCE\"";
+    let script = "echo \"$LOCKRUN_KEY $LOCKRUN_VALUE $LOCKRUN_TOKEN $LOCKRUN_FENCE\"";
     let mut last: (u64, String) = (0, String::new());
     for value in ["AA 1", "AA 2", "AA 3"] {
         let call = reserve(store, "AA 1").args(["--next", "sh"]);
@@ -117,7 +117,7 @@ on_every_store!(a_kept_reservation_can_be_released, |store| {
 on_every_store!(kept_reservations_can_be_taken_away, |store| {
     let call = reserve(store, "1").args(["--ttl", "none"]);
     let fences = ["1", "2", "3"].map(|value| {
-        let output = call.clone().sh("echo \"$LOCKRUN_SLOT $LOCKRUN_FENCE\"; exit 1").run().exited(1).stdout();
+        let output = call.clone().sh("echo \"$LOCKRUN_VALUE $LOCKRUN_FENCE\"; exit 1").run().exited(1).stdout();
         output.trim().strip_prefix(&format!("{value} ")).expect("its value").to_owned()
     });
     other(store, &["break", "--key", "seq", "--fence", &fences[1]]).run().exited(0);

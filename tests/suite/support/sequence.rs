@@ -10,7 +10,7 @@ use super::output::Output;
 use super::store::Store;
 
 /// Says its value, and ends with the status that it finds in a file, as soon as it does.
-const SCRIPT: &str = "echo \"value $LOCKRUN_SLOT\"; until [ -e \"$0\" ]; do sleep 0.02; done; exit \"$(cat \"$0\")\"";
+const SCRIPT: &str = "echo \"value $LOCKRUN_VALUE\"; until [ -e \"$0\" ]; do sleep 0.02; done; exit \"$(cat \"$0\")\"";
 
 /// A call that reserves a value of the sequence `seq`, the first of which is `from`.
 pub(crate) fn reserve(store: &Store, from: &str) -> Lockrun {
@@ -26,20 +26,20 @@ pub(crate) fn at(url: &str, from: &str) -> Lockrun {
 /// Uses up a value, and gives it.
 #[track_caller]
 pub(crate) fn next(call: &Lockrun) -> String {
-    value_of(&call.clone().command(["printenv", "LOCKRUN_SLOT"]).run().exited(0).silent())
+    value_of(&call.clone().command(["printenv", "LOCKRUN_VALUE"]).run().exited(0).silent())
 }
 
 /// The value that would be next. Nothing is changed: the command fails, and its value is free again.
 #[track_caller]
 pub(crate) fn peek(call: &Lockrun) -> String {
     let call = call.clone().args(["--on-failure", "free"]);
-    value_of(&call.sh("echo \"$LOCKRUN_SLOT\"; exit 9").run().exited(9).silent())
+    value_of(&call.sh("echo \"$LOCKRUN_VALUE\"; exit 9").run().exited(9).silent())
 }
 
 /// Reserves a value for a command that fails with this status, and gives it.
 #[track_caller]
 pub(crate) fn fail(call: &Lockrun) -> String {
-    value_of(&call.clone().sh("echo \"$LOCKRUN_SLOT\"; exit 8").run().exited(8).silent())
+    value_of(&call.clone().sh("echo \"$LOCKRUN_VALUE\"; exit 8").run().exited(8).silent())
 }
 
 fn value_of(output: &Output) -> String {

@@ -19,7 +19,7 @@ const TTL: Duration = Duration::from_mins(1);
 /// Tries the lock `key`, which must be nobody's.
 pub(super) fn diagnose(store: &mut RedisStore, key: &Key) -> Diagnostic {
     match hand_over(store, key) {
-        Ok(()) => Diagnostic::ok("a lock was taken, renewed, handed to a waiter and let go"),
+        Ok(()) => Diagnostic::ok("a lock was acquired, renewed, handed to a waiter and released"),
         Err(error) => Diagnostic::unusable(format!("a lock could not be tried out: {error:#}"), ""),
     }
 }
@@ -39,9 +39,9 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
     let Acquired::Mine(before) = store.acquire(&first, None)? else { bail!("a lock that is free is not granted") };
     let AcquireReply::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
-    let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be let go") };
+    let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be released") };
     let AcquireReply::Mine(after, _) = ask(store, &second)? else {
-        bail!("a lock that was let go is not granted to the waiter")
+        bail!("a lock that was released is not granted to the waiter")
     };
     store.release(key, &second.token, Release::ByHand)?;
     if after.fence <= before.fence {

@@ -5,39 +5,12 @@
 -- either, the next ones are told: twice as many each time, so that many dead ones cost few calls. Who is only between two looks
 -- keeps its turn.
 --
--- After a lock was let go of the quick way, first does the rest of that.
---
 -- ARGV  1 granted   tokens, separated by blanks
 --       2 told      the same; empty: none
---       3 token     of the run that has let go the quick way; empty: none has, or the rest was done
---       4 ending    JSON {status} or {signal} or {} of that run
---       5 ended     when that was
 -- Reply {granted, told}
---                   those to ask about in the next call, when they have had their mail; granted is empty: settled
+--                   those to ask about in the next call, when they have had their mail; granted is empty: done
 
-local GRANTED, TOLD, TOKEN = ARGV[1], ARGV[2], ARGV[3]
-
-if TOKEN ~= '' then
-  let_pass_when_full()
-  local info, ended = info_of(TOKEN), tonumber(ARGV[5])
-  -- The next run may be over by now.
-  if info.who and last_run().ended < ended then
-    note(info, cjson.decode(ARGV[4]), ended)
-  end
-  -- Only once; and not of a lock that may have been forgotten since, with a run that goes on.
-  local handed, told = redis.call('HDEL', INFO, TOKEN) == 1 and hand_over() or {}, ''
-  if is_in_force(GRANTED) and redis.call('ZSCORE', QUEUE, GRANTED) then
-    expect(GRANTED, 0)
-    told = handed[1] and '' or watch()
-  end
-  expire_holders()
-  -- The others may let more hold the lock.
-  if handed[1] then
-    return {GRANTED .. ' ' .. handed[1], handed[2]}
-  elseif told ~= '' then
-    return {GRANTED, told}
-  end
-end
+local GRANTED, TOLD = ARGV[1], ARGV[2]
 
 local told, listening = 0, false
 for token in string.gmatch(TOLD, '%S+') do

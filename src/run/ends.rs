@@ -1,0 +1,68 @@
+//! How a COMMAND that has not begun, or has ended, is reported.
+
+use super::Run;
+use super::outcome::Outcome;
+use super::start::NotBegun;
+use crate::report::event::{Event, Reason};
+use crate::supervise::{Finished, StartFailure, Why};
+use crate::text::escape::escaped;
+
+impl Run<'_> {
+    /// Reports why COMMAND has not begun. Returns the outcome of such a run.
+    pub(super) fn report_not_started(&self, why: NotBegun) -> Outcome {
+        let program = self.program();
+        let failure = match why {
+            NotBegun::Failed(failure) => failure,
+            NotBegun::Unprovided(error) => {
+                self.reporter.fail(&error);
+                return Outcome::Failed;
+            }
+        };
+        let (why, outcome) = match failure {
+            StartFailure::NotFound => (format!("cannot run {program}: there is no such program"), Outcome::NotFound),
+            StartFailure::CannotExecute(errno) => {
+                (format!("cannot run {program}: {}", errno.desc()), Outcome::CannotExecute)
+            }
+            StartFailure::TooLate => (
+                format!(
+                    "the lock \"{}\" was acquired, but too little of its lease was left to start the command",
+                    self.key()
+                ),
+                Outcome::StoreFailed,
+            ),
+            StartFailure::Orphaned => {
+                ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
+            }
+            StartFailure::Preparing(errno) => {
+                (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
+            }
+        };
+        self.reporter.tell(Event::Failed { why: &why });
+        outcome
+    }
+
+    /// Reports how COMMAND ended.
+    pub(super) fn report_end(&self, finished: Finished) {
+        match finished.why {
+            Some(Why::Lost) => self.reporter.tell(Event::Killed(Reason::Lost)),
+            Some(Why::TimedOut) => {
+                let span = self.plan.max_runtime.unwrap_or_default();
+                self.reporter.tell(Event::Killed(Reason::TimedOut(span)));
+            }
+            Some(Why::Unguarded) => self.reporter.tell(Event::Killed(Reason::Unguarded)),
+            Some(Why::Orphaned) => self.reporter.tell(Event::Killed(Reason::Orphaned)),
+            Some(Why::LeftBehind) | None => {}
+        }
+        self.reporter.tell(Event::Finished(finished.command));
+    }
+
+    /// The program that is run, made safe to show.
+    pub(super) fn program(&self) -> String {
+        escaped(&self.plan.argv[0].to_string_lossy())
+    }
+
+    /// The lock's name, made safe to show.
+    pub(super) fn key(&self) -> String {
+        escaped(self.plan.key.as_str())
+    }
+}

@@ -1,0 +1,96 @@
+//! How a run releases its lock, and what is reported of it.
+
+use std::time::Duration;
+
+use super::Run;
+use super::outcome::Outcome;
+use crate::lock::ending::Ending;
+use crate::report::event::Event;
+use crate::store::{Release, Released, Retain, Store};
+use crate::supervise::{Finished, Why};
+use crate::sys::clock::Moment;
+
+impl Run<'_> {
+    /// Reports how COMMAND ended, and releases the lock.
+    pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release) {
+        self.report_end(finished);
+        if finished.stuck {
+            let why = "some of the command's processes cannot be killed; the lock is not released";
+            self.reporter.tell(Event::Failed { why });
+        } else if finished.why == Some(Why::Lost) {
+            // Something of it may be left in the store. That this may fail as well is no news.
+            let _ = store.release(&self.claim.key, &self.claim.token, Release::at_once(finished.command));
+        } else {
+            self.release(store, how);
+        }
+    }
+
+    /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` so. A COMMAND that had to be
+    /// stopped has failed, whatever its status.
+    pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
+        let succeeded = Outcome::of(finished) == Outcome::Ended(Ending::Exited(0));
+        let keep = match &self.plan.sequence {
+            Some(sequence) => sequence.keep_on_failure && !succeeded,
+            None => self.plan.keep && succeeded,
+        };
+        let retain = if keep {
+            let least = self.plan.min_hold.saturating_sub(Moment::now().since(granted_at));
+            Retain::Kept(self.claim.ttl.at_least(least))
+        } else if self.plan.min_hold > Duration::ZERO {
+            Retain::AtLeast(self.plan.min_hold)
+        } else {
+            Retain::Not
+        };
+        Release::Run { ending: finished.command, uses_value: succeeded, retain }
+    }
+
+    /// Releases the lock. If that fails, COMMAND's own status still counts.
+    pub(super) fn release(&self, store: &mut dyn Store, how: Release) {
+        match store.release(&self.claim.key, &self.claim.token, how) {
+            Ok(released) => self.report_released(how, &released),
+            Err(error) => {
+                let lasts = if self.plan.expires { "until its lease runs out" } else { "until lockrun break frees it" };
+                let failed = match &self.plan.sequence {
+                    Some(_) => format!(
+                        "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",
+                        self.key()
+                    ),
+                    None => format!("cannot release the lock \"{}\", which stays {lasts}", self.key()),
+                };
+                self.reporter.fail(&error.context(failed));
+            }
+        }
+    }
+
+    /// Reports whether the lock is free.
+    fn report_released(&self, how: Release, released: &Released) {
+        if let Released::Unrecorded(why) = released {
+            self.reporter.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
+        }
+        let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
+        self.reporter.tell(match (how, released) {
+            (_, Released::Unrecorded(_)) => Event::Released { min_hold: Duration::ZERO },
+            (Release::Run { retain: Retain::Kept(_), .. }, Released::Retained) => Event::Kept,
+            (Release::Run { retain: Retain::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },
+            (Release::Run { retain: Retain::AtLeast(min_hold), .. }, _) => Event::Released { min_hold },
+            _ => Event::Released { min_hold: Duration::ZERO },
+        });
+    }
+
+    /// Returns what it means that the lock is free without a record of the run.
+    fn what_is_lost(&self, how: Release) -> String {
+        let what = match &self.plan.sequence {
+            Some(_) => format!("the value of the sequence \"{}\"", self.key()),
+            None => format!("the lock \"{}\"", self.key()),
+        };
+        match how {
+            Release::Run { uses_value: true, .. } if self.plan.sequence.is_some() => {
+                format!("{what} may come up again, although it was used")
+            }
+            Release::Run { retain: Retain::Kept(_) | Retain::AtLeast(_), .. } => {
+                format!("{what} is free, although it was to be kept")
+            }
+            _ => format!("{what} is free, but how the run ended is not recorded"),
+        }
+    }
+}
