@@ -17,7 +17,7 @@ use crate::report::reporter::Reporter;
 use crate::run::acquire::{self, Patience};
 use crate::run::enclosing::EnclosingLocks;
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant, Release};
+use crate::store::{Claim, Grant};
 use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
@@ -49,7 +49,7 @@ impl Options {
         Ok(Options {
             claim: Claim {
                 key: settings.key()?,
-                own_token: own_token.is_some(),
+                request: own_token.is_some().then(Token::random),
                 token: own_token.unwrap_or_else(Token::random),
                 ttl,
                 holder: Holder::caller(),
@@ -70,7 +70,7 @@ impl Options {
 }
 
 /// Takes the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If it cannot be printed the
-/// lock is let go of again, because nobody could release it. Fails with [`UsageError`] if the settings are not right.
+/// acquisition is cancelled, because nobody could release the lock. Fails with [`UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let Options { claim, timeout, patience, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;
@@ -91,9 +91,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
-        store.release(&claim.key, &claim.token, Release::ByHand)?;
+        // What the token has held before stays held.
+        store.cancel(&claim, false);
     }
-    printed.context("the lock is released again, because its token cannot be printed")?;
+    printed.context("cannot print the token, so this acquisition is cancelled")?;
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))
 }
 

@@ -21,6 +21,7 @@ pub struct Claim {
     pub slots: u32,
     /// Whether the lock is acquired by hand, to outlive this process. Otherwise it is a run's, which renews it.
     pub by_hand: bool,
-    /// Whether the token is the user's own, who may ask again under it when no answer came.
-    pub own_token: bool,
+    /// Which request this is, if the token is the user's own, who may ask again under it when no answer came. To cancel a request drops
+    /// only what that very request obtained.
+    pub request: Option<Token>,
 }

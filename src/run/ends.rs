@@ -33,6 +33,13 @@ impl Run<'_> {
             StartFailure::Orphaned => {
                 ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
             }
+            StartFailure::NoTimer => (
+                format!(
+                    "cannot have a timer that ends {program} with its lease: too many signals are pending for this user; raise \
+                     the limit (ulimit -i)"
+                ),
+                Outcome::Failed,
+            ),
             StartFailure::Preparing(errno) => {
                 (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
             }

@@ -78,7 +78,7 @@ fn claim(plan: &Plan) -> Claim {
         holder: Holder::this_run(&plan.argv),
         slots: plan.slots,
         by_hand: false,
-        own_token: false,
+        request: None,
     }
 }
 

@@ -171,6 +171,10 @@ mod tests {
             unreachable!("a search only reserves")
         }
 
+        fn cancel(&mut self, _: &Claim, _: bool) {
+            unreachable!("a search only reserves")
+        }
+
         fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
             unreachable!("a search only reserves")
         }
@@ -205,7 +209,7 @@ mod tests {
             holder: Holder::default(),
             slots: 1,
             by_hand: false,
-            own_token: false,
+            request: None,
         };
         let mut store = Full { reserved, asked: 0 };
         let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());

@@ -15,7 +15,7 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Stor
     match end {
         End::Guarded(ending) => Outcome::Ended(ending),
         End::Gone => {
-            store.cancel(&claim);
+            store.cancel(&claim, true);
             let why = "the guardian, a process of lockrun's own, was killed; the command was not started";
             Run::new(plan, claim).reporter.tell(Event::Failed { why });
             Outcome::Failed

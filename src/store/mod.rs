@@ -251,9 +251,9 @@ pub trait Store: Send {
     /// Lets go of the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 
-    /// Takes back the claim of another process that has died while it waited, whose requests may still be on their way: leaves the
-    /// queue, and the lock, should it have been granted. As well as that can be done.
-    fn cancel(&mut self, _claim: &Claim) {}
+    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. If the
+    /// request `is_in_flight`, it may still be on its way, and gets nothing when it arrives. As well as that can be done.
+    fn cancel(&mut self, claim: &Claim, is_in_flight: bool);
 
     /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
     /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.

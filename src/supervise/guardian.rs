@@ -85,7 +85,7 @@ impl<'a> Prepared<'a> {
             ready,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             orders: RenewerChannel::pair().map_err(Failure::Preparing)?,
-            last_line: LastLine::prepare(Arc::clone(&guardian.wake)).map_err(Failure::Preparing)?,
+            last_line: LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?,
             place: Place::find(),
         })
     }

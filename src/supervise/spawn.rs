@@ -28,6 +28,8 @@ pub enum Failure {
     TooLate,
     /// lockrun has died, for which it was to be started.
     Orphaned,
+    /// No timer can be had that ends it with its lease.
+    NoTimer,
     /// lockrun could not come so far as to try.
     Preparing(Errno),
 }

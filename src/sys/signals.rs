@@ -160,10 +160,15 @@ pub fn is_stop(signal: libc::c_int) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
-/// Stops this process until it is continued.
+/// Stops this process until it is continued, as the caught signal would have done. Not in the process group of the session's leader: no
+/// shell is there to continue it, and the kernel stops no process of such an orphaned group for the terminal's sake.
 pub fn stop_self() {
-    // SAFETY: plain system call on ourselves.
-    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+    // SAFETY: plain system calls on ourselves.
+    unsafe {
+        if libc::getsid(0) != libc::getpgrp() {
+            libc::kill(libc::getpid(), libc::SIGSTOP);
+        }
+    }
 }
 
 /// A descriptor from which the signals of `set` are read, without waiting.

@@ -97,7 +97,6 @@ impl LockState {
     /// used again.
     ///
     /// Returns whether the token holds nothing any more.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     pub fn cancel(
         &mut self,
         token: &Token,

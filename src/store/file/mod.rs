@@ -122,6 +122,14 @@ impl Store for FileStore {
         Ok(recorded.unwrap_or_else(|error| Released::Unrecorded(format!("{error:#}"))))
     }
 
+    fn cancel(&mut self, claim: &Claim, is_in_flight: bool) {
+        let cancel = |state: &mut LockState, facts: &KernelFacts<'_>| {
+            Ok(state.cancel(&claim.token, claim.request.as_ref(), is_in_flight, facts).answer)
+        };
+        // If this fails, the lock stays until its lease runs out.
+        let _ = self.lock_file(&claim.key).and_then(|file| file.map(|file| file.edit(cancel)).transpose());
+    }
+
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
         let directory = self.directory()?;
         for _ in 0..VANISHED_MAX {
@@ -263,7 +271,7 @@ fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, 
 
 /// The claim, as the rules want it. Those that wait stand in the kernel's queue, not in the state.
 fn ask(claim: &Claim, leased: bool) -> Ask<'_> {
-    Ask { claim, leased, request: None, on_held: OnHeld::Leave, seen: None }
+    Ask { claim, leased, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None }
 }
 
 fn no_fence(error: FenceExhausted, file: &LockFile) -> StoreError {

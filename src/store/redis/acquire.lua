@@ -90,7 +90,7 @@ end
 
 -- Asks those ahead of us that leave a slot unused which we could have for a look, at each beat: one that has not looked by the next
 -- one is passed by. Returns in how many ms we are to look again for that, if we ask, or are among the first that want the slot.
-local function doubt()
+local function ask_those_ahead()
   local ahead, look_in = those_ahead(), math.huge
   if ahead[1] and probe(ahead[1], BEAT / 4, ahead) then
     look_in = next_beat()
@@ -101,7 +101,7 @@ local function doubt()
   return look_in
 end
 
-if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
+if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
   return {0, {}, 0, REFRESH, '', '', now}
 end
 
@@ -113,8 +113,8 @@ local ended = drop_ended_leases()
 
 -- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
 -- others pass.)
-if redis.call('LINDEX', BOX .. TOKEN, 0) then
-  redis.call('DEL', BOX .. TOKEN)
+if redis.call('LINDEX', MAILBOX .. TOKEN, 0) then
+  redis.call('DEL', MAILBOX .. TOKEN)
 end
 
 local granted = ends_of(TOKEN)
@@ -145,7 +145,7 @@ if mine then
     info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil,
       request = REQUEST}
     take_hold(TOKEN, TTL, info)
-    forget_waiter(TOKEN)
+    remove_waiter(TOKEN)
   elseif info.request and info.request ~= REQUEST then
     -- Two have been told that it is theirs, so neither takes it back.
     info.request = nil
@@ -171,7 +171,7 @@ if WAIT then
   if place and is_refused() and overdue(TOKEN) < GRACE then
     for _, token in ipairs(those_ahead()) do
       if is_silent(token) then
-        mark_absent(token)
+        mark_unresponsive(token)
       end
     end
   elseif not place then
@@ -186,9 +186,9 @@ if WAIT then
   look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3]))
   -- After the last sign of life.
   redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
-  redis.call('PEXPIRE', ALIVE, REFRESH_MAX + LATE)
+  redis.call('PEXPIRE', HEARTBEATS, REFRESH_MAX + LATE)
 elseif place then
-  forget_waiter(TOKEN)
+  remove_waiter(TOKEN)
   redis.call('HDEL', INFO, TOKEN)
 end
 -- Not one that may have been forgotten.
@@ -197,7 +197,7 @@ if ended > 0 or first[1] or is_known_free or (place and not WAIT) then
 end
 if WAIT and not ends_of(TOKEN) then
   -- One that has handed it over watches it, too.
-  look_in = math.min(look_in, is_refused() and doubt() or REFRESH_MAX, handed[1] and FIRST_LOOK or REFRESH_MAX)
+  look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed[1] and FIRST_LOOK or REFRESH_MAX)
   expect(TOKEN, look_in)
 end
 expire_holders()

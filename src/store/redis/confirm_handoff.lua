@@ -15,14 +15,14 @@ local GRANTED, TOLD = ARGV[1], ARGV[2]
 local told, listening = 0, false
 for token in string.gmatch(TOLD, '%S+') do
   told = told + 1
-  listening = listening or not deaf_since(token)
+  listening = listening or not unread_since(token)
 end
 
 local pending, wait = false, FIRST_LOOK
 for token in string.gmatch(GRANTED, '%S+') do
   if is_in_force(token) and redis.call('ZSCORE', QUEUE, token) then
     pending = true
-    if deaf_since(token) then
+    if unread_since(token) then
       local ends = ends_of(token)
       wait = math.min(wait, math.min(ends - now, GRACE) + 1)
       if ends > now + GRACE then

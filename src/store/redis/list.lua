@@ -14,12 +14,12 @@ local held = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WI
 for at = 1, #held, 2 do
   local token, ends = held[at], held[at + 1]
   local info = info_of(token)
-  if info.fence or info.taken or is_lost(token, info) then
+  if info.fence or info.revoked or is_lost(token, info) then
     holders[#holders + 1] = describe(token, ends)
   end
 end
 for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
-  if tonumber(redis.call('ZSCORE', ALIVE, token) or 0) > now then
+  if tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0) > now then
     queue[#queue + 1] = redis.call('HGET', INFO, token) or '{}'
   end
 end

@@ -16,7 +16,6 @@ mod rights;
 mod script;
 mod waiting;
 
-use std::cell::OnceCell;
 use std::thread;
 use std::time::Duration;
 
@@ -38,18 +37,17 @@ use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use connection::{Connection, Failure};
 use reply::{AcquireReply, Handoff, UnexpectedReply};
-use retry::Answered;
 use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use waiting::Seen;
 
 /// The keys that every script is given, as the prelude names them.
-const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "alive", "box:", "sequence"];
+const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeats", "mailbox:", "sequence"];
 
 /// How long the one to whom a release has handed the lock is left alone, to claim it and to start its command. Only after
 /// that do we look whether it listens, and end: both would take up what it needs, the server and perhaps a processor.
 const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
-/// Whether a request for the lock may still be on its way to the server when the claim is withdrawn.
+/// Whether a request for the lock may still be on its way to the server when the claim is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doubt {
     None,
@@ -70,8 +68,6 @@ pub struct RedisStore {
     has_joined: bool,
     /// What the last look at all keys has left out, as [`Store::left_out`] tells it.
     left_out: Vec<StoreError>,
-    /// Names our requests under a token of the user's own, apart from all others under that token.
-    request: OnceCell<Token>,
 }
 
 impl RedisStore {
@@ -91,7 +87,6 @@ impl RedisStore {
             doubt: Doubt::None,
             has_joined: false,
             left_out: Vec::new(),
-            request: OnceCell::new(),
         })
     }
 
@@ -129,21 +124,16 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// Returns which request a claim is, where there may be several under its token; otherwise nothing.
-    fn request(&self, claim: &Claim) -> &str {
-        if claim.own_token { self.request.get_or_init(Token::random).as_str() } else { "" }
-    }
-
     /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
     /// `seen` holding the lock.
     ///
-    /// After a failure the claim may have been granted all the same: ask again under the same token, or withdraw it.
+    /// After a failure the claim may have been granted all the same: ask again under the same token, or cancel it.
     fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<AcquireReply, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
         let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
-        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(self.request(claim)).take();
+        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(request(claim)).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
@@ -151,37 +141,35 @@ impl RedisStore {
 
     /// Gives up on a claim after a failure, as an error.
     fn give_up(&mut self, claim: &Claim, failure: &Failure) -> StoreError {
-        self.withdraw_after(claim, failure);
+        self.cancel_after(claim, failure);
         failure.explain(&self.server)
     }
 
     /// Takes back a claim whose answer was not heard, or came from where we are not welcome.
-    fn withdraw_after(&mut self, claim: &Claim, failure: &Failure) {
+    fn cancel_after(&mut self, claim: &Claim, failure: &Failure) {
         match failure {
             Failure::Unreachable(_) if !self.has_joined => {}
             Failure::Unreachable(_) | Failure::Refused { .. } | Failure::UnexpectedReply(_) => {
-                self.withdraw(claim, self.doubt);
+                self.cancel_claim(claim, self.doubt);
             }
-            Failure::Closed | Failure::NoAnswer(_) => self.withdraw(claim, Doubt::Pending),
+            Failure::Closed | Failure::NoAnswer(_) => self.cancel_claim(claim, Doubt::Pending),
         }
     }
 
     /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. What the token held
     /// before stays. It must not be used again, unless it is the user's own: then a request that comes late may get the lock, and
     /// so may the next one.
-    fn withdraw(&mut self, claim: &Claim, doubt: Doubt) {
+    fn cancel_claim(&mut self, claim: &Claim, doubt: Doubt) {
         // Something of ours may be there.
         let matters = self.has_joined || doubt == Doubt::Pending;
-        let doubt = if claim.own_token { Doubt::None } else { doubt };
+        let doubt = if claim.request.is_some() { Doubt::None } else { doubt };
+        // With its text: it may be on its way for long, and nobody would be there to send that if the server did not know the script.
+        self.knows_scripts = false;
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("cancel").arg(0).arg(0);
-        let script = script.arg(self.request(claim)).take();
+        let script = script.arg(request(claim)).take();
         let patience = self.timeout / 2;
-        let reply = if matters {
-            self.run_until_answered(&script, patience).map(|answered| answered.reply)
-        } else {
-            self.run(&script, patience)
-        };
+        let reply = if matters { self.run_until_answered(&script, patience) } else { self.run(&script, patience) };
         if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
             self.confirm_handoff(&claim.key, handed);
         }
@@ -257,16 +245,14 @@ impl Store for RedisStore {
         };
         let ending = ending.to_string();
         let doubt = u8::from(self.doubt == Doubt::Pending);
+        // By it a release by hand that is tried again knows that it was done before.
+        let request = if how == Release::ByHand { Token::random().as_str().to_owned() } else { String::new() };
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending).arg(doubt).arg(mode).arg(span).arg(u8::from(uses_value)).arg("").take();
+        let script = script.arg(ending).arg(doubt).arg(mode).arg(span).arg(u8::from(uses_value)).arg(&request).take();
         // A lock that never expires has no second chance.
         let answered = self.run_until_answered(&script, self.timeout);
-        let Answered { reply, may_be_again } = answered.map_err(|failure| failure.explain(&self.server))?;
-        let (mut released, handed) = reply::read_release(&reply);
-        if may_be_again && how == Release::ByHand && matches!(released, Ok(Released::NotMine(_))) {
-            // By us, most likely, and it was the answer that was lost.
-            released = Ok(Released::Free);
-        }
+        let reply = answered.map_err(|failure| failure.explain(&self.server))?;
+        let (released, handed) = reply::read_release(&reply);
         if handed.is_some() {
             thread::sleep(CLAIM_FIRST);
         }
@@ -274,8 +260,8 @@ impl Store for RedisStore {
         released.map_err(|strange| self.is_strange(strange))
     }
 
-    fn cancel(&mut self, claim: &Claim) {
-        self.withdraw(claim, Doubt::Pending);
+    fn cancel(&mut self, claim: &Claim, is_in_flight: bool) {
+        self.cancel_claim(claim, if is_in_flight { Doubt::Pending } else { self.doubt });
     }
 
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
@@ -349,6 +335,11 @@ impl RedisStore {
     fn is_strange(&self, strange: UnexpectedReply) -> StoreError {
         Failure::UnexpectedReply(strange).explain(&self.server)
     }
+}
+
+/// Which request a claim is, where there may be several under its token; otherwise nothing.
+fn request(claim: &Claim) -> &str {
+    claim.request.as_ref().map_or("", Token::as_str)
 }
 
 /// A ttl as the scripts take it: 0 is for ever.

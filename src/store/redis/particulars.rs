@@ -17,7 +17,7 @@ pub(super) struct Info {
     pub(super) slot: u32,
     pub(super) value: Option<String>,
     pub(super) joined: Option<u64>,
-    pub(super) is_taken: bool,
+    pub(super) is_revoked: bool,
 }
 
 impl Info {
@@ -31,7 +31,7 @@ impl Info {
             slot: number(&info["slot"]).and_then(|slot| u32::try_from(slot).ok()).unwrap_or_default(),
             value: info["value"].as_str().map(str::to_owned),
             joined: number(&info["joined"]),
-            is_taken: !info["taken"].is_null(),
+            is_revoked: !info["revoked"].is_null(),
         }
     }
 }

@@ -2,30 +2,30 @@
 -- script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, let_go,
---                   taken, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the lock, and
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, released,
+--                   revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the lock, and
 --                   {leads, probed}. slots: how many it lets hold the lock at once; most: the greatest such number up to its
 --                   place; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
 --                   sake; request: which request of a user under a token of the user's own it was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
---                   command of lockrun's runs under it (any more); let_go: it is released by hand while one does; taken: who
---                   has taken it away; it cannot be renewed
+--                   command of lockrun's runs under it (any more); released: it is released by hand while one does; revoked: who has
+--                   revoked it; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
 --                   were forgotten before
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
---       6 alive     sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
---       7 box:      what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
+--       6 heartbeats  sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
+--       7 mailbox:  what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
 --       8 sequence  hash: last -> the value that was used last, place -> how many steps it is from the beginning, fence ->
 --                   of the run that used it; never expires
 
 local call = redis.call
-local HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE, BOX, SEQUENCE = unpack(KEYS)
+local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE = unpack(KEYS)
 
 -- For how long a lease that has run out is remembered.
 local REMEMBER = 60000
--- In the mailbox of a token that was withdrawn: what comes under it later was long on its way, and gets nothing.
-local WITHDRAWN, WITHDRAWN_TTL = 'withdrawn', 300000
+-- In the mailbox of a token that was cancelled: what comes under it later was long on its way, and gets nothing.
+local CANCELLED, CANCELLED_TTL = 'cancelled', 300000
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -37,8 +37,8 @@ end
 
 -- A server that is out of memory refuses a script whose first change could take more of it. After any other change, and be it
 -- in vain, it lets it pass; a lease must not be lost, nor a lock stay, for want of a few bytes.
-local function let_pass_when_full()
-  redis.call('DEL', BOX)
+local function allow_when_full()
+  redis.call('DEL', MAILBOX)
 end
 
 -- When this one's lease ends (inf: never); nil if it neither holds the lock nor was granted it.
@@ -71,16 +71,16 @@ local function set_info(token, info)
 end
 
 -- Takes it out of the queue, if it is in it.
-local function forget_waiter(token)
+local function remove_waiter(token)
   if redis.call('ZREM', QUEUE, token) == 1 then
-    redis.call('ZREM', ALIVE, token)
-    redis.call('DEL', BOX .. token)
+    redis.call('ZREM', HEARTBEATS, token)
+    redis.call('DEL', MAILBOX .. token)
   end
 end
 
 -- Whether nothing is known of a holder but its lease.
 local function is_lost(token, info)
-  return not (info.fence or info.slots or info.taken or redis.call('ZSCORE', QUEUE, token))
+  return not (info.fence or info.slots or info.revoked or redis.call('ZSCORE', QUEUE, token))
 end
 
 -- Fails if so much is lost of a holder: what works under the lock cannot be told, so nobody gets it.

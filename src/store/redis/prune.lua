@@ -8,7 +8,7 @@
 
 local UNUSED, REALLY = tonumber(ARGV[1]), ARGV[2] == '1'
 
-local last_life = redis.call('ZREVRANGE', ALIVE, 0, 0, 'WITHSCORES')[2] or 0
+local last_life = redis.call('ZREVRANGE', HEARTBEATS, 0, 0, 'WITHSCORES')[2] or 0
 local last_lease = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or 0
 for _, ends in ipairs({last_life, last_lease}) do
   if ends == 'inf' or tonumber(ends) > now then
@@ -25,6 +25,6 @@ if fence > now or now - (ended > 0 and ended or fence) < UNUSED then
   return 0
 end
 if REALLY then
-  redis.call('DEL', HOLDERS, INFO, FENCE, LAST, QUEUE, ALIVE)
+  redis.call('DEL', HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS)
 end
 return 1

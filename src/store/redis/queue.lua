@@ -23,26 +23,26 @@ local WATCHERS, PROBED = 4, 100
 -- missed it still counts as alive.
 local REFRESH, REFRESH_MAX, LATE = 8000, 12000, 20000
 -- A mailbox that was forgotten goes by itself.
-local BOX_TTL = 60000
+local MAILBOX_TTL = 60000
 
 -- Notes when a waiter is to look next.
 local function expect(token, look_in)
-  redis.call('ZADD', ALIVE, whole(now + look_in + LATE), token)
+  redis.call('ZADD', HEARTBEATS, whole(now + look_in + LATE), token)
 end
 
 -- For how long a look of this waiter's has been due; less than 0: it is not due yet.
 local function overdue(token)
-  return now + LATE - tonumber(redis.call('ZSCORE', ALIVE, token) or 0)
+  return now + LATE - tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0)
 end
 
 -- How many waiters will look within so many ms, as far as we know.
 local function due(within)
-  return redis.call('ZCOUNT', ALIVE, '(' .. whole(now + LATE), whole(now + within + LATE))
+  return redis.call('ZCOUNT', HEARTBEATS, '(' .. whole(now + LATE), whole(now + within + LATE))
 end
 
 local function post(token, what)
-  redis.call('RPUSH', BOX .. token, whole(now) .. ' ' .. what)
-  redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+  redis.call('RPUSH', MAILBOX .. token, whole(now) .. ' ' .. what)
+  redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
 
 -- Mail that is to be answered by a look.
@@ -52,24 +52,24 @@ local function mail(token, wait)
 end
 
 -- Since when a waiter has not taken its mail; nil if there is none.
-local function deaf_since(token)
-  local oldest = redis.call('LINDEX', BOX .. token, 0)
+local function unread_since(token)
+  local oldest = redis.call('LINDEX', MAILBOX .. token, 0)
   return oldest and tonumber(string.match(oldest, '^%d+'))
 end
 
-local function is_absent(token)
-  local since = deaf_since(token)
+local function is_unresponsive(token)
+  local since = unread_since(token)
   return since and now - since >= GRACE
 end
 
 -- The others pass this waiter by until it looks again.
-local function mark_absent(token)
-  redis.call('LPUSH', BOX .. token, whole(now - GRACE) .. ' 0')
-  redis.call('PEXPIRE', BOX .. token, BOX_TTL)
+local function mark_unresponsive(token)
+  redis.call('LPUSH', MAILBOX .. token, whole(now - GRACE) .. ' 0')
+  redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
 
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
--- not claim it keeps its place, marked as absent. So do all that have missed a look, as the waiters of a whole machine have
+-- not claim it keeps its place, marked as unresponsive. So do all that have missed a look, as the waiters of a whole machine have
 -- that is cut off: otherwise each of them would be waited for in its turn. Whoever calls this hands over what has become free:
 -- nobody else will see that it has.
 local function drop_ended_leases()
@@ -83,9 +83,9 @@ local function drop_ended_leases()
     end
   end
   if unclaimed then
-    for _, token in ipairs(redis.call('ZRANGEBYSCORE', ALIVE, now, whole(now - GRACE + LATE))) do
-      if not is_absent(token) then
-        mark_absent(token)
+    for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, now, whole(now - GRACE + LATE))) do
+      if not is_unresponsive(token) then
+        mark_unresponsive(token)
       end
     end
   end
@@ -129,12 +129,12 @@ local function waiters(without_mail)
       end
       local token = batch[next_one]
       next_one = next_one + 1
-      if tonumber(redis.call('ZSCORE', ALIVE, token) or 0) <= now then
-        forget_waiter(token)
+      if tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0) <= now then
+        remove_waiter(token)
         redis.call('HDEL', INFO, token)
       else
         from = from + 1
-        local passed_by = without_mail and deaf_since(token) or is_absent(token)
+        local passed_by = without_mail and unread_since(token) or is_unresponsive(token)
         if not passed_by and not ends_of(token) then
           return token
         end
@@ -170,14 +170,17 @@ local function lowest_slot()
 end
 
 -- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Not the next ones alone, for
--- neighbours often fall silent together. Returns the tokens of those told, separated by blanks.
+-- neighbours often fall silent together; and pairs of neighbours, because two machines may take turns in the queue. Returns the tokens
+-- of those told, separated by blanks.
 local function watch()
   local told, missing = {}, WATCHERS - due(FIRST_LOOK)
   local first = missing > 0 and first_waiters(8 * WATCHERS) or told
-  for at = #first, 1, -math.ceil(#first / WATCHERS) do
-    if #told < missing and -overdue(first[at]) > FIRST_LOOK then
-      told[#told + 1] = first[at]
-      mail(first[at], FIRST_LOOK)
+  local half = math.ceil(#first / 2)
+  for _, at in ipairs({#first, half + 1, half, 1}) do
+    local token = first[at]
+    if #told < missing and token and -overdue(token) > FIRST_LOOK then
+      told[#told + 1] = token
+      mail(token, FIRST_LOOK)
     end
   end
   return table.concat(told, ' ')

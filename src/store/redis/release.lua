@@ -9,7 +9,7 @@
 --                   else
 --       5 span      in ms; 0 with keep: for ever
 --       6 used      1: the run has used the value that it had reserved
---       7 request   of a cancel: which request is cancelled, as it was told to the acquire script
+--       7 request   of a cancel: which request is cancelled, as the acquire script was given it; by hand: names this request
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
 --       {1, granted, told, stays}
@@ -23,6 +23,10 @@ local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
 local holds = is_in_force(TOKEN) and info.fence
 if HOW == 'hand' and not holds then
+  -- Perhaps this very request has released it, and the answer was lost.
+  if last_run().request == REQUEST then
+    return {1, '', '', 0}
+  end
   return {0, holder()}
 end
 -- It was held before the request came that is cancelled. Or what is asked was done, and the answer was lost.
@@ -30,9 +34,9 @@ local is_others = HOW == 'cancel' and (info.request or '') ~= REQUEST
 if holds and (is_others or info.hand and (HOW == 'hold' or HOW == 'keep')) then
   return {1, '', '', 1}
 end
-let_pass_when_full()
+allow_when_full()
 if HOW == 'hand' and not info.hand then
-  info.let_go = true
+  info.released = true
   set_info(TOKEN, info)
   return {2}
 end
@@ -40,7 +44,9 @@ drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' and info.who then
-  note(info, cjson.decode(ENDING))
+  local last = cjson.decode(ENDING)
+  last.request = HOW == 'hand' and REQUEST or nil
+  note(info, last)
 elseif ENDING ~= '' then
   -- Whose it was is forgotten, with its lease or by a break.
   note_lost()
@@ -60,8 +66,8 @@ end
 
 -- What was taken away does not stay, even if its command ended well before it heard of that.
 local ends
-holds = holds and not info.taken
-if holds and HOW == 'keep' and not info.let_go then
+holds = holds and not info.revoked
+if holds and HOW == 'keep' and not info.released then
   ends = SPAN == 0 and math.huge or now + SPAN
 elseif holds and HOW == 'hold' and info.since + SPAN > now then
   ends = info.since + SPAN
@@ -77,12 +83,12 @@ if ends then
 else
   redis.call('ZREM', HOLDERS, TOKEN)
   redis.call('HDEL', INFO, TOKEN)
-  forget_waiter(TOKEN)
+  remove_waiter(TOKEN)
 end
 if DOUBT then
   -- In front of old mail, which nobody takes any more.
-  redis.call('LPUSH', BOX .. TOKEN, WITHDRAWN)
-  redis.call('PEXPIRE', BOX .. TOKEN, WITHDRAWN_TTL)
+  redis.call('LPUSH', MAILBOX .. TOKEN, CANCELLED)
+  redis.call('PEXPIRE', MAILBOX .. TOKEN, CANCELLED_TTL)
 end
 local handed = hand_over()
 expire_holders()

@@ -15,10 +15,10 @@ if not is_in_force(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)
-if info.taken then
-  return {2, cjson.encode(info.taken)}
+if info.revoked then
+  return {2, cjson.encode(info.revoked)}
 end
-let_pass_when_full()
+allow_when_full()
 if TTL == -1 then
   TTL = info.ttl or error('nothing is known of a holder but its lease')
 elseif info.hand and TTL ~= info.ttl then

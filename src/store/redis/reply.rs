@@ -133,7 +133,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
             fence: info.fence,
             slot: info.slot,
             value: info.value,
-            revoked: info.is_taken,
+            revoked: info.is_revoked,
             token: read_token(token),
         })
     };

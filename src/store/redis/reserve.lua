@@ -13,12 +13,12 @@
 --       {0}         value: it is reserved
 --       {2, last}   step: there is no integer after that one, or it is none itself
 --       {3, last}   value: the last one is another by now; '' if there is none
---       {}          it was withdrawn before it came
+--       {}          it was cancelled before it came
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
 local STEPS = tonumber(ARGV[7])
 
-if redis.call('LINDEX', BOX .. TOKEN, 0) == WITHDRAWN then
+if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
   return {}
 end
 if not ends_of(TOKEN) then

@@ -29,33 +29,18 @@ impl Pauses {
     }
 }
 
-/// What came of asking again and again.
-pub(super) struct Answered {
-    /// The reply to the last attempt.
-    pub(super) reply: Value,
-    /// Whether an earlier attempt may have been carried out, too.
-    pub(super) may_be_again: bool,
-}
-
 impl RedisStore {
-    /// Runs a script that is safe to run twice, again and again until it is answered, is rejected for good, or `timeout` is over.
-    ///
-    /// A connection that has been idle for long may have been forgotten by something on the way without a word: the time spent
-    /// on it does not count.
-    pub(super) fn run_until_answered(&mut self, script: &Cmd, timeout: Duration) -> Result<Answered, Failure> {
-        let mut is_idle = self.connection.is_some();
-        let mut until = Moment::now() + timeout;
-        let (mut pauses, mut may_be_again) = (Pauses::new(), false);
+    /// Runs a script that is safe to run twice, again and again until it is answered, is rejected for good, or `timeout` is over. One
+    /// attempt takes at most half of that: its connection may have been forgotten by something on the way without a word.
+    pub(super) fn run_until_answered(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        let until = Moment::now() + timeout;
+        let mut pauses = Pauses::new();
         loop {
-            let failure = match self.run(script, until.since(Moment::now())) {
-                Ok(reply) => return Ok(Answered { reply, may_be_again }),
+            let left = until.since(Moment::now());
+            let failure = match self.run(script, left.min(timeout / 2)) {
+                Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            may_be_again |= matches!(failure, Failure::Closed | Failure::NoAnswer(_));
-            if is_idle && matches!(failure, Failure::NoAnswer(_)) {
-                until = Moment::now() + timeout;
-            }
-            is_idle = false;
             let pause = pauses.next();
             if !failure.may_pass() || Moment::now() + pause >= until {
                 return Err(failure);

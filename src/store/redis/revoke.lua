@@ -12,7 +12,7 @@
 
 local MEANT, BY, AT_ONCE = ARGV[1], cjson.decode(ARGV[2]), ARGV[3] == '1'
 
-let_pass_when_full()
+allow_when_full()
 
 local taken, others = {}, {}
 local free_in, untold = 0, 0
@@ -22,7 +22,7 @@ for at = 1, #holders, 2 do
   local info = info_of(token)
   local lost = is_lost(token, info)
   -- One that was only granted the lock is not a holder yet.
-  if (info.fence or info.taken or lost) and is_in_force(token) then
+  if (info.fence or info.revoked or lost) and is_in_force(token) then
     local description = describe(token, ends)
     if MEANT ~= '' and info.fence ~= MEANT then
       others[#others + 1] = description
@@ -40,7 +40,7 @@ for at = 1, #holders, 2 do
         redis.call('ZREM', HOLDERS, token)
         redis.call('HDEL', INFO, token)
       else
-        info.taken = BY
+        info.revoked = BY
         set_info(token, info)
         free_in = math.max(free_in, ends - now)
       end

@@ -71,7 +71,7 @@ impl RedisStore {
             while watcher.is_stopped() {
                 let wake_at = Moment::now() + STOPPED;
                 if let WakeReason::Signal(signal) = waiter.wait_for(None, Some(wake_at), signals, watcher)? {
-                    self.withdraw(claim, self.doubt);
+                    self.cancel_claim(claim, self.doubt);
                     return Ok(Acquired::Interrupted(signal));
                 }
             }
@@ -89,7 +89,7 @@ impl RedisStore {
                         return Ok(Acquired::Held(held));
                     }
                     if watcher.waiting(&held).is_break() {
-                        self.withdraw(claim, self.doubt);
+                        self.cancel_claim(claim, self.doubt);
                         return Ok(Acquired::Held(held));
                     }
                     heard_at = Some(Moment::now());
@@ -110,11 +110,11 @@ impl RedisStore {
                             continue;
                         }
                         Slept::Interrupted(signal) => {
-                            self.withdraw(claim, self.doubt);
+                            self.cancel_claim(claim, self.doubt);
                             return Ok(Acquired::Interrupted(signal));
                         }
                         Slept::Refused(failure) => {
-                            self.withdraw(claim, self.doubt);
+                            self.cancel_claim(claim, self.doubt);
                             return Err(failure.explain(&self.server));
                         }
                         // An answer in between is no proof that the connection will hold.
@@ -134,7 +134,7 @@ impl RedisStore {
             };
             let wake_at = asked_at.max(Moment::now()) + pause;
             if let WakeReason::Signal(signal) = waiter.wait_for(None, Some(wake_at), signals, watcher)? {
-                self.withdraw(claim, self.doubt);
+                self.cancel_claim(claim, self.doubt);
                 return Ok(Acquired::Interrupted(signal));
             }
         }
@@ -149,7 +149,7 @@ impl RedisStore {
         signals: &Signals,
         watcher: &mut dyn Watcher,
     ) -> Slept {
-        let mailbox = format!("{}box:{}", keys::base(&self.server.prefix, &claim.key), claim.token.as_str());
+        let mailbox = format!("{}mailbox:{}", keys::base(&self.server.prefix, &claim.key), claim.token.as_str());
         loop {
             let Some(connection) = &mut self.connection else { return Slept::Lost };
             let left = until.since(Moment::now());

@@ -17,6 +17,15 @@ fn json(output: &crate::support::Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("an object in JSON")
 }
 
+// "A cancel never drops a holder that was one before this request": nor does an `acquire` that cannot print the token again.
+on_every_store!(a_token_that_cannot_be_printed_again_stays_held, |store| {
+    let its = token(store, "again", &["--token", "ours", "--ttl", "10m"]);
+    let again = acquire(store, "again", &["--token", "ours"]).in_shell("exec \"$@\" >/dev/full");
+    again.alone().exited(125).said("cannot print the token");
+    assert!(is_held(store, "again"));
+    renew(store, "again", &its, &[]).exited(0).silent();
+});
+
 // "The life of a lock by hand, from three shells"; "`acquire` prints the token alone on one line"; "a lease that is not ours
 // (any more) ends with 79 and says so".
 on_every_store!(the_life_of_a_lock_by_hand, |store| {
@@ -134,14 +143,14 @@ on_every_store!(a_token_that_nobody_has_seen_holds_nothing, |store| {
     for (form, place) in ["", "--json", "--export"].into_iter().flat_map(|form| [(form, ">/dev/full"), (form, ">&-")]) {
         let options: Vec<&str> = ["--ttl=none", form].into_iter().filter(|word| !word.is_empty()).collect();
         let output = acquire(store, "unseen", &options).in_shell(&format!("exec \"$@\" {place}")).alone();
-        output.exited(125).printed("").said("cannot be printed");
+        output.exited(125).printed("").said("cannot print the token");
         assert!(!is_held(store, "unseen"), "{form} {place}");
     }
     // A pipe that nobody reads any more.
     let directory = tempfile::TempDir::new().expect("a temporary directory");
     let pipe = "mkfifo pipe; exec 3<>pipe 4>pipe 3<&-; exec \"$@\" >&4";
     let call = acquire(store, "unseen", &["--ttl=none"]).in_shell(pipe).directory(directory.path());
-    call.alone().exited(125).said("cannot be printed");
+    call.alone().exited(125).said("cannot print the token");
     assert!(!is_held(store, "unseen"), "nobody reads");
 });
 

@@ -206,7 +206,7 @@ fn plant(store: &Store, key: &str) {
     redis.ask(&["SET", &of("last"), &json!({ "who": who, "started": 1, "ended": 2, "status": 0 }).to_string()]);
     redis.ask(&["HSET", &of("info"), "waiter", &json!({ "who": who, "joined": 1 }).to_string()]);
     redis.ask(&["ZADD", &of("queue"), "1", "waiter"]);
-    redis.ask(&["ZADD", &of("alive"), "9000000000000", "waiter"]);
+    redis.ask(&["ZADD", &of("heartbeats"), "9000000000000", "waiter"]);
 }
 
 // "Hostile text (escape sequences, right-to-left marks, newlines in a command line) reaches neither the terminal nor the

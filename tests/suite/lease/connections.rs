@@ -164,20 +164,20 @@ fn a_withdrawal_is_not_hidden_behind_old_mail() {
     let waiter = call.sh(":").spawn();
     eventually(LONG, "it sleeps", || redis.ask(&["INFO", "clients"]).text().contains("blocked_clients:1"));
     let token = redis.ask(&["ZRANGE", "lockrun:{mail}:queue", "0", "0"]).list()[0].text().to_owned();
-    let mailbox = format!("lockrun:{{mail}}:box:{token}");
+    let mailbox = format!("lockrun:{{mail}}:mailbox:{token}");
     // It is cut off while it looks at the lock, mail comes, and it is not heard of for as long as the queue lasts.
     proxy.set(Mode::HoldUpTo(u64::MAX));
     redis.ask(&["RPUSH", &mailbox, "1 0"]);
     eventually(LONG, "it has tried another connection", || proxy.connections() >= 2);
     redis.ask(&["RPUSH", &mailbox, "1 granted"]);
-    redis.ask(&["DEL", "lockrun:{mail}:queue", "lockrun:{mail}:alive"]);
+    redis.ask(&["DEL", "lockrun:{mail}:queue", "lockrun:{mail}:heartbeats"]);
     waiter.signal(Signal::SIGTERM);
     waiter.wait().died_of(Signal::SIGTERM);
     // What it has sent last arrives first: that it has given up.
     proxy.set(Mode::HoldUpTo(proxy.connections() - 1));
     let letters = || redis.ask(&["LRANGE", &mailbox, "0", "-1"]).list().len();
     eventually(LONG, "its withdrawal arrives", || {
-        letters() == 2 || redis.ask(&["LINDEX", &mailbox, "0"]).text() == "withdrawn"
+        letters() == 2 || redis.ask(&["LINDEX", &mailbox, "0"]).text() == "cancelled"
     });
     holder.end();
     let before = redis.scripts_run();

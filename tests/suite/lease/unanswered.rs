@@ -224,6 +224,17 @@ fn a_release_by_hand_is_tried_again() {
     assert!(is_free(&store, "hand"));
 }
 
+// "79 if the lock is not ours any more": also if the first attempt went unanswered, because the server never saw it.
+#[test]
+fn a_release_by_hand_that_is_tried_again_tells_the_truth() {
+    let (store, proxy) = scene();
+    token(&store, "hand", &["--ttl", "none"]);
+    proxy.set(Mode::SwallowUpTo(proxy.connections() + 1));
+    let call = Lockrun::bare().args(["release", "--store", &proxy.url(), "--store-timeout", "2s", "--token", OURS]);
+    call.key("hand").run().exited(79).said("is held by");
+    assert!(is_held(&store, "hand"));
+}
+
 // "Nothing is left": lockrun, which has lost its guardian before the lock was released, tries it again, too, and keeps what
 // is to be kept.
 #[test]

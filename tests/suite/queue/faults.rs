@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::queue::now;
+use crate::support::queue::{Record, now};
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, processes};
 
 /// How long the lock may stand unused because somebody to whom it was granted does not claim it.
@@ -140,13 +140,39 @@ fn who_hands_a_lock_without_an_end_on_to_the_dead_dies_too() {
     eventually(LONG, "the second one waits", || queue.length() == 1 && queue.asleep() == 1);
     second.signal(Signal::SIGSTOP);
     eventually(LONG, "the waiter stands still", || processes::state(second.pid()) == Some('T'));
-    // What lets go of the lock does not tell how the command ended; what comes after that does.
-    proxy.set(Mode::CloseAt("signal"));
+    // The release arrives; what asks after the waiter to whom the lock was granted does not.
+    let redis = store.as_redis().expect("a Redis");
+    let granted = redis.ask(&["ZRANGE", "lockrun:{both}:queue", "0", "0"]).texts().remove(0);
+    proxy.set(Mode::CloseAt(granted.leak()));
     queue.waiter(0).signal(Signal::SIGTERM);
     let first = queue.take(0);
     first.wait().died_of(Signal::SIGTERM);
     second.kill_everything();
     queue.leaves_only_what_goes();
+}
+
+// "A waiter that died, wherever in the queue": also if the waiters of two machines take turns, and one of the two was cut off before the
+// lock was released.
+#[test]
+fn every_other_waiter_is_cut_off() {
+    let store = Store::redis();
+    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
+    let holder = Holder::new(&store, "turns");
+    let mut queue = Queue::new(&store, "turns");
+    for number in 0..7 {
+        queue = queue.by(&if number % 2 == 0 { proxy.url() } else { store.url() });
+        queue.join(1);
+    }
+    queue.settles();
+    proxy.set(Mode::Swallow);
+    let freed_at = now();
+    holder.end();
+    eventually(LONG, "those that are not cut off have run", || Record::read(&queue.written()).tags().len() == 3);
+    let ran = Record::read(&queue.written());
+    proxy.set(Mode::Pass);
+    queue.all_end();
+    assert_eq!(ran.tags(), ["1", "3", "5"]);
+    ran.without_gap(freed_at, UNCLAIMED + ALLOWANCE);
 }
 
 // Also if its neighbours die with it, as those do that run on one machine.
@@ -189,7 +215,7 @@ fn mail_that_is_taken_is_no_claim() {
     queue.join(2);
     stop(&mut queue, 1);
     let first = redis.ask(&["ZRANGE", "lockrun:{taken}:queue", "0", "0"]).list()[0].text().to_owned();
-    let mailbox = format!("lockrun:{{taken}}:box:{first}");
+    let mailbox = format!("lockrun:{{taken}}:mailbox:{first}");
     let freed_at = now();
     holder.end();
     eventually(LONG, "the second one has run", || {

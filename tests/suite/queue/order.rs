@@ -199,8 +199,8 @@ fn a_storm_of_waiters() {
 fn kept(redis: &Redis, key: &str) -> [i64; 4] {
     let base = format!("lockrun:{{{key}}}:");
     let count = |command: &str, name: &str| redis.ask(&[command, &format!("{base}{name}")]).number();
-    let boxes = redis.keys().iter().filter(|name| name.contains(":box:")).count();
-    [count("ZCARD", "queue"), count("ZCARD", "alive"), boxes.try_into().expect("a count"), count("HLEN", "info")]
+    let boxes = redis.keys().iter().filter(|name| name.contains(":mailbox:")).count();
+    [count("ZCARD", "queue"), count("ZCARD", "heartbeats"), boxes.try_into().expect("a count"), count("HLEN", "info")]
 }
 
 // "A wait that is cut short leaves the queue", by a signal or by its time, whatever its place; those behind move up.

@@ -209,7 +209,7 @@ fn nothing_begins_when_the_lease_is_over() {
     redis.resume();
     eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
     send(guardian, Signal::SIGCONT);
-    queue.take(0).wait().exited(69).said("came too late");
+    queue.take(0).wait().exited(69).said("too little of its lease was left");
     queue.end().in_order([1]);
 }
 

@@ -107,3 +107,17 @@ on_every_store!(it_ends_a_wait, |store| {
     assert!(is_free(store, "hang-up"));
     assert!(!trace.exists(), "the command was started");
 });
+
+// "Ctrl-Z stops both and returns the prompt": not where lockrun leads the session, for nobody would continue it. A wait goes on, as it
+// does in flock(1).
+on_every_store!(ctrl_z_does_not_stop_a_leader_that_waits, |store| {
+    let holder = Holder::new(store, "hang-up");
+    let mut terminal = lead(store, &["--wait", "-v"], "exit 3");
+    terminal.wait_for("waiting");
+    terminal.wait_for(&format!("pid {}", holder.pid()));
+    terminal.type_keys("\x1a");
+    terminal.wait_for("^Z");
+    holder.end();
+    assert_eq!(terminal.wait().code(), Some(3));
+    assert!(is_free(store, "hang-up"));
+});

@@ -121,7 +121,7 @@ fn a_server_that_is_stopped() {
     for key in redis.keys() {
         let left = redis.ask(&["PTTL", &key]).number();
         // A note that the claim was withdrawn, for the case that the request for it is still on its way, holds nothing.
-        let lasting = key.ends_with(":fence") || key.ends_with(":last") || key.contains(":box:");
+        let lasting = key.ends_with(":fence") || key.ends_with(":last") || key.contains(":mailbox:");
         assert!(lasting || (0..=30_000).contains(&left), "{key}: {left}");
     }
 }

@@ -258,7 +258,7 @@ impl<'a> Queue<'a> {
         let stay = ["fence", "last"].map(|name| format!("lockrun:{{{}}}:{name}", self.key));
         let mut keys = redis.keys();
         // A note for what may still be on its way from a run that is over holds nothing, and goes by itself.
-        keys.retain(|key| !key.contains(":box:") || redis.ask(&["LINDEX", key, "0"]).text() != "withdrawn");
+        keys.retain(|key| !key.contains(":mailbox:") || redis.ask(&["LINDEX", key, "0"]).text() != "cancelled");
         if self.somebody_died {
             // A key that is gone by now gives -2, one that stays -1.
             keys.retain(|key| redis.ask(&["PTTL", key]).number() == -1);

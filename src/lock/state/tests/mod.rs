@@ -71,7 +71,7 @@ pub(in crate::lock::state) fn claim(name: &str, slots: u32) -> Claim {
         holder: who(name),
         slots,
         by_hand: false,
-        own_token: false,
+        request: None,
     }
 }
 

@@ -167,7 +167,7 @@ fn a_cancelled_request_that_comes_late_gets_nothing() {
 #[test]
 fn a_cancel_drops_only_what_this_very_request_obtained() {
     let mut lock = Lock::new();
-    let claim = Claim { by_hand: true, own_token: true, ..claim("own", 1) };
+    let claim = Claim { by_hand: true, request: Some(Token::random()), ..claim("own", 1) };
     let (one, two) = (token("1"), token("2"));
     lock.ask(&Ask { request: Some(&one), ..ask(&claim) });
     assert!(!lock.cancel("own", Some("2"), false));

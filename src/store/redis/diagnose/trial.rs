@@ -33,7 +33,7 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
         holder: Holder::this_run(&["doctor".into()]),
         slots: 1,
         by_hand: true,
-        own_token: false,
+        request: None,
     };
     let (first, second) = (claim(), claim());
     let Acquired::Mine(before) = store.acquire(&first, None)? else { bail!("a lock that is free is not granted") };
