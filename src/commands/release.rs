@@ -1,4 +1,4 @@
-//! `lockrun release`: lets go of a lock by its token.
+//! `lockrun release`: releases a lock by its token.
 
 use anyhow::{Context, Result};
 
@@ -9,7 +9,7 @@ use crate::run::outcome::Outcome;
 use crate::store::{Release, Released};
 use crate::text::escape::escaped;
 
-/// Lets go of the lock. While a command still runs under it, it is let go of when that has ended. Ends with 79
+/// Releases the lock. While a command still runs under it, it is released when that has ended. Ends with 79
 /// if it is not ours. Fails with [`crate::config::settings::UsageError`] if the settings are not right.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;

@@ -1,4 +1,4 @@
-//! The token of an acquisition: whoever knows it may renew and release what was acquired.
+//! The token of an acquisition: with it, any process may renew and release what was acquired.
 
 use std::fmt;
 

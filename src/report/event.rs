@@ -55,7 +55,7 @@ pub enum Event<'a> {
     Killed(Reason),
     /// COMMAND has ended; it is not known how, if it could not be killed or somebody else reaped it.
     Finished(Option<Ending>),
-    /// The lock was let go of.
+    /// The lock was released.
     Released {
         /// How long after it was taken it stays held at least.
         min_hold: Duration,

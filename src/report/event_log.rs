@@ -121,7 +121,7 @@ impl EventLog {
         }
         let why = match error.raw_os_error() {
             Some(libc::ENXIO) => "nobody reads it".into(),
-            Some(libc::EAGAIN) => "whoever reads it is too slow".into(),
+            Some(libc::EAGAIN) => "its reader is too slow".into(),
             None if error.kind() == ErrorKind::TimedOut => "it keeps its writer waiting".into(),
             _ => error.to_string(),
         };

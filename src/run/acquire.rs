@@ -135,7 +135,7 @@ fn acquire_or_wait(
 /// get. What the store does not tell is no reason not to wait.
 fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Held> {
     let status = store.list(Some(&claim.key)).ok()?.pop()?;
-    // One that was taken away can come free before its command has ended.
+    // One that was revoked can come free before its command has ended.
     let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.revoked;
     let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
     let last = around.last().filter(|_| around.len() >= claim.slots as usize)?;

@@ -23,7 +23,7 @@ use crate::sys::wait::readable;
 /// Requests need little, a TLS handshake more; pages that are not touched cost nothing.
 const STACK: usize = 512 * 1024;
 
-/// A store that is lent to the renewer until it is taken back. Whoever uses it has it for as long as that takes.
+/// A store that is lent to the renewer until it is taken back. One thread at a time has it.
 pub struct SharedStore(Arc<Mutex<Option<Box<dyn Store>>>>);
 
 impl SharedStore {

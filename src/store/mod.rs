@@ -47,7 +47,7 @@ pub struct Held {
     pub expires_in: Option<Duration>,
     /// Our place in the queue, from 0, where there is one.
     pub place: Option<u64>,
-    /// Under which token. For comparing: whoever knows it can take the lock away.
+    /// Under which token. For comparing: who knows it can release the lock.
     pub token: Option<Token>,
 }
 
@@ -81,11 +81,11 @@ pub enum Renewed {
     Mine,
     /// It is not ours any more. It may be somebody else's.
     NotMine(Option<Held>),
-    /// It was taken away from us, by whom.
+    /// It was revoked, by whom.
     Revoked(Holder),
 }
 
-/// What came of letting go of a lock.
+/// What came of releasing a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Released {
     /// It is free.
@@ -107,7 +107,7 @@ pub enum Revoked {
     Free,
     /// It is held, but not by whom was meant.
     Others(Vec<Held>),
-    /// It was taken from whoever it could be taken from.
+    /// It was revoked where it could be.
     Taken {
         /// From these.
         from: Vec<Held>,
@@ -183,9 +183,9 @@ pub struct Holding {
     pub slot: u32,
     /// The value of the sequence that it has reserved, if it has.
     pub value: Option<String>,
-    /// Whether the lock was taken away, and is only held until the command is dead.
+    /// Whether the lock was revoked, and is only held until the command is dead.
     pub revoked: bool,
-    /// Under which token. For comparing: whoever knows it can take the lock away.
+    /// Under which token. For comparing: who knows it can release the lock.
     pub token: Option<Token>,
 }
 
@@ -205,7 +205,7 @@ pub struct Past {
     pub who: Holder,
     /// When it got the lock.
     pub started_ms: u64,
-    /// When it let go.
+    /// When it released the lock.
     pub ended_ms: u64,
     /// How its command ended, if one was started.
     pub ending: Option<Ending>,
@@ -248,7 +248,7 @@ pub trait Store: Send {
     /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
-    /// Lets go of the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
+    /// Releases the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 
     /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. If the

@@ -33,11 +33,11 @@ pub(super) enum GuardianMessage {
     Allowed(Deadline),
     /// COMMAND is executing, as this process.
     Started(i32),
-    /// COMMAND could not be started: the lock is about to be let go of.
+    /// COMMAND could not be started: the lock is about to be released.
     NotStarted,
     /// COMMAND was stopped or continued.
     Moved(Motion),
-    /// COMMAND has ended: the lock is about to be let go of.
+    /// COMMAND has ended: the lock is about to be released.
     Finished(Finished),
     /// All is over, and nothing is left to be done: end so.
     Over(Ending),

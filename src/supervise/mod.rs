@@ -36,11 +36,11 @@ use guardian::Guarded;
 /// What is done about processes that COMMAND left behind when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descendants {
-    /// Leave them alone, and let go of the lock.
+    /// Leave them alone, and release the lock.
     Leave,
     /// Hold the lock until the last of them has gone.
     Wait,
-    /// End them, then let go of the lock.
+    /// End them, then release the lock.
     Kill,
 }
 

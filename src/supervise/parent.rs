@@ -63,7 +63,7 @@ pub struct Parent {
 /// How far the guardian has come, as it has told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It waits for the lock, or lets go of it before COMMAND has begun.
+    /// It waits for the lock, or releases it before COMMAND has begun.
     Waiting,
     /// The lock is ours, and COMMAND may have begun.
     Granted,
@@ -82,7 +82,7 @@ pub enum End {
     Gone,
     /// The guardian was killed while COMMAND may have been running. What it had started is dead now.
     TakenOver(Finished),
-    /// The guardian was killed after it had told how COMMAND ended, and before it had let go of the lock for sure.
+    /// The guardian was killed after it had told how COMMAND ended, and before the lock was released for sure.
     Unreleased(Finished),
 }
 

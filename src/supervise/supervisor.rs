@@ -177,7 +177,7 @@ impl Supervisor {
         None
     }
 
-    /// Lets go of what is left: nothing will be signalled any more.
+    /// Drops what is left: nothing will be signalled any more.
     pub(super) fn dismiss(&self) {
         self.tree.dismiss();
     }

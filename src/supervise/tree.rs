@@ -233,7 +233,7 @@ impl Tree {
         }
     }
 
-    /// Lets go of what is left of it.
+    /// Drops what is left of it.
     pub(super) fn dismiss(&self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.dissolve();

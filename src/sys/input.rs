@@ -17,7 +17,7 @@ use super::trust;
 /// The longest that a file may be, in bytes: far more than anybody has to say here.
 const MAX_LEN: usize = 1 << 20;
 
-/// How long whoever writes into a pipe may take.
+/// How long the writer of a pipe may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads a regular file that nobody else can have written, see [`trust::check`]. Returns its contents, and what else is known of it.

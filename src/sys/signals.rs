@@ -70,8 +70,9 @@ impl Signals {
             let own_write = matches!(signal, libc::SIGPIPE | libc::SIGXFSZ) && info.ssi_pid == std::process::id();
             let own_alarm = signal == libc::SIGALRM && info.ssi_code == libc::SI_TIMER;
             let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
-            if !(own_write || own_alarm || childs_end) {
-                let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+            let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+            let vain_stop = is_stop(signal) && !sent && is_in_leaders_group();
+            if !(own_write || own_alarm || childs_end || vain_stop) {
                 return Some(Caught { signal, sent });
             }
         }
@@ -160,15 +161,17 @@ pub fn is_stop(signal: libc::c_int) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
-/// Stops this process until it is continued, as the caught signal would have done. Not in the process group of the session's leader: no
-/// shell is there to continue it, and the kernel stops no process of such an orphaned group for the terminal's sake.
+/// Stops this process until it is continued.
 pub fn stop_self() {
+    // SAFETY: plain system call on ourselves.
+    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+}
+
+/// Whether this process is in the process group of its session's leader. No shell is there to continue it, and the kernel stops no
+/// process of such an orphaned group for the terminal's sake.
+fn is_in_leaders_group() -> bool {
     // SAFETY: plain system calls on ourselves.
-    unsafe {
-        if libc::getsid(0) != libc::getpgrp() {
-            libc::kill(libc::getpid(), libc::SIGSTOP);
-        }
-    }
+    unsafe { libc::getsid(0) == libc::getpgrp() }
 }
 
 /// A descriptor from which the signals of `set` are read, without waiting.

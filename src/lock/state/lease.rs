@@ -100,7 +100,7 @@ impl LockState {
     }
 
     /// Drops what has ended: the holders whose lease has run out or whose processes are gone, the waiters that are dead, and the
-    /// grants that were not claimed in time. Whoever calls this hands off what has become free. `asking`, who asks now, is alive.
+    /// grants that were not claimed in time. The caller hands off what has become free. `asking`, who asks now, is alive.
     ///
     /// Returns how many have ended.
     pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) -> usize {

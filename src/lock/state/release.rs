@@ -119,7 +119,7 @@ impl LockState {
             return Released::Retained;
         }
         let holder = self.holders.remove(at);
-        // No later run is over yet: whoever acquires the lock drops those first whose lease has run out.
+        // No later run is over yet: to acquire the lock is to drop first those whose lease has run out.
         self.record(&holder, ending, now);
         // That the lease ran out unnoticed changes nothing: used is used.
         if uses_value {

@@ -10,7 +10,7 @@ pub enum Revoked {
     Free,
     /// Somebody does, but not under the fence that was meant.
     Others(Vec<Held>),
-    /// It was revoked from those from whom it can be.
+    /// It was revoked where it can be.
     From {
         /// From these.
         from: Vec<Held>,

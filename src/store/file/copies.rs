@@ -1,4 +1,4 @@
-//! How a record is stored: as two copies that are written in turn. Whoever is killed while it writes one, or finds the disk
+//! How a record is stored: as two copies that are written in turn. A process that is killed while it writes one, or finds the disk
 //! full, leaves the other whole.
 //!
 //! ```text
@@ -96,7 +96,7 @@ impl Copies {
         match copies.iter().find(|copy| copy.is_whole()) {
             Some(copy) if copy.place.size > file.len() => Err(Damage::Cut),
             Some(copy) => Ok((Place { size: file.len(), ..copy.place }, copy.record())),
-            // The file was made, or made longer, and then the power failed, or whoever did it was killed.
+            // The file was made, or made longer, and then the power failed, or the process was killed.
             None if file.iter().all(|byte| *byte == 0) => Ok((Place { size: file.len(), ..Place::default() }, &[])),
             None => Err(Damage::Torn),
         }

@@ -1,9 +1,9 @@
 //! The file of one lock, and the kernel's locks on it.
 //!
 //! ```text
-//! flock                  the turnstile: whoever has it is the next to get the lock; the others queue for it in the kernel
+//! flock                  the turnstile: the run that has it is the next to get the lock; the others queue for it in the kernel
 //! byte EDIT              taken while the record is read or changed
-//! byte AT_TURNSTILE      taken by whoever waits at the turnstile, as opposed to just passing
+//! byte AT_TURNSTILE      taken by the run that waits at the turnstile, as opposed to just passing
 //! byte SLOTS + n         slot n: taken for as long as a run holds it
 //! ```
 //!
@@ -35,7 +35,7 @@ pub(super) const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
 const SLOTS: i64 = 1 << 41;
 
-/// Whoever reads or changes a record is done in microseconds; one that is stopped in the middle must not hold up the others
+/// To read or change a record takes microseconds; a process that is stopped in the middle must not hold up the others
 /// without a word.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -112,7 +112,7 @@ impl LockFile {
         }
     }
 
-    /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for whoever is only passing.
+    /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for one that is only passing.
     pub(super) fn enter_now(&self) -> nix::Result<bool> {
         let give_up_at = Moment::now() + PATIENCE;
         loop {
@@ -153,7 +153,7 @@ impl LockFile {
         self.take(byte_of(slot))
     }
 
-    /// Lets go of a slot, for every process that has inherited it.
+    /// Frees a slot, for every process that has inherited it.
     pub(super) fn free_slot(&self, slot: u32) -> nix::Result<()> {
         self.free(byte_of(slot))
     }

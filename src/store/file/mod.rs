@@ -134,7 +134,7 @@ impl Store for FileStore {
         let directory = self.directory()?;
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
-            // The turnstile is not ours to wait at: whoever reserves a value finds one at once.
+            // The turnstile is not ours to wait at: a reservation finds a value at once.
             let reserved = file.edit(|state, facts| {
                 if !file.has_its_name(&directory)? {
                     return Ok(None);
@@ -165,7 +165,7 @@ impl Store for FileStore {
                 let key = answers::key_in(state, &name);
                 key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
             });
-            // All the others are still worth to be told. Whoever asks for this one is told of nothing else.
+            // All the others are still worth reporting. A request for this key alone gets the error.
             let looked = if key.is_none() { self.unless_unreadable(looked)? } else { Some(looked?) };
             found.extend(looked.flatten());
         }
@@ -187,7 +187,7 @@ impl Store for FileStore {
             if file.slot_is_taken(0)? {
                 continue;
             }
-            // Whoever comes to the turnstile behind us finds that the file has lost its name, and makes a new one.
+            // The next one at the turnstile finds that the file has lost its name, and makes a new one.
             if !file.enter_now()? || !file.has_its_name(&directory)? {
                 continue;
             }
@@ -232,7 +232,7 @@ impl FileStore {
     }
 }
 
-/// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: whoever is there for
+/// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: a run that is there for
 /// a moment sends those to the end of the kernel's queue who are next.
 fn is_full(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
     if claim.by_hand {
@@ -247,7 +247,7 @@ fn is_full(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<bool
     file.has_its_name(directory)
 }
 
-/// Takes the lowest free slot of the claim's. For whoever is past the turnstile.
+/// Takes the lowest free slot of the claim's. For a run that is past the turnstile.
 fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
     if !file.has_its_name(directory)? {
         return Ok(Found::Vanished);

@@ -130,7 +130,7 @@ impl LockFile {
                     PATIENCE.as_secs()
                 ));
             }
-            // Whoever has it may only need the processor.
+            // Its owner may only need the processor.
             if tries < 20 {
                 thread::yield_now();
             } else {

@@ -1,4 +1,4 @@
-//! A lock file whose record cannot be read. Whoever holds the lock by it would be forgotten if that counted as an empty one.
+//! A lock file whose record cannot be read. A holder of the lock would be forgotten if that counted as an empty one.
 
 use std::fmt;
 

@@ -23,7 +23,7 @@ pub(super) fn all() -> Result<Waiters, StoreError> {
 }
 
 impl Waiters {
-    /// Those who wait for this file, in no particular order but that whoever is at the turnstile comes first.
+    /// Those who wait for this file, in no particular order but that the one at the turnstile comes first.
     pub(super) fn of(&self, file: &LockFile) -> Result<Vec<Waiting>, StoreError> {
         let pids = self.pids(file)?;
         Ok(pids.into_iter().map(|pid| Waiting { who: Holder::of_process(pid), since_ms: None }).collect())

@@ -111,7 +111,7 @@ end
 
 local ended = drop_ended_leases()
 
--- Whoever asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
+-- A waiter that asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
 -- others pass.)
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) then
   redis.call('DEL', MAILBOX .. TOKEN)
@@ -121,7 +121,7 @@ local granted = ends_of(TOKEN)
 local mine, is_known_free = granted, false
 local handed, patience = {}, math.huge
 if not mine then
-  -- A holder that was there at our last look, and neither let go nor ran out of its lease, was forgotten: deleted, or lost
+  -- A holder that was there at our last look, and neither released the lock nor let its lease run out, was forgotten: deleted, or lost
   -- with the server's data. Its command may still run, until it hears of it or its lease is over.
   local forgotten = CAUTION > 0 and ended == 0 and held() == 0
   if forgotten then
@@ -151,11 +151,11 @@ if mine then
     info.request = nil
     set_info(TOKEN, info)
   end
-  -- Whoever has the token of a command's run does not change the lease on which that counts.
+  -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
     set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
   end
-  -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. Whoever granted
+  -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. The one that granted
   -- it to us has seen to them, as far as they did not have to wait for us.
   if ended > 0 or not granted or leads then
     handed = hand_over()

@@ -3,7 +3,7 @@
 -- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; `granted`: that was
 -- granted to it. Waking is a hint: only a claim that the server confirms makes a holder.
 --
--- Of each waiter it is known when it will look at the lock next. Whoever looks passes on a lock whose lease or grant has run
+-- Of each waiter it is known when it will look at the lock next. Each look passes on a lock whose lease or grant has run
 -- out. So it is enough if in time somebody looks, no matter who.
 --
 -- A mail that nobody has taken tells that its waiter is not listening: dead, or about to reconnect. It keeps its place,
@@ -70,7 +70,7 @@ end
 
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
 -- not claim it keeps its place, marked as unresponsive. So do all that have missed a look, as the waiters of a whole machine have
--- that is cut off: otherwise each of them would be waited for in its turn. Whoever calls this hands over what has become free:
+-- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
 -- nobody else will see that it has.
 local function drop_ended_leases()
   local ended, unclaimed = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false
@@ -170,8 +170,8 @@ local function lowest_slot()
 end
 
 -- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Not the next ones alone, for
--- neighbours often fall silent together; and pairs of neighbours, because two machines may take turns in the queue. Returns the tokens
--- of those told, separated by blanks.
+-- neighbours often fall silent together; but two that are neighbours, because two machines may take turns in the queue. Returns the
+-- tokens of those told, separated by blanks.
 local function watch()
   local told, missing = {}, WATCHERS - due(FIRST_LOOK)
   local first = missing > 0 and first_waiters(8 * WATCHERS) or told

@@ -1,11 +1,11 @@
--- Lets go of a lock that is ours or was granted to us, or lets it stay for a while, writes down the run that has ended, and
+-- Releases a lock that is ours or was granted to us, or lets it stay for a while, writes down the run that has ended, and
 -- leaves the queue. A lock that becomes free goes to the first waiter.
 --
 -- ARGV  1 token     of the acquisition
 --       2 ending    JSON {status} or {signal} or {}; empty: there was no run, write nothing down
 --       3 doubt     1: a request for the lock under this token may still be on its way; it must not get it
---       4 how       empty: let go; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
---                   until it is released by hand, or for `span`; cancel: let go of what `request` has brought, and of nothing
+--       4 how       empty: release; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
+--                   until it is released by hand, or for `span`; cancel: release what `request` obtained, and nothing
 --                   else
 --       5 span      in ms; 0 with keep: for ever
 --       6 used      1: the run has used the value that it had reserved
@@ -14,7 +14,7 @@
 --                   by hand: it is not ours
 --       {1, granted, told, stays}
 --                   done; tokens of waiters, or '' (see confirm_handoff); 1: it stays; 0: it does not; -1: it was not ours (any more)
---       {2}         by hand: a command runs under it, and when that has ended it is let go of
+--       {2}         by hand: a command runs under it, and when that has ended it is released
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
 local USED, REQUEST = ARGV[6] == '1', ARGV[7]
@@ -64,7 +64,7 @@ if info.value and USED then
   end
 end
 
--- What was taken away does not stay, even if its command ended well before it heard of that.
+-- What was revoked does not stay, even if its command ended well before it heard of that.
 local ends
 holds = holds and not info.revoked
 if holds and HOW == 'keep' and not info.released then

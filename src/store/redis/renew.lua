@@ -1,12 +1,12 @@
 -- Prolongs a lease that is still there. Never creates one. While a command runs under it, it is prolonged by no less than it
--- was taken for, whoever asks: lockrun counts on that, and would hear too late that it was less.
+-- was taken for, by its token from anywhere: lockrun counts on that, and would hear too late that it was less.
 --
 -- ARGV  1 token     of the acquisition
 --       2 ttl       of the lease from now, in ms; 0: it never expires; -1: as long as it was taken for
 -- Reply {1}         it is ours
 --       {0, {held for, expires in or -1, info, token} or {}}
 --                   it is not; in ms
---       {2, who}    it was taken away from us; JSON of by whom
+--       {2, who}    it was revoked; JSON of by whom
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 

@@ -2,7 +2,7 @@
 -- but it cannot renew it, and hears of it when it tries to.
 --
 -- ARGV  1 fence     of the holder that is meant; empty: all
---       2 by        JSON of the particulars of who takes it away
+--       2 by        JSON of the particulars of who revokes it
 --       3 now       1: free it at once, whether the command has heard of it or not
 -- Reply {0}         there is nothing to take
 --       {1, others} it is held, but not by whom was meant: {{held for, expires in or -1, info, token}, ...}

@@ -89,7 +89,7 @@ fn a_store_file_may_be_a_pipe() {
         "echo \"$URL\" | \"$@\" --store-file /dev/stdin",
         "LOCKRUN_STORE_FILE=/dev/fd/7 \"$@\" 7< <(echo \"$URL\")",
         "\"$@\" --store-file /dev/stdin <<<\"$URL\"",
-        // Whoever writes into a FIFO may come later, or be waiting already.
+        // The writer of a FIFO may come later, or be waiting already.
         "mkfifo late; { sleep 0.3; echo \"$URL\" >late; } & \"$@\" --store-file late",
         "mkfifo early; { echo \"$URL\" >early; } & sleep 0.3; \"$@\" --store-file early",
     ] {

@@ -138,7 +138,7 @@ on_every_store!(the_same_token_gives_the_same_lock, |store| {
     assert!(third["fence"].as_u64() > first["fence"].as_u64(), "{first} {third}");
 });
 
-// "If it cannot be printed the lock is let go of again, because nobody could release it."
+// "If it cannot be printed the lock is released again, because nobody could release it."
 on_every_store!(a_token_that_nobody_has_seen_holds_nothing, |store| {
     for (form, place) in ["", "--json", "--export"].into_iter().flat_map(|form| [(form, ">/dev/full"), (form, ">&-")]) {
         let options: Vec<&str> = ["--ttl=none", form].into_iter().filter(|word| !word.is_empty()).collect();
@@ -247,7 +247,7 @@ on_every_store!(a_renewal_may_change_the_ttl, |store| {
     renew(store, "longer", &ours, &["--ttl", "1h"]).exited(79).said("nobody holds it");
 });
 
-// "One under which a command of lockrun's still runs is let go of when that has ended."
+// "One under which a command of lockrun's still runs is released when that has ended."
 on_every_store!(a_release_waits_for_the_command, |store| {
     let mut run = Lockrun::new(store).key("busy").sh("echo $LOCKRUN_TOKEN; echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");

@@ -85,7 +85,7 @@ on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     assert_eq!(std::fs::read_to_string(&log).expect("all have run"), "first\nelsewhere\nsecond\n");
 });
 
-// "It is let go of when that has ended": a release while the command runs outdoes `--keep`.
+// "It is released when that has ended": a release while the command runs outdoes `--keep`.
 on_every_store!(a_release_outdoes_keep, |store| {
     let mut run = keep(store, &["--ttl", "10m"], "echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");

@@ -31,7 +31,7 @@ on_every_store!(the_status_comes_at_once, |store| {
     }
 });
 
-// "Keep the lock at least this long from acquisition", and then it is free at once for whoever waits.
+// "Keep the lock at least this long from acquisition", and then it is free at once for those that wait.
 on_every_store!(it_ends_by_itself, |store| {
     let started = Instant::now();
     hold(store, "2s").sh(":").run().exited(0);

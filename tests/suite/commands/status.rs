@@ -99,7 +99,7 @@ on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
     assert_eq!(status(store, "beside")["last"]["signal"], 15);
 });
 
-// Nor is it one that has let go of the lock, did not hear that, and so does it again, when the next run is over.
+// Nor is it one that has released the lock, did not hear that, and so does it again, when the next run is over.
 #[test]
 fn the_last_run_is_not_one_that_lets_go_again() {
     let store = Store::redis();

@@ -40,8 +40,8 @@ fn a_server_without_evalsha() {
     queue.end().in_order([0, 1]);
 }
 
-// "`break` takes the lock from its holder": a command that ends well before it hears of that keeps nothing, and whoever counts
-// on the lock is told. Nor is it kept when the command itself has let go of it, which is what was wanted.
+// "`break` takes the lock from its holder": a command that ends well before it hears of that keeps nothing, and a waiter that counts
+// on the lock is told. Nor is it kept when the command itself has released it, which is what was wanted.
 #[test]
 fn what_was_taken_away_is_not_said_to_be_kept() {
     let store = Store::redis();

@@ -39,7 +39,7 @@ on_every_store!(a_failed_value_comes_up_again_after_its_lease, |store| {
     let began = Instant::now();
     let call = reserve(store, "1").args(["--ttl", "2s"]);
     assert_eq!(fail(&call), "1");
-    // Whoever comes first afterwards finds it, with nobody's help.
+    // The first one afterwards finds it, with nobody's help.
     eventually(LONG, "its lease has run out", || reserved(store).is_empty());
     assert!(began.elapsed() >= Duration::from_secs(2), "after {:?}", began.elapsed());
     assert_eq!(next(&call), "1");

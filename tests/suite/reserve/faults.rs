@@ -81,7 +81,7 @@ fn a_value_that_was_used_under_a_lost_lease() {
     assert_eq!(next(&call), "2");
 }
 
-// "79": so it is with a value that was taken away, which is free when its command is dead.
+// "79": so it is with a value that was revoked, which is free when its command is dead.
 #[test]
 fn a_value_that_was_taken_away_is_not_used() {
     let store = Store::redis();

@@ -127,7 +127,7 @@ on_every_store!(kept_reservations_can_be_taken_away, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "release" of a reservation whose command still runs: it is let go of when that has ended, and not kept if it fails. One that
+// "release" of a reservation whose command still runs: it is released when that has ended, and not kept if it fails. One that
 // succeeds has used its value.
 on_every_store!(released_while_the_command_runs, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);

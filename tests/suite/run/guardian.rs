@@ -236,7 +236,7 @@ fn a_command_that_has_ended_keeps_its_status_while_the_store_is_away() {
     finished.exited(0);
 }
 
-// "126, 127: COMMAND cannot be executed, is not found", however long it takes to let go of the lock then.
+// "126, 127: COMMAND cannot be executed, is not found", however long it takes to release the lock then.
 #[test]
 fn a_command_that_is_not_found_keeps_its_status_while_the_store_is_away() {
     let store = Store::redis();

@@ -63,7 +63,7 @@ on_every_store!(another_slot_may_be_waited_for, |store| {
     run.wait().exited(0).printed("ready\nran\n").silent();
 });
 
-// ... but not where runs around it have all of them, or as many as this one bears beside it, whoever else has one.
+// ... but not where runs around it have all of them, or as many as this one bears beside it, no matter which other runs have one.
 on_every_store!(all_slots_ones_own_are_refused, |store| {
     let wait = |slots: u32, run: &str| inner(&format!("--key a --slots {slots} --wait 10m -- {run}"));
     let nested = |slots: u32, inmost: &str| {

@@ -138,7 +138,7 @@ on_every_store!(a_command_can_be_given_a_limit, |store| {
     call.sh("exit 4").run().exited(4).silent();
 });
 
-// "COMMAND's own: it ran and ended": in time, even if whoever has to notice it comes to that only when the limit has passed.
+// "COMMAND's own: it ran and ended": in time, even if the process that has to notice it comes to that only when the limit has passed.
 on_every_store!(an_end_in_time_is_no_end_by_the_limit, |store| {
     // A busy machine needs more time than another.
     let in_time = [3, 12, 48].into_iter().any(|limit| noticed_late(store, limit));

@@ -230,7 +230,7 @@ on_every_store!(an_alarm_from_before_reaches_the_command, |store| {
     assert!(is_free(store, "alarm"));
 });
 
-// "Forwards signals": whoever the command takes for its parent, TERM to it ends the command.
+// "Forwards signals": TERM to the process that the command takes for its parent ends the command.
 on_every_store!(the_commands_parent_forwards_too, |store| {
     let call = Lockrun::new(store).key("parent");
     let mut run = call.sh("kill -TERM $PPID; exec sleep 600").spawn();

@@ -153,7 +153,7 @@ fn a_run_suspended_past_its_lease_is_dead() {
     terminal.type_keys("\x1a");
     terminal.wait_for("Stopped");
     next.wait_for_line("ready");
-    // Whoever resumes it now finds nothing that could stamp on.
+    // A CONT now finds nothing that could stamp on.
     enter(&mut terminal, "fg");
     eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
     terminal.wait_for(PROMPT);

@@ -15,7 +15,7 @@ fn assigned(output: &Output, name: &str) -> String {
     value.unwrap_or_else(|| panic!("no {name}: {output}")).to_owned()
 }
 
-// "`lockrun acquire --slots N`": by hand as by a run; a slot that is let go of is the next one's.
+// "`lockrun acquire --slots N`": by hand as by a run; a slot that is released is the next one's.
 on_every_store!(slots_are_taken_by_hand, |store| {
     let taken: Vec<Output> = (0..3).map(|_| acquire(store, &["--export"]).exited(0).silent()).collect();
     let slots: Vec<String> = taken.iter().map(|output| assigned(output, "LOCKRUN_SLOT")).collect();

@@ -186,7 +186,7 @@ fn a_last_run_that_cannot_be() {
         }
         let pruned = other(&store, &["prune", "--older-than", "0", "--dry-run"]).exited(0).silent().stdout();
         assert!(pruned.ends_with("z\n"), "{pruned}");
-        // Whoever waits, runs and releases has to look at it.
+        // Waiting, running and releasing all have to look at it.
         let holder = Holder::new(&store, "k");
         let next = Lockrun::new(&store).key("k").arg("--wait").command(["echo", "next"]).spawn();
         until_waiting(&store, "k", 1);

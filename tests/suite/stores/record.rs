@@ -1,4 +1,4 @@
-//! The record in a lock's file: what is broken or foreign is never taken for a free lock, and whoever is killed while it ends
+//! The record in a lock's file: what is broken or foreign is never taken for a free lock, and a run that is killed while it ends
 //! leaves a whole one.
 
 use std::fs;
@@ -111,7 +111,7 @@ fn a_file_that_was_emptied_is_a_fresh_one() {
     assert!(is_free(&store, "emptied"));
 }
 
-// A record that breaks while a command runs is no reason to stop it, and its slot is let go of at its end.
+// A record that breaks while a command runs is no reason to stop it, and its slot is released at its end.
 #[test]
 fn a_record_that_breaks_during_a_run() {
     let store = Store::file();
@@ -175,7 +175,7 @@ fn the_others_are_still_told() {
     assert!(line.contains("locks/broken") && line.contains("truncate -s 0"), "{line}");
 }
 
-// "A full disk leaves what was there": whoever cannot write has not got the lock, and nobody else has lost it.
+// "A full disk leaves what was there": a run that cannot write has not got the lock, and nobody else has lost it.
 #[test]
 fn a_record_that_cannot_be_written() {
     let store = Store::file();
@@ -255,7 +255,7 @@ fn waiting(call: Lockrun) -> crate::support::lockrun::Open {
     run
 }
 
-// "`--keep`: the lock stays", and "keep the lock at least this long": whoever finds the slot free finds the lease in the record.
+// "`--keep`: the lock stays", and "keep the lock at least this long": a run that finds the slot free finds the lease in the record.
 #[test]
 fn what_stays_is_written_before_the_slot_is_free() {
     let store = Store::file();
@@ -263,7 +263,7 @@ fn what_stays_is_written_before_the_slot_is_free() {
         let run = waiting(Lockrun::new(&store).key("stays").args(options));
         let file = path(&store, "stays");
         let (run, killed) = end_in_steps(run, |_, _| !is_taken(&file));
-        assert!(killed, "it lets go of its slot");
+        assert!(killed, "its slot is free");
         run.wait().died_of(Signal::SIGKILL);
         assert!(is_held(&store, "stays"), "{options:?}");
         assert_eq!(status(&store, "stays")["last"]["status"], 0);

@@ -52,7 +52,7 @@ fn the_first_in_the_queue_is_killed() {
     assert!(!is_held(&store, "killed"));
 }
 
-// "Ctrl-Z stops both and returns the prompt": whoever is stopped so gives its turn to the next, and comes back into the queue.
+// "Ctrl-Z stops both and returns the prompt": a run that is stopped so gives its turn to the next, and comes back into the queue.
 #[test]
 fn the_first_in_the_queue_goes_to_lunch() {
     let store = Store::file();
@@ -159,7 +159,7 @@ fn a_storm_of_tries() {
     assert_eq!(fs::read_to_string(&log).expect("somebody has run"), "in\nout\n".repeat(got));
 }
 
-// "Whoever comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held, nobody who
+// "A run that comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held, nobody who
 // only tries disturbs those who wait.
 #[test]
 fn tries_do_not_overtake() {

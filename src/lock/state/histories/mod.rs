@@ -78,7 +78,7 @@ struct Client {
     holds_until: Option<u64>,
     /// By hand no command counts on the lease.
     by_hand: bool,
-    /// It has reserved a value, which is nobody else's, whoever holds the lock.
+    /// It has reserved a value, which is nobody else's, no matter which run holds the lock.
     has_value: bool,
     is_waiting: bool,
     /// Until when a request is refused that was cancelled.

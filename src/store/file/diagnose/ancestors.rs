@@ -1,4 +1,4 @@
-//! The directories on the way to the lock directory: whoever can write to one of them can put another directory in the place
+//! The directories on the way to the lock directory: a user who can write to one of them can put another directory in the place
 //! of the next, and then some runs lock here and others there.
 
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
     if found.is_empty() { vec![Diagnostic::ok("nobody else can write to a directory above it")] } else { found }
 }
 
-/// What is wrong with a step, if we are `us`. Whoever is root can do everything anyway.
+/// What is wrong with a step, if we are `us`. Root can do everything anyway.
 fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     let Step { path, is_link, owner, group, mode } = step;
     let path = path.display();
@@ -44,7 +44,7 @@ fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     } else if writes(GROUP_WRITES) && *group != 0 {
         Some(Diagnostic::warn(
             format!("the group with gid {group} can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
-            format!("whoever else is in it can put another lock directory in the place of ours; chmod g-w {path}"),
+            format!("its other members can put another lock directory in the place of ours; chmod g-w {path}"),
         ))
     } else if *is_link {
         Some(Diagnostic::warn(
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_replace_the_directory_is_found() {
+    fn a_user_who_can_replace_the_directory_is_found() {
         assert_eq!(level(false, 0, 0, 0o755), None);
         assert_eq!(level(false, 1000, 1000, 0o700), None);
         assert_eq!(level(false, 0, 0, 0o1777), None);

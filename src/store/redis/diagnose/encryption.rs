@@ -27,7 +27,7 @@ fn judge(server: &Server, local: bool) -> Diagnostic {
     } else if server.password.is_some() {
         Diagnostic::warn(
             "the password travels over the network in clear",
-            "whoever listens can take locks away; use rediss:// (TLS), or a network that is encrypted by itself",
+            "anyone on the network can read the tokens and release locks; use rediss:// (TLS), or a network that is encrypted by itself",
         )
     } else {
         Diagnostic::ok("the connection is not encrypted, and there is no password that it could betray")

@@ -1,4 +1,4 @@
-//! A lock tried out: taken, waited for, kept, handed on and let go, by every script there is.
+//! A lock tried out: acquired, waited for, kept, handed on and released, by every script there is.
 
 use std::time::Duration;
 
