@@ -1,4 +1,4 @@
-//! What people are told of each option: for the help, the manual and the completions.
+//! The description of each option: for the help, the manual and the completions.
 
 use std::ffi::OsString;
 
@@ -13,7 +13,7 @@ const LEASE: &str = "The lease";
 const RUN: &str = "The command";
 const OUTPUT: &str = "Output";
 
-/// What people are told of an option.
+/// The description of an option.
 struct Description {
     name: &'static str,
     heading: Option<&'static str>,

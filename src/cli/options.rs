@@ -1,4 +1,4 @@
-//! The options as the parser sees them. What people are told of them is in [`crate::cli::descriptions`].
+//! The options as the parser sees them. Their descriptions are in [`crate::cli::descriptions`].
 
 use clap::{Arg, ArgAction, builder::ValueParser};
 
@@ -40,7 +40,7 @@ pub fn held() -> [Arg; 4] {
     ]
 }
 
-/// How the lease is kept, what runs under it, and who is told.
+/// How the lease is kept, what runs under it, and where events go.
 pub fn lease_and_command() -> [Arg; 10] {
     [
         option(name::TTL),

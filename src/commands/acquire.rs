@@ -22,7 +22,7 @@ use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
 
-/// What it is told, checked.
+/// Its settings, checked.
 struct Options {
     claim: Claim,
     timeout: Duration,

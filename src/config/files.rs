@@ -119,7 +119,7 @@ fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf,
     Some((home, path))
 }
 
-/// Whether `path` cannot even be seen because `home` is somebody else's, as when a service has changed its user but not HOME.
+/// Whether `path` cannot even be seen because `home` is another user's, as when a service has changed its user but not HOME.
 fn is_elsewhere(home: &Path, path: &Path) -> bool {
     let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())

@@ -47,7 +47,7 @@ pub struct Plan {
     pub descendants: Descendants,
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
-    /// The file that is told what happens.
+    /// The file to which events are appended.
     pub events: Option<PathBuf>,
     /// How much to say.
     pub verbosity: Verbosity,

@@ -105,7 +105,7 @@ fn command_line(argv: &[OsString]) -> String {
     line
 }
 
-/// The user's name out of /etc/passwd. Users that only a directory service knows are told by their number: a static
+/// The user's name out of /etc/passwd. Users that only a directory service knows are given by their number: a static
 /// program cannot ask it, and a lock must not wait for it.
 fn user_name(uid: Uid) -> String {
     let uid = uid.to_string();

@@ -19,7 +19,7 @@ impl Token {
         Token(Uuid::new_v4().to_string())
     }
 
-    /// One that somebody has brought: 1 to 128 letters, digits and `. _ : -`. On failure says what is wrong with it.
+    /// One that a user has chosen: 1 to 128 letters, digits and `. _ : -`. On failure says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("the token is empty".into());

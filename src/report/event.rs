@@ -15,7 +15,7 @@ use crate::text::escape::escaped;
 /// Something that happens in a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// The lock is somebody else's, and we wait for it.
+    /// Another holds the lock, and we wait for it.
     Waiting(&'a Held),
     /// The lock is ours.
     Acquired {
@@ -28,9 +28,9 @@ pub enum Event<'a> {
         /// How long it took to get it.
         waited: Duration,
     },
-    /// The lock is somebody else's, and that is no failure.
+    /// Another holds the lock, and that is no failure.
     Skipped(&'a Held),
-    /// The lock is somebody else's, and the patience is at its end.
+    /// Another holds the lock, and the patience is at its end.
     Held(&'a Held),
     /// The lock is held by the very runs that this one is part of.
     SelfDeadlock {
@@ -53,7 +53,7 @@ pub enum Event<'a> {
     },
     /// COMMAND was stopped.
     Killed(Reason),
-    /// COMMAND has ended; it is not known how, if it could not be killed or somebody else reaped it.
+    /// COMMAND has ended; it is not known how, if it could not be killed or another process reaped it.
     Finished(Option<Ending>),
     /// The lock was released.
     Released {
@@ -108,7 +108,7 @@ pub struct Fields<'a> {
     why: Option<Cow<'a, str>>,
 }
 
-/// Who holds the lock, where that is somebody else.
+/// Who holds the lock, where that is another.
 #[derive(Debug, Serialize)]
 struct Other<'a> {
     #[serde(flatten)]
@@ -225,7 +225,7 @@ impl<'a> Other<'a> {
     }
 }
 
-/// Why it is of no use to wait for a lock with so many slots.
+/// Why it is useless to wait for a lock with so many slots.
 fn why_self_deadlock(slots: u32) -> String {
     match slots {
         1 => "it is held by a run that this one is part of".into(),

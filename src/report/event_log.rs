@@ -1,4 +1,4 @@
-//! The file that is told what happens, one object a line.
+//! The event log: a file to which events are appended, one object a line.
 //!
 //! It is never a reason for a run to fail or to wait: what cannot be written is lost, which is said once.
 
@@ -17,7 +17,7 @@ use crate::report;
 use crate::sys::clock::Moment;
 use crate::text::escape::{escaped, json_for_terminals};
 
-/// A file that is told what happens in a run.
+/// A file to which the events of a run are appended.
 #[derive(Debug)]
 pub struct EventLog {
     path: PathBuf,

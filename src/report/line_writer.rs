@@ -16,7 +16,7 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Writing is all that the thread does.
 const STACK: usize = 64 * 1024;
 
-/// Somebody who writes lines into a file, one after the other.
+/// Writes lines into a file, one after the other.
 #[derive(Debug)]
 pub struct LineWriter {
     /// None after the end.

@@ -83,7 +83,7 @@ pub fn acquire(
 enum Answer {
     /// It is ours.
     Mine(Grant),
-    /// It is somebody else's.
+    /// Another holds it.
     Held(Held),
     /// It is held by the runs that this one is part of: it cannot come free before we end.
     SelfDeadlock(Held),

@@ -22,7 +22,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// What is shown of one wait.
 pub struct Progress<'a> {
     reporter: &'a Reporter,
-    /// Whether it is of no use to wait for a holder.
+    /// Whether it is useless to wait for a holder.
     is_hopeless: &'a dyn Fn(&Held) -> bool,
     guardian: Option<&'a Guardian>,
     on_terminal: bool,

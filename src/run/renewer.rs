@@ -1,6 +1,6 @@
 //! The renewer: the thread that renews a lease for as long as COMMAND runs.
 //!
-//! It decides nothing by itself: [`crate::lock::lease`] says what is due, and the guardian, who is told of every renewal, ends
+//! It decides nothing by itself: [`crate::lock::lease`] says what is due, and the guardian, which hears of every renewal, ends
 //! COMMAND when the news stop, whatever became of this thread.
 
 use std::sync::mpsc::{SyncSender, sync_channel};

@@ -36,7 +36,7 @@ pub struct Grant {
     pub lease_from: Option<Moment>,
 }
 
-/// A lock that is somebody else's.
+/// A lock that another holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Whose, as far as it is known.
@@ -68,7 +68,7 @@ fn span(since: Option<Duration>) -> String {
 pub enum Acquired {
     /// It is ours.
     Mine(Grant),
-    /// It is somebody else's, and the patience is at its end.
+    /// Another holds it, and the patience is at its end.
     Held(Held),
     /// A signal of this number ended the wait. Nothing of ours is left in the store.
     Interrupted(i32),
@@ -79,7 +79,7 @@ pub enum Acquired {
 pub enum Renewed {
     /// The lock is ours for another ttl.
     Mine,
-    /// It is not ours any more. It may be somebody else's.
+    /// It is not ours any more. Another may hold it.
     NotMine(Option<Held>),
     /// It was revoked, by whom.
     Revoked(Holder),
@@ -96,7 +96,7 @@ pub enum Released {
     Unrecorded(String),
     /// It will be free when the command has ended that runs under it.
     WhenItEnds,
-    /// It was not ours. It may be somebody else's.
+    /// It was not ours. Another may hold it.
     NotMine(Option<Held>),
 }
 
@@ -134,7 +134,7 @@ pub struct Living {
 pub enum Reserved {
     /// It is ours.
     Mine(Grant, String),
-    /// Somebody else has reserved it.
+    /// Another has reserved it.
     Taken,
     /// There is no integer after this value, or it is none.
     NoNext(String),
@@ -168,7 +168,7 @@ impl KeyStatus {
     }
 }
 
-/// Somebody who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Who.
@@ -189,7 +189,7 @@ pub struct Holding {
     pub token: Option<Token>,
 }
 
-/// Somebody who waits for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// Who.
@@ -217,11 +217,11 @@ pub struct Wait<'a> {
     pub until: Option<Moment>,
     /// The signals, some of which end the wait.
     pub signals: &'a Signals,
-    /// Who is told how the wait goes.
+    /// Hears how the wait goes.
     pub watcher: &'a mut dyn Watcher,
 }
 
-/// Somebody who looks on while lockrun waits.
+/// Looks on while lockrun waits.
 pub trait Watcher: WaitObserver {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     /// Tells whether to go on waiting.

@@ -2,7 +2,7 @@
 //! fast it forks.
 //!
 //! Only below a cgroup (version 2) that was delegated, which systemd marks by an extended attribute; elsewhere the tree of
-//! cgroups is somebody else's to change, and the walk through /proc must do.
+//! cgroups is not ours to change, and the walk through /proc must do.
 
 #![allow(unsafe_code)]
 

@@ -175,7 +175,7 @@ impl Control {
 }
 
 impl Guarded {
-    /// Where renewals are told.
+    /// Where renewals are reported.
     pub(super) fn control(&self) -> Control {
         Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
     }

@@ -59,7 +59,7 @@ pub struct Launch {
     pub descendants: Descendants,
 }
 
-/// What COMMAND is told of the grant that it runs under: known only when the lock is ours.
+/// The variables that describe the grant to COMMAND: known only when the lock is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The fencing token.

@@ -108,7 +108,7 @@ impl Ready {
         });
     }
 
-    /// Adds what COMMAND is told of its grant.
+    /// Adds the variables that describe the grant to COMMAND.
     fn complete(&mut self, granted: Granted) {
         self.set("LOCKRUN_FENCE", &granted.fence.to_string());
         if let Some(slot) = granted.slot {

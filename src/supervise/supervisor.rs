@@ -42,7 +42,7 @@ pub struct Finished {
     pub stuck: bool,
 }
 
-/// COMMAND's parent, as a machine that is told the time and what happened.
+/// COMMAND's parent, as a machine whose inputs are the time and what happened.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     tree: Tree,

@@ -90,7 +90,7 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
         match pipe.read(&mut part) {
             Ok(0) => return Ok(bytes),
             Ok(length) => bytes.extend(&part[..length]),
-            // Somebody else was quicker.
+            // Another process was quicker.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
         }

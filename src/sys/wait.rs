@@ -16,7 +16,7 @@ use nix::time::ClockId;
 use super::clock::{Alarm, Moment};
 use super::signals::{self, Signals};
 
-/// Somebody to whom a wait is not all the same.
+/// Observes a wait.
 pub trait WaitObserver {
     /// How often [`WaitObserver::tick`] wants to be called; `None`: never.
     fn tick_every(&self) -> Option<Duration>;
@@ -27,7 +27,7 @@ pub trait WaitObserver {
     /// Lockrun is about to be stopped by the terminal.
     fn pause(&mut self);
 
-    /// What becomes readable when the wait is of no use to anybody any more.
+    /// What becomes readable when nobody needs the wait any more.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -133,7 +133,7 @@ pub enum WakeReason {
     Signal(c_int),
 }
 
-/// Somebody who waits, again and again.
+/// Waits, again and again.
 pub struct Waiter(Alarm);
 
 impl Waiter {
@@ -192,7 +192,7 @@ impl Waiter {
     }
 }
 
-/// The same for somebody who waits once.
+/// The same for a process that waits once.
 pub fn wait_for(
     source: Option<BorrowedFd<'_>>,
     until: Option<Moment>,

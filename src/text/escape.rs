@@ -1,4 +1,4 @@
-//! Text that somebody else wrote, made safe to show: another machine by way of a store, or the user in the wrong place.
+//! Text of foreign origin, made safe to show: another machine by way of a store, or the user in the wrong place.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -83,7 +83,7 @@ pub fn without_secrets(command: &str) -> String {
     shown + rest
 }
 
-/// Like [`escaped`], but for a text of ours of several lines that has somebody else's words in it.
+/// Like [`escaped`], but for a text of ours of several lines that has foreign text in it.
 pub fn escaped_lines(text: &str) -> String {
     text.lines().map(escaped).collect::<Vec<_>>().join("\n")
 }

@@ -57,7 +57,7 @@ pub enum Acquired {
         first: Option<Held>,
         /// The place in the queue, from 0, if it waits.
         place: Option<usize>,
-        /// Somebody held the lock when this waiter last looked, and has not released it: the store may have forgotten it with its
+        /// A run held the lock when this waiter last looked, and has not released it: the store may have forgotten it with its
         /// data, and its command may still run. The waiter must let that one's lease pass before it asks without [`Ask::seen`].
         is_forgotten: bool,
     },
@@ -101,7 +101,7 @@ impl LockState {
             return Ok(self.applied(mine, now, facts));
         }
         let granted = self.heard_of(token);
-        // Where nothing has ended, and nobody holds what somebody held just now, the store has lost it.
+        // Where nothing has ended, and nobody holds what was held just now, the store has lost it.
         let seen = ask.seen.filter(|_| ended == 0);
         let is_forgotten = granted.is_none() && seen.is_some_and(|seen| self.has_forgotten(seen));
         let may_have =
@@ -197,7 +197,7 @@ impl LockState {
         None
     }
 
-    /// Returns whether somebody holds this slot, or was granted it.
+    /// Returns whether this slot is held or granted.
     pub(super) fn has_slot(&self, slot: u32) -> bool {
         let is_granted = self.waiters.iter().filter_map(|waiter| waiter.grant).any(|grant| grant.slot == slot);
         is_granted || self.holders.iter().any(|holder| holder.slot == slot)

@@ -47,7 +47,7 @@ impl LockState {
     /// Prolongs the lease under `token` by `ttl` from now, or by as long as it was given for.
     ///
     /// A renewal never creates a lock: what has run out may have been another's since. Nor does it shorten the lease of a command
-    /// that runs: lockrun counts on it, and would learn too late that it is less, when somebody renews it by hand.
+    /// that runs: lockrun counts on it, and would learn too late that it is less, when it is renewed by hand.
     ///
     /// Nothing becomes free by a renewal, so it does not look at the queue.
     pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {

@@ -238,11 +238,11 @@ pub struct Applied<T> {
     /// The waiters to which the lock was granted by this operation, in their order: wake them, so that they claim it. A waiter
     /// that is not woken loses its grant after [`queue::CLAIM_WINDOW_MS`], but not its place.
     pub granted: Vec<Token>,
-    /// When a lease or a grant ends next. Somebody must look at the lock then, by any operation, or nobody gets what is free.
+    /// When a lease or a grant ends next. Some process must look at the lock then, by any operation, or nobody gets what is free.
     pub look_at_ms: Option<u64>,
 }
 
-/// A holder as others are told of it: also a waiter to which the lock was granted.
+/// A holder as others see it: also a waiter to which the lock was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Who it is.
@@ -285,7 +285,7 @@ impl LockState {
 }
 
 impl HolderState {
-    /// Returns the holder as others are told of it.
+    /// Returns the holder as others see it.
     pub fn held(&self) -> Held {
         let lease = self.lease.as_ref();
         Held {

@@ -10,7 +10,7 @@ use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 
 /// For how long a waiter that was granted the lock may take to claim it. A dead waiter costs the others no more than this, once
-/// somebody looks.
+/// one of them looks.
 pub const CLAIM_WINDOW_MS: u64 = 1400;
 
 /// For how long a cancelled request that may still be on its way is refused. By then it has arrived, or never will.
@@ -62,7 +62,7 @@ pub struct Cancelled {
 }
 
 impl WaiterState {
-    /// Returns the waiter as others are told of it, if it was granted the lock.
+    /// Returns the waiter as others see it, if it was granted the lock.
     pub(super) fn held(&self) -> Option<Held> {
         let grant = self.grant?;
         Some(Held {

@@ -8,7 +8,7 @@ use crate::lock::holder::Holder;
 pub enum Revoked {
     /// Nobody holds the lock.
     Free,
-    /// Somebody does, but not under the fence that was meant.
+    /// It is held, but not under the fence that was meant.
     Others(Vec<Held>),
     /// It was revoked where it can be.
     From {
@@ -16,7 +16,7 @@ pub enum Revoked {
         from: Vec<Held>,
         /// It stays with these, whose living processes hold it.
         living: Vec<Living>,
-        /// When the last lease ends of a command that was told to end, if any was.
+        /// When the last lease ends of a command that has to end, if any has.
         free_at_ms: Option<u64>,
         /// Whether a command may still run under it, and will not learn of this.
         is_untold: bool,
@@ -26,7 +26,7 @@ pub enum Revoked {
 /// A holder whose living process holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Living {
-    /// As others are told of it.
+    /// As others see it.
     pub held: Held,
     /// Its slot.
     pub slot: u32,

@@ -10,7 +10,7 @@ use crate::lock::state::{self, Facts, LockState, Now};
 use crate::store::{Grant, Held, Holding, KeyStatus, Living, Past, Released, Renewed, Reserved, Revoked, StoreError};
 use crate::sys::clock::Moment;
 
-/// Returns a holder as others are told of it.
+/// Returns a holder as others see it.
 pub(super) fn held(held: state::Held, now: Now) -> Held {
     Held {
         since: Some(Duration::from_millis(now.ms.saturating_sub(held.since_ms))),

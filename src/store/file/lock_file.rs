@@ -137,7 +137,7 @@ impl LockFile {
         self.take(AT_TURNSTILE).map(drop)
     }
 
-    /// Whether somebody else stays at the turnstile.
+    /// Whether another process stays at the turnstile.
     pub(super) fn is_waited_for(&self) -> nix::Result<bool> {
         self.is_taken(AT_TURNSTILE)
     }
@@ -158,7 +158,7 @@ impl LockFile {
         self.free(byte_of(slot))
     }
 
-    /// Whether somebody else has the slot.
+    /// Whether another process has the slot.
     pub(super) fn slot_is_taken(&self, slot: u32) -> nix::Result<bool> {
         self.is_taken(byte_of(slot))
     }

@@ -105,7 +105,7 @@ pub(super) fn wait(
                 changes.take_in();
                 look_again = Some(LOOK_AGAIN.0);
             }
-            // Our turn is somebody else's: back into the queue.
+            // Our turn has passed to another: back into the queue.
             WakeReason::Resumed => {}
             WakeReason::Time => look_again = look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1),
         }
@@ -117,7 +117,7 @@ fn fails(file: &LockFile) -> String {
 }
 
 /// Our turn at the turnstile. It is given up when this ends, and while lockrun is stopped by the terminal: the others must
-/// not wait for somebody who has gone to lunch.
+/// not wait for one that stands still.
 struct Turn<'a> {
     file: &'a LockFile,
     watcher: &'a mut dyn Watcher,

@@ -141,7 +141,7 @@ if mine then
   local info = info_of(TOKEN)
   local leads = info.leads
   if not info.fence then
-    -- A slot that was granted and not claimed is somebody else's by now.
+    -- A slot that was granted and not claimed is another's by now.
     info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil,
       request = REQUEST}
     take_hold(TOKEN, TTL, info)

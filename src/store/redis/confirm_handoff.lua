@@ -1,8 +1,8 @@
--- Looks whether waiters to whom the lock was granted, and those that were told to watch it, have taken their mail. Called by
+-- Looks whether waiters to whom the lock was granted, and those that have mail to watch it, have taken their mail. Called by
 -- the client whose script wrote it, after that script: only then does the server hand mails out.
 --
--- A grantee that is not listening is given only GRACE to come back, and the next in the queue is told. If that is not listening
--- either, the next ones are told: twice as many each time, so that many dead ones cost few calls. Who is only between two looks
+-- A grantee that is not listening is given only GRACE to come back, and the next in the queue gets mail. If that is not listening
+-- either, the next ones get mail: twice as many each time, so that many dead ones cost few calls. Who is only between two looks
 -- keeps its turn.
 --
 -- ARGV  1 granted   tokens, separated by blanks

@@ -4,7 +4,7 @@
 -- granted to it. Waking is a hint: only a claim that the server confirms makes a holder.
 --
 -- Of each waiter it is known when it will look at the lock next. Each look passes on a lock whose lease or grant has run
--- out. So it is enough if in time somebody looks, no matter who.
+-- out. So it is enough if any of them looks in time.
 --
 -- A mail that nobody has taken tells that its waiter is not listening: dead, or about to reconnect. It keeps its place,
 -- but after GRACE the others pass it by. That a mail was taken proves little: the server hands it to a connection behind
@@ -170,14 +170,15 @@ local function lowest_slot()
 end
 
 -- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Not the next ones alone, for
--- neighbours often fall silent together; but two that are neighbours, because two machines may take turns in the queue. Returns the
--- tokens of those told, separated by blanks.
+-- neighbours often fall silent together; nor only places that are even, or odd, because two machines may take turns in the queue.
+-- Returns the tokens of those told, separated by blanks.
 local function watch()
   local told, missing = {}, WATCHERS - due(FIRST_LOOK)
   local first = missing > 0 and first_waiters(8 * WATCHERS) or told
-  local half = math.ceil(#first / 2)
-  for _, at in ipairs({#first, half + 1, half, 1}) do
-    local token = first[at]
+  local step = math.ceil(#first / WATCHERS)
+  local shift = 1 - step % 2
+  for nth = 0, WATCHERS - 1 do
+    local token = first[#first - nth * step + nth % 2 * shift]
     if #told < missing and token and -overdue(token) > FIRST_LOOK then
       told[#told + 1] = token
       mail(token, FIRST_LOOK)
@@ -212,7 +213,7 @@ local function willing()
 end
 
 -- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
--- those of the waiters that were told to watch them, separated by blanks; or nothing. If the next one leaves a slot unused, those
+-- those of the waiters that are to watch them, separated by blanks; or nothing. If the next one leaves a slot unused, those
 -- that want it look soon whether it is still there.
 local function hand_over()
   local granted = {}

@@ -39,7 +39,7 @@ pub(super) enum AcquireReply {
 pub(super) struct Handoff {
     /// The tokens of those that were granted the lock, separated by blanks.
     pub(super) granted: String,
-    /// The tokens of those that were told to watch it.
+    /// The tokens of those that are to watch it.
     pub(super) told: String,
 }
 

@@ -1,6 +1,6 @@
 //! The scripts, and how a server is asked to run one: by its text, or by its hash where the server has the text already.
 //!
-//! The text is long, and a server takes the hash of whatever it is sent. Where somebody waits, others have come before, so the
+//! The text is long, and a server takes the hash of whatever it is sent. Where a run waits, others have come before, so the
 //! server most likely knows what it is to run. One that does not says so, and is sent the text.
 
 use std::sync::LazyLock;

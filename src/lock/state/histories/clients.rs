@@ -54,7 +54,7 @@ impl History {
         }
     }
 
-    /// Until when a client has the lock that was told that it has, now.
+    /// Until when a client has the lock that has heard that it has, now.
     pub(super) fn promised(&self, client: usize, by_hand: bool) -> Option<u64> {
         let before = &self.clients[client];
         let holder = self.state.holders.iter().find(|holder| holder.token == token(&self.name(client)));

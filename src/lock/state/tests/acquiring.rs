@@ -96,7 +96,7 @@ fn a_holder_that_the_store_has_forgotten_is_waited_for() {
     let mut lock = Lock::new();
     let claim = claim("b", 1);
     let careful = Ask { on_held: OnHeld::Wait, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
-    // Somebody held the lock at START. Now nobody does, and no run has ended.
+    // The lock was held at START. Now nobody does, and no run has ended.
     lock.pass(1000);
     let answer = lock.ask(&careful);
     assert!(matches!(answer, Acquired::Held { first: None, place: Some(0), is_forgotten: true }), "{answer:?}");

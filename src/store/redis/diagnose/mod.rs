@@ -64,7 +64,7 @@ pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Adds what is found to `diagnostics`. Fails when the server is of no use any more.
+/// Adds what is found to `diagnostics`. Fails when the server does not answer any more.
 fn look(store: &mut RedisStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let server = store.server.clone();
     let deadline = Moment::now() + store.timeout;
