@@ -61,8 +61,8 @@ fn asking_again_without_an_answer_takes_nothing_away() {
 #[test]
 fn what_was_given_twice_is_not_taken_back() {
     let (store, proxy) = scene();
-    // Its withdrawal hangs on its way.
-    proxy.set(Mode::SwallowReplies);
+    // No answer comes, and the cancel hangs on its way.
+    proxy.set(Mode::LoseAnswer(proxy.connections() + 1, "EVAL", Duration::from_secs(5)));
     let call = Lockrun::bare().args(["acquire", "--store", &proxy.url(), "--store-timeout", "1s", "--token", OURS]);
     let first = call.key("twice").spawn();
     eventually(LONG, "the lock is taken", || server(&store).keys().contains(&"lockrun:{twice}:holders".into()));
@@ -71,7 +71,7 @@ fn what_was_given_twice_is_not_taken_back() {
     token(&store, "twice", &["--token", OURS, "--ttl", "10m"]);
     let before = server(&store).scripts_run();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late withdrawal arrives", || server(&store).scripts_run() > before);
+    eventually(LONG, "the late cancel arrives", || server(&store).scripts_run() > before);
     renew(&store, "twice", OURS, &[]).exited(0).silent();
 }
 
