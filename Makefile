@@ -2,6 +2,7 @@
 # make test       install what the tests need (apt-get), then run them all
 # make check      formatting, lints, and whether the generated files are up to date
 # make generate   write the manual page and the completions anew from the command line's definition
+# make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
 # make bench      measure beside the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=
 
@@ -27,7 +28,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1) \
 	bash:completions/lockrun.bash zsh:completions/_lockrun fish:completions/lockrun.fish
 
-.PHONY: build test check check-generated generate bench install uninstall clean
+.PHONY: build test check check-generated generate link-order bench install uninstall clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -62,6 +63,9 @@ generate: $(binary)
 		mv "$${pair#*:}.new" "$${pair#*:}"; \
 		echo "wrote $${pair#*:}"; \
 	done
+
+link-order:
+	scripts/link-order
 
 bench: $(binary)
 	benches/run $(binary)
