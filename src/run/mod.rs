@@ -22,19 +22,17 @@ use crate::lock::holder::Holder;
 use crate::lock::lease::{Lease, Ttl};
 use crate::lock::token::Token;
 use crate::report;
-use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{self, Claim, Grant, Release, Store};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::parent::{self, ForkSide};
-use crate::supervise::{Launch, Running};
+use crate::supervise::{Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use acquire::Patience;
 use enclosing::EnclosingLocks;
 use outcome::Outcome;
 use renewer::{Renewer, SharedStore};
-use start::{Begun, Start};
 
 /// Runs `plan`, with the signals that were taken over. Returns an error of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
@@ -101,17 +99,17 @@ impl<'a> Run<'a> {
     /// Acquires the lock, runs COMMAND and releases the lock. On a store of leases this is the guardian's work.
     fn carry_out(self, mut store: Box<dyn Store>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
         let launch = self.launch();
-        let mut start = match Start::new(self.plan, &launch, signals, guardian) {
-            Ok(start) => start,
-            Err(why) => return Ok(self.report_not_started(why)),
+        let (mut prepared, renewer) = match self.prepare(&launch, signals, guardian) {
+            Ok(prepared) => prepared,
+            Err(outcome) => return Ok(outcome),
         };
-        let grant = match self.acquire(&mut *store, signals, &mut start, guardian) {
+        let grant = match self.acquire(&mut *store, signals, &mut prepared, guardian) {
             Ok(grant) => grant,
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
-        let Begun { mut running, renewer } = match self.begin(start, &grant, signals, guardian) {
-            Ok(begun) => begun,
+        let mut running = match self.start(prepared, &grant, signals, guardian) {
+            Ok(running) => running,
             Err(outcome) => {
                 self.release(&mut *store, Release::at_once(None));
                 return Ok(outcome);
@@ -141,38 +139,21 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Acquires the lock, or reserves the next value of a sequence, for the `start`.
+    /// Acquires the lock, or reserves the next value of a sequence, which `prepared` gets as a variable.
     fn acquire(
         &self,
         store: &mut dyn Store,
         signals: &Signals,
-        start: &mut Start<'_>,
+        prepared: &mut Prepared<'_>,
         guardian: Option<&Guardian>,
     ) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
             let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.reporter, signals)?;
-            start.set_value(&value);
+            prepared.set(VALUE, &value);
             return Ok(grant);
         }
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
         acquire::acquire(store, &self.claim, patience, &self.enclosing, &self.reporter, signals, guardian)
-    }
-
-    /// Starts COMMAND under the lock, unless a signal has come that ends lockrun. If COMMAND has not begun, that is reported.
-    fn begin(
-        &self,
-        start: Start<'_>,
-        grant: &Grant,
-        signals: &Signals,
-        guardian: Option<&Guardian>,
-    ) -> Result<Begun, Outcome> {
-        if let Some(signal) = start::await_lockrun(guardian, signals) {
-            self.reporter.tell(Event::Interrupted(signal));
-            return Err(Outcome::terminated_by(signal));
-        }
-        let begun = start.begin(grant).map_err(|why| self.report_not_started(why))?;
-        self.reporter.tell(Event::Started { program: &self.program() });
-        Ok(begun)
     }
 
     /// Starts to renew the lock, if it has to be renewed.

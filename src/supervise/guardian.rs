@@ -17,10 +17,10 @@ use super::entry;
 use super::exit;
 use super::last_line::{LastLine, Wake};
 use super::process;
-use super::spawn::{Failure, Ready, Setup};
+use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::Tree;
-use super::{Granted, Launch};
+use super::{Launch, Running};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::{Alarm, Moment};
@@ -67,44 +67,42 @@ impl Guardian {
     }
 }
 
-/// What the guardian needs to start COMMAND.
-pub struct Prepared<'a> {
-    guardian: &'a Guardian,
-    ready: Ready,
+/// What the guardian starts and supervises COMMAND with.
+pub(super) struct Guard {
+    lockrun: Lockrun,
+    has_terminal: bool,
     alarm: Alarm,
+    /// Our end of the renewer's channel, and the renewer's.
     orders: (RenewerChannel, RenewerChannel),
-    last_line: LastLine,
+    /// Until COMMAND has ended.
+    last_line: Option<LastLine>,
+    /// Until COMMAND has started.
     place: Option<Place>,
 }
 
-impl<'a> Prepared<'a> {
-    /// Gets it for the `guardian`, before the lock is ours. Fails if no descriptor or no timer is left.
-    pub fn new(guardian: &'a Guardian, ready: Ready) -> Result<Self, Failure> {
-        Ok(Prepared {
-            guardian,
-            ready,
+impl Guard {
+    /// Obtains all of it, before the lock is granted. Fails if no descriptor or no timer is left.
+    pub(super) fn new(guardian: &Guardian) -> Result<Self, Failure> {
+        Ok(Guard {
+            lockrun: guardian.lockrun.clone(),
+            has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             orders: RenewerChannel::pair().map_err(Failure::Preparing)?,
-            last_line: LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?,
+            last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?),
             place: Place::find(),
         })
     }
 
-    /// COMMAND itself.
-    pub fn ready(&mut self) -> &mut Ready {
-        &mut self.ready
-    }
-
-    /// Starts COMMAND under this grant as `launch` says, if lockrun is still there and there is time for it before the
-    /// `deadline`. If that `ends_command`, COMMAND is ended in time; otherwise only when lockrun dies.
-    pub fn start(
+    /// Starts COMMAND if lockrun is still alive and the `deadline`, if there is one, leaves time for it. If the deadline
+    /// `ends_command`, COMMAND is ended by then; otherwise only when lockrun dies.
+    pub(super) fn start(
         mut self,
+        mut exec: Exec,
+        launch: &Launch,
         deadline: Option<Deadline>,
         ends_command: bool,
-        granted: Granted,
-        launch: &Launch,
-    ) -> Result<Guarded, Failure> {
-        let lockrun = &self.guardian.lockrun;
+    ) -> Result<Running, Failure> {
+        let lockrun = &self.lockrun;
         if lockrun.is_dead() {
             return Err(Failure::Orphaned);
         }
@@ -112,77 +110,40 @@ impl<'a> Prepared<'a> {
             return Err(Failure::TooLate);
         }
         let ends_at = deadline.filter(|_| ends_command);
-        self.last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
-        // Before COMMAND can begin: if this process dies from here on, lockrun must look for COMMAND.
+        if let Some(last_line) = &mut self.last_line {
+            last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
+        }
+        // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND.
         lockrun.link.tell(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
-        let cgroup = self.place.as_ref().and_then(Place::make);
+        let place = self.place.take();
+        let cgroup = place.as_ref().and_then(Place::make);
         let setup = Setup {
-            own_group: !self.guardian.has_terminal,
+            own_group: !self.has_terminal,
             dies_with_parent: true,
             not_after: deadline.map(|deadline| deadline.term_at),
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
-        let started = Tree::start(&mut self.ready, setup, cgroup, granted);
-        // It may have been told to stop, and have put that off.
+        let started = Tree::start(&mut exec, setup, cgroup);
+        // A signal to stop may have come meanwhile, and lockrun may have put it off.
         let tree = started.inspect_err(|_| lockrun.link.tell_now(GuardianMessage::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
-        // COMMAND may be about to begin on this processor. It goes first.
+        // COMMAND may be about to run on this processor. It goes first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
         lockrun.link.tell_now(GuardianMessage::Started(tree.command()));
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
-        let (lockrun, last_line) = (lockrun.clone(), Some(self.last_line));
-        Ok(Guarded { lockrun, supervisor, alarm: self.alarm, orders: self.orders, last_line })
-    }
-}
-
-/// COMMAND, under a lease.
-pub struct Guarded {
-    lockrun: Lockrun,
-    supervisor: Supervisor,
-    alarm: Alarm,
-    /// Our end of what the renewer tells us through, and the renewer's.
-    orders: (RenewerChannel, RenewerChannel),
-    /// Until COMMAND has ended.
-    last_line: Option<LastLine>,
-}
-
-/// What the renewer of a lease tells the guardian through, and lockrun.
-#[derive(Clone)]
-pub struct Control {
-    lockrun: Lockrun,
-    orders: RenewerChannel,
-}
-
-impl Control {
-    /// The lease was renewed: what it allows now.
-    pub fn renewed(&self, deadline: Deadline) {
-        self.orders.order(RenewerMessage::Renewed(deadline));
-        self.lockrun.link.tell_now(GuardianMessage::Allowed(deadline));
+        Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }
 
-    /// The lease is lost: COMMAND must be ended.
-    pub fn lost(&self) {
-        self.orders.order(RenewerMessage::Lost);
-    }
-
-    /// Whether lockrun is stopped: then its run is not to go on past the lease.
-    pub fn is_stopped(&self) -> bool {
-        self.lockrun.is_stopped()
-    }
-}
-
-impl Guarded {
-    /// Where renewals are reported.
+    /// Returns where renewals are reported.
     pub(super) fn control(&self) -> Control {
         Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
     }
 
-    /// Waits for COMMAND, for what the renewer says, for signals and for lockrun's death, until all is over.
-    pub(super) fn until_the_end(&mut self, signals: &Signals) -> Finished {
-        let supervisor = &mut self.supervisor;
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over.
+    pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Finished {
         let mut orphaned = false;
         let finished = loop {
             // What lockrun was sent it sends on; and COMMAND, which knows this process as its parent, means lockrun.
@@ -225,6 +186,31 @@ impl Guarded {
         self.last_line = None;
         self.lockrun.link.tell(GuardianMessage::Finished(finished));
         finished
+    }
+}
+
+/// Where the renewer of a lease reports to: the guardian, and lockrun.
+#[derive(Clone)]
+pub struct Control {
+    lockrun: Lockrun,
+    orders: RenewerChannel,
+}
+
+impl Control {
+    /// Reports that the lease was renewed, and until when.
+    pub fn renewed(&self, deadline: Deadline) {
+        self.orders.order(RenewerMessage::Renewed(deadline));
+        self.lockrun.link.tell_now(GuardianMessage::Allowed(deadline));
+    }
+
+    /// Reports that the lease is lost: COMMAND must be ended.
+    pub fn lost(&self) {
+        self.orders.order(RenewerMessage::Lost);
+    }
+
+    /// Returns whether lockrun is stopped: then its run must not continue past the lease.
+    pub fn is_stopped(&self) -> bool {
+        self.lockrun.is_stopped()
     }
 }
 

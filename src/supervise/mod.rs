@@ -26,12 +26,15 @@ use std::time::Duration;
 
 pub use exit::{end_as, end_now};
 pub use process::are_visible as processes_are_visible;
-pub use spawn::{Failure as StartFailure, Ready, VALUE};
+pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
 pub use supervisor::{Finished, Why};
 
 use crate::lock::ending::Ending;
+use crate::lock::lease::Deadline;
 use crate::sys::signals::Signals;
-use guardian::Guarded;
+use guardian::{Guard, Guardian};
+use spawn::Exec;
+use supervisor::Supervisor;
 
 /// What is done about processes that COMMAND left behind when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,43 +62,57 @@ pub struct Launch {
     pub descendants: Descendants,
 }
 
-/// The variables that describe the grant to COMMAND: known only when the lock is ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// The fencing token.
-    pub fence: u64,
-    /// The slot, if there are several.
-    pub slot: Option<u32>,
+/// COMMAND before its start: everything that can be obtained before the lock is granted.
+pub struct Prepared<'a> {
+    launch: &'a Launch,
+    exec: Exec,
+    /// What the guardian supervises it with; `None` if it becomes a child of lockrun itself.
+    guard: Option<Guard>,
+}
+
+impl<'a> Prepared<'a> {
+    /// Prepares to start `launch` in this process, which is the `guardian` if there is one. Fails if no descriptor or no timer
+    /// is left.
+    pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
+        let exec = Exec::new(launch, signals);
+        Ok(Prepared { launch, exec, guard: guardian.map(Guard::new).transpose()? })
+    }
+
+    /// Sets the variable `name` in COMMAND's environment.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.exec.set(name, value);
+    }
+
+    /// Starts COMMAND under a lock that was granted: under a lease with this `deadline`, if there is one. If the deadline
+    /// `ends_command`, COMMAND is ended by then; otherwise it only must not start after it.
+    pub fn start(self, deadline: Option<Deadline>, ends_command: bool) -> Result<Running, StartFailure> {
+        match self.guard {
+            Some(guard) => guard.start(self.exec, self.launch, deadline, ends_command),
+            None => direct::start(self.exec, self.launch),
+        }
+    }
 }
 
 /// COMMAND, running. Ends only by [`Running::until_the_end`].
-pub enum Running {
-    /// Under a lock that the kernel holds, and passes on to COMMAND.
-    Direct(direct::Direct),
-    /// Under a lease.
-    Guarded(Guarded),
+pub struct Running {
+    supervisor: Supervisor,
+    has_terminal: bool,
+    /// Under a lease. Without it, the kernel holds the lock and passes it on to COMMAND.
+    guard: Option<Guard>,
 }
 
 impl Running {
-    /// Starts COMMAND as this process's own child, under a lock that the kernel holds and passes on to COMMAND.
-    pub fn direct(ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, StartFailure> {
-        direct::Direct::start(ready, launch, granted).map(Running::Direct)
-    }
-
-    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended. Once.
+    /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. To be called once.
     pub fn until_the_end(&mut self, signals: &Signals) -> nix::Result<Finished> {
-        match self {
-            Running::Direct(direct) => direct.until_the_end(signals),
-            Running::Guarded(guarded) => Ok(guarded.until_the_end(signals)),
+        match &mut self.guard {
+            Some(guard) => Ok(guard.watch(&mut self.supervisor, signals)),
+            None => direct::watch(&mut self.supervisor, self.has_terminal, signals),
         }
     }
 
-    /// Where the renewer of a lease reports to, if there is one.
+    /// Returns where the renewer of a lease reports to, if there is a lease.
     pub fn control(&self) -> Option<guardian::Control> {
-        match self {
-            Running::Direct(_) => None,
-            Running::Guarded(guarded) => Some(guarded.control()),
-        }
+        self.guard.as_ref().map(Guard::control)
     }
 }
 

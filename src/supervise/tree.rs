@@ -11,12 +11,11 @@ use libc::{c_int, pid_t};
 use nix::errno::Errno;
 use nix::sys::prctl;
 
-use super::Granted;
 use super::cgroup::Cgroup;
 use super::ending;
 use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
-use super::spawn::{self, Ready, Setup};
+use super::spawn::{self, Exec, Setup};
 use crate::lock::ending::Ending;
 use crate::sys::signals;
 
@@ -56,16 +55,11 @@ pub(super) enum Motion {
 }
 
 impl Tree {
-    /// Makes this process a child subreaper, and starts COMMAND under the lock that was `granted`.
-    pub(super) fn start(
-        ready: &mut Ready,
-        setup: Setup,
-        mut cgroup: Option<Cgroup>,
-        granted: Granted,
-    ) -> Result<Self, spawn::Failure> {
+    /// Makes this process a child subreaper and starts COMMAND.
+    pub(super) fn start(exec: &mut Exec, setup: Setup, mut cgroup: Option<Cgroup>) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let before = Preexisting::note(setup.own_group);
-        let started = ready.spawn(setup, granted);
+        let started = exec.spawn(setup);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
             if started.is_err() {
