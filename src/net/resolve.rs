@@ -10,10 +10,10 @@ use nix::poll::PollFlags;
 use super::stream::await_ready;
 use crate::sys::clock::Moment;
 
-/// The addresses of `host`; fails with `TimedOut` at `deadline`.
+/// Returns the addresses of `host`. Fails with `TimedOut` at `deadline`.
 ///
-/// Names are looked up by getent(1) and not by the C library: lockrun is a static program, which cannot load the system's
-/// name service modules, and a child can be given up on at the deadline, which a call cannot.
+/// Names are looked up by getent(1) and not by the C library: lockrun is a static program, which cannot load the system's name
+/// service modules, and a child process can be abandoned at the deadline, which a library call cannot.
 pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
@@ -22,7 +22,7 @@ pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
     let mut command = Command::new("getent");
-    // Out of reach of a Ctrl-C, which is for lockrun to see.
+    // Out of reach of a Ctrl-C, which lockrun handles.
     command.process_group(0);
     command.args(["ahosts", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut getent = command.spawn().map_err(|error| {

@@ -27,7 +27,7 @@ impl Run<'_> {
             }
             StartFailure::NoTimer => (
                 format!(
-                    "cannot have a timer that ends {program} with its lease: too many signals are pending for this user; raise \
+                    "cannot create the timer that ends {program} with its lease: too many signals are pending for this user; raise \
                      the limit (ulimit -i)"
                 ),
                 Outcome::Failed,
@@ -55,12 +55,12 @@ impl Run<'_> {
         self.reporter.tell(Event::Finished(finished.command));
     }
 
-    /// The program that is run, made safe to show.
+    /// Returns the program, escaped for messages.
     pub(super) fn program(&self) -> String {
         escaped(&self.plan.argv[0].to_string_lossy())
     }
 
-    /// The lock's name, made safe to show.
+    /// Returns the lock's name, escaped for messages.
     pub(super) fn key(&self) -> String {
         escaped(self.plan.key.as_str())
     }

@@ -34,7 +34,7 @@ use enclosing::EnclosingLocks;
 use outcome::Outcome;
 use renewer::{Renewer, SharedStore};
 
-/// Runs `plan`, with the signals that were taken over. Returns an error of lockrun's own.
+/// Carries out `plan`. Fails if lockrun itself fails.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let store = match store::open(plan.store.clone(), plan.terms.store_timeout) {
         Ok(store) => store,
@@ -51,7 +51,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     }
     match parent::fork().context("cannot start the guardian, a process of lockrun's own")? {
         ForkSide::Guardian(guardian) => {
-            // In another PID namespace than lockrun, if one was made for lockrun's children (unshare --pid without --fork).
+            // The guardian is in another PID namespace if one was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);
             let done = checked.and_then(|()| Run::new(plan, claim).carry_out(store, signals, Some(&guardian)));
             let outcome = done.unwrap_or_else(|error| {
@@ -67,7 +67,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     }
 }
 
-/// What the run asks of the store.
+/// Returns the run's claim to the lock.
 fn claim(plan: &Plan) -> Claim {
     Claim {
         key: plan.key.clone(),
@@ -89,14 +89,14 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Opens the event log, which has a thread of its own: call it in the process that reports, after a fork.
+    /// Opens the event log, which has a thread: to be called after the fork, in the process that reports.
     fn new(plan: &'a Plan, claim: Claim) -> Self {
         let reporter =
             Reporter::new(plan.key.clone(), plan.verbosity).with_event_log(plan.events.as_deref(), &claim.holder);
         Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter: Arc::new(reporter) }
     }
 
-    /// Acquires the lock, runs COMMAND and releases the lock. On a store of leases this is the guardian's work.
+    /// Acquires the lock, runs COMMAND and releases the lock. On a store with leases the guardian does this.
     fn carry_out(self, mut store: Box<dyn Store>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
         let launch = self.launch();
         let (mut prepared, renewer) = match self.prepare(&launch, signals, guardian) {
@@ -120,12 +120,12 @@ impl<'a> Run<'a> {
         let finished = running.until_the_end(signals).context("cannot wait for the command")?;
         let mut store = store.take_back();
         self.finish(&mut *store, finished, self.release_after(finished, granted_at));
-        // Only now: nobody who waits for the lock has to wait for a thread of ours.
+        // Only now, so that no waiter waits for this thread.
         renewer.map_or(Ok(()), Renewer::finish)?;
         Ok(Outcome::of(finished))
     }
 
-    /// How COMMAND is to be run.
+    /// Returns how to run COMMAND.
     fn launch(&self) -> Launch {
         let (key, token) = (self.plan.key.as_str().to_owned(), self.claim.token.as_str().to_owned());
         let mut env = vec![("LOCKRUN_KEY", key), (enclosing::TOKEN, token)];
@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
         acquire::acquire(store, &self.claim, patience, &self.enclosing, &self.reporter, signals, guardian)
     }
 
-    /// Starts to renew the lock, if it has to be renewed.
+    /// Starts to renew the lease, if it has to be renewed.
     fn renew(
         &self,
         store: &SharedStore,

@@ -1,4 +1,4 @@
-//! How a run releases its lock, and what is reported of it.
+//! How a run releases its lock and reports it.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ impl Run<'_> {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.tell(Event::Failed { why });
         } else if finished.why == Some(Why::Lost) {
-            // Something of it may be left in the store. That this may fail as well is no news.
+            // Parts of it may be left in the store. If this fails as well, the loss was already reported.
             let _ = store.release(&self.claim.key, &self.claim.token, Release::at_once(finished.command));
         } else {
             self.release(store, how);
         }
     }
 
-    /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` so. A COMMAND that had to be
+    /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` in this way. A COMMAND that had to be
     /// stopped has failed, whatever its status.
     pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
         let succeeded = Outcome::of(finished) == Outcome::Ended(Ending::Exited(0));
@@ -77,7 +77,7 @@ impl Run<'_> {
         });
     }
 
-    /// Returns what it means that the lock is free without a record of the run.
+    /// Returns the consequence of a lock that is free without a record of the run.
     fn what_is_lost(&self, how: Release) -> String {
         let what = match &self.plan.sequence {
             Some(_) => format!("the value of the sequence \"{}\"", self.key()),

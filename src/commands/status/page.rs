@@ -1,4 +1,4 @@
-//! All that is known of one key, for people.
+//! The full status of one key, for people.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::words::{between, ending, moment, span};
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 
-/// The text, with an end of line.
+/// Returns the page, with an end of line.
 pub(super) fn text(status: &KeyStatus) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -23,7 +23,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
                 format!("revoked; free when its command has been stopped, in {} at the latest", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),
-            None => "no lease that ends".into(),
+            None => "the lease never expires".into(),
         };
         let part = match &holding.value {
             Some(value) => format!("value {}", escaped(value)),
@@ -53,7 +53,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
     text
 }
 
-/// A moment as in `2026-11-21 04:30:00Z`.
+/// Formats a moment as in `2026-11-21 04:30:00Z`.
 fn time(unix_ms: u64) -> String {
     let time = humantime::format_rfc3339_seconds(moment(unix_ms)).to_string();
     time.replace('T', " ")
