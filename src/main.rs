@@ -86,9 +86,9 @@ fn worded(error: clap::Error, words: Vec<OsString>) -> clap::Error {
 fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
         let definition = subcommand.definition();
-        let mut tied = cli::normalize_wait(&definition, words[1..].to_vec());
-        tied.insert(0, word.to_owned());
-        return match definition.try_get_matches_from(tied) {
+        let mut words_after = cli::normalize_wait(&definition, words[1..].to_vec());
+        words_after.insert(0, word.to_owned());
+        return match definition.try_get_matches_from(words_after) {
             Ok(matches) => commands::run(subcommand, &settings(&matches)?),
             Err(error) => Ok(explain(&error)),
         };

@@ -126,7 +126,7 @@ impl EventLog {
             _ => error.to_string(),
         };
         report::say(&format!(
-            "warning: cannot write events to {}: {why}; the run goes on",
+            "warning: cannot write events to {}: {why}; the run continues",
             escaped(&self.path.to_string_lossy())
         ));
     }

@@ -1,4 +1,4 @@
-//! COMMAND as lockrun's own child: no thread, no further process.
+//! COMMAND as lockrun's own child: no thread, no other process.
 
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
@@ -27,7 +27,7 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
     loop {
-        for signal in stops.take_in(signals) {
+        for signal in stops.take_pending(signals) {
             supervisor.forward(signal);
         }
         if let Some(motion) = supervisor.reap() {
@@ -36,7 +36,7 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);
         }
-        // What was just reaped is how it is.
+        // COMMAND's state is up to date: it was just reaped.
         if stops.follows(Moment::now(), || true) {
             signals::stop_self();
             continue;

@@ -1,7 +1,7 @@
-//! Where the process begins.
+//! The entry point of the process.
 //!
-//! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit
-//! both. So the C entry point is ours, and COMMAND finds everything as it was.
+//! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit both. So
+//! lockrun has its own C entry point, and COMMAND finds everything as it was.
 
 #[cfg(not(test))]
 use std::ffi::CStr;
@@ -21,7 +21,7 @@ extern "C" fn main(count: libc::c_int, words: *const *const libc::c_char) -> lib
     crate::main_story()
 }
 
-/// The memory of the command line: where its first word begins, and its length in bytes with the last NUL.
+/// The memory of the command line: its start, and its length in bytes with the last NUL.
 static COMMAND_LINE: (AtomicPtr<u8>, AtomicUsize) = (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0));
 
 /// Notes where the command line is, for [`set_command_line`].
@@ -41,7 +41,7 @@ unsafe fn note_command_line(count: libc::c_int, words: *const *const libc::c_cha
         let words = std::slice::from_raw_parts(words, count);
         let (start, mut length) = (words[0], 0);
         for word in words {
-            // The kernel stores the words one behind the other. What is stored elsewhere is not what /proc shows.
+            // The kernel stores the words one behind the other, and /proc shows no others.
             if *word != start.add(length) {
                 break;
             }
@@ -53,8 +53,8 @@ unsafe fn note_command_line(count: libc::c_int, words: *const *const libc::c_cha
     COMMAND_LINE.1.store(length, Ordering::Relaxed);
 }
 
-/// Overwrites the command line that /proc shows of this process with `line`, cut off where the old one ends. Nothing of the old one is
-/// left. Call it while the process has one thread; [`std::env::args`] must not be used afterwards.
+/// Overwrites the command line that /proc shows for this process with `line`, truncated to the length of the old one, of which nothing
+/// is left. To be called while the process has one thread; [`std::env::args`] must not be used afterwards.
 #[allow(unsafe_code)]
 pub(super) fn set_command_line(line: &str) {
     let (start, length) = (COMMAND_LINE.0.load(Ordering::Relaxed), COMMAND_LINE.1.load(Ordering::Relaxed));
@@ -71,15 +71,15 @@ pub(super) fn set_command_line(line: &str) {
     }
 }
 
-/// Whether standard output was closed when lockrun started: what is written there is seen by nobody.
+/// Returns whether standard output was closed when lockrun started, so that output to it is lost.
 pub fn stdout_was_closed() -> bool {
-    // Only what was filled in here is closed on exec.
+    // Only a descriptor that [`fill_closed_standard_streams`] opened is closed on exec.
     fcntl(std::io::stdout(), FcntlArg::F_GETFD)
         .is_ok_and(|flags| FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC))
 }
 
-/// Puts /dev/null on every standard descriptor that is closed, for lockrun alone: a file or socket of ours must never
-/// become standard error. The descriptors close again in COMMAND.
+/// Opens /dev/null on every closed standard descriptor, for lockrun alone: none of its files or sockets must become standard
+/// error. These descriptors are closed again in COMMAND.
 pub fn fill_closed_standard_streams() {
     use nix::fcntl::{OFlag, open};
     use nix::sys::stat::Mode;

@@ -27,42 +27,42 @@ use crate::sys::clock::{Alarm, Moment};
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 
-/// The guardian, as it knows itself.
+/// The guardian's own state.
 pub struct Guardian {
     lockrun: Lockrun,
     has_terminal: bool,
     wake: Arc<Wake>,
 }
 
-/// lockrun, as its guardian sees it.
+/// The guardian's view of lockrun.
 #[derive(Clone)]
 struct Lockrun {
     pid: pid_t,
     link: Link,
-    /// What /proc tells of it, open: it is asked for while others wait.
+    /// Its open stat file in /proc, which is read while waiters wait.
     stat: Option<Arc<File>>,
 }
 
 impl Guardian {
-    /// What the child is that was just forked by `lockrun`.
+    /// Makes this process, which lockrun with the process id `pid` has just forked, the guardian.
     pub(super) fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
         // A name and a command line of its own: neither `killall -9 lockrun` nor `pkill -9 -f lockrun` must take both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
-        // What it does for lockrun ends with it; if this comes too early or is ignored, the link tells the same.
+        // The guardian ends with lockrun. If this signal comes too early or is ignored, the closed link shows the same.
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
         let stat = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new);
         Guardian { lockrun: Lockrun { pid, link, stat }, has_terminal, wake: Arc::new(wake) }
     }
 
-    /// Whether lockrun is stopped.
+    /// Returns whether lockrun is stopped.
     pub fn is_stopped(&self) -> bool {
         self.lockrun.is_stopped()
     }
 
-    /// Says that nothing is left to be guarded, and ends as lockrun is to end.
+    /// Tells lockrun how to end, and ends in the same way.
     pub fn end(self, ending: Ending) -> ! {
-        self.lockrun.link.tell_now(GuardianMessage::Over(ending));
+        self.lockrun.link.send_now(GuardianMessage::Over(ending));
         exit::end_now(ending)
     }
 }
@@ -114,7 +114,7 @@ impl Guard {
             last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
         }
         // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND.
-        lockrun.link.tell(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
+        lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
         let place = self.place.take();
         let cgroup = place.as_ref().and_then(Place::make);
         let setup = Setup {
@@ -124,15 +124,15 @@ impl Guard {
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
         let started = Tree::start(&mut exec, setup, cgroup);
-        // A signal to stop may have come meanwhile, and lockrun may have put it off.
-        let tree = started.inspect_err(|_| lockrun.link.tell_now(GuardianMessage::NotStarted))?;
+        // lockrun may have put off a signal to stop meanwhile.
+        let tree = started.inspect_err(|_| lockrun.link.send_now(GuardianMessage::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
         // COMMAND may be about to run on this processor. It goes first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
-        lockrun.link.tell_now(GuardianMessage::Started(tree.command()));
+        lockrun.link.send_now(GuardianMessage::Started(tree.command()));
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
         Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }
@@ -146,7 +146,7 @@ impl Guard {
     pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Finished {
         let mut orphaned = false;
         let finished = loop {
-            // What lockrun was sent it sends on; and COMMAND, which knows this process as its parent, means lockrun.
+            // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun.
             while let Some(caught) = signals.next() {
                 if caught.sent {
                     supervisor.forward(caught.signal);
@@ -156,7 +156,7 @@ impl Guard {
                 match order {
                     RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
-                        // If the timer cannot be moved, it fires early.
+                        // If the timer cannot be moved, it fires early, which is safe.
                         let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
                     }
                     RenewerMessage::Lost => supervisor.end(Why::Lost, Moment::now()),
@@ -167,7 +167,7 @@ impl Guard {
                 supervisor.end(Why::Orphaned, Moment::now());
             }
             if let Some(motion) = supervisor.reap() {
-                self.lockrun.link.tell_now(GuardianMessage::Moved(motion));
+                self.lockrun.link.send_now(GuardianMessage::Moved(motion));
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
@@ -175,7 +175,7 @@ impl Guard {
             // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
             let (alarm, orders) = (readable(&self.alarm), readable(&self.orders.0));
-            // A link that has closed would be readable for ever.
+            // A closed link would be readable for ever.
             let _ = if orphaned {
                 poll(&mut [readable(signals), alarm, orders], PollTimeout::NONE)
             } else {
@@ -184,7 +184,7 @@ impl Guard {
         };
         supervisor.dismiss();
         self.last_line = None;
-        self.lockrun.link.tell(GuardianMessage::Finished(finished));
+        self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
     }
 }
@@ -199,13 +199,13 @@ pub struct Control {
 impl Control {
     /// Reports that the lease was renewed, and until when.
     pub fn renewed(&self, deadline: Deadline) {
-        self.orders.order(RenewerMessage::Renewed(deadline));
-        self.lockrun.link.tell_now(GuardianMessage::Allowed(deadline));
+        self.orders.send(RenewerMessage::Renewed(deadline));
+        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
     }
 
     /// Reports that the lease is lost: COMMAND must be ended.
     pub fn lost(&self) {
-        self.orders.order(RenewerMessage::Lost);
+        self.orders.send(RenewerMessage::Lost);
     }
 
     /// Returns whether lockrun is stopped: then its run must not continue past the lease.
@@ -222,14 +222,14 @@ impl AsFd for Guardian {
 }
 
 impl Lockrun {
-    /// Where /proc does not tell, it goes on as far as we know.
+    /// Returns whether it is stopped; without /proc it is assumed to run.
     fn is_stopped(&self) -> bool {
         let mut line = [0; 512];
         let read = self.stat.as_ref().and_then(|stat| stat.read_at(&mut line, 0).ok()).unwrap_or(0);
         process::state(&line[..read]) == Some(b'T')
     }
 
-    /// Whether it has died. It tells us nothing, so there is nothing else to hear.
+    /// Returns whether it has died. It sends no messages, so a closed link is all that there is to notice.
     fn is_dead(&self) -> bool {
         self.link.is_closed()
     }

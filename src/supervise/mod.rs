@@ -1,8 +1,8 @@
-//! COMMAND as processes: started, signalled, watched, ended, reaped. The only unsafe code is below here.
+//! COMMAND's processes: starting, signalling, watching, ending and reaping them. The unsafe code is here and in `sys`.
 //!
-//! One process is COMMAND's parent, and it alone signals and reaps what COMMAND started, so that a process id is never
-//! used after it was given back. On a store whose lock the kernel holds (files) that is lockrun itself; on a store with
-//! leases it is the [`guardian`], with lockrun, its [`parent`], in front of it: each ends COMMAND in time if the other cannot.
+//! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
+//! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
+//! [`guardian`], a child of lockrun, which is then its [`parent`]: each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;
@@ -36,29 +36,29 @@ use guardian::{Guard, Guardian};
 use spawn::Exec;
 use supervisor::Supervisor;
 
-/// What is done about processes that COMMAND left behind when it ended.
+/// What to do with processes that COMMAND leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descendants {
-    /// Leave them alone, and release the lock.
+    /// Release the lock and leave them alone.
     Leave,
-    /// Hold the lock until the last of them has gone.
+    /// Hold the lock until the last of them has ended.
     Wait,
     /// End them, then release the lock.
     Kill,
 }
 
-/// How COMMAND is run.
+/// How to run COMMAND.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The program and its arguments; the program is searched for in `PATH` as execvp(3) does.
     pub argv: Vec<OsString>,
-    /// Variables that are set for it beside lockrun's own environment.
+    /// Variables that are set for it in addition to lockrun's own environment.
     pub env: Vec<(&'static str, String)>,
-    /// The time that it has from TERM to KILL when it has to be ended.
+    /// The time from TERM to KILL when it has to be ended.
     pub kill_after: Duration,
     /// How long it may run.
     pub max_runtime: Option<Duration>,
-    /// What is done about what it leaves behind.
+    /// What to do with processes that it leaves behind.
     pub descendants: Descendants,
 }
 
@@ -66,7 +66,7 @@ pub struct Launch {
 pub struct Prepared<'a> {
     launch: &'a Launch,
     exec: Exec,
-    /// What the guardian supervises it with; `None` if it becomes a child of lockrun itself.
+    /// The guardian's share; `None` if COMMAND becomes a child of lockrun itself.
     guard: Option<Guard>,
 }
 
@@ -116,7 +116,7 @@ impl Running {
     }
 }
 
-/// The ending that a wait status stands for, if it stands for one.
+/// Returns the ending that a wait status stands for, if any.
 fn ending(status: i32) -> Option<Ending> {
     if libc::WIFEXITED(status) {
         Some(Ending::Exited(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX)))

@@ -54,7 +54,7 @@ on_every_store!(another_holders_fence_changes_nothing, |store| {
     let second = token(store, "fence", &["--ttl", "10m"]);
     for other in [old, fence(store, "fence") + 1, 0] {
         let output = break_lock(store, "fence", &["--fence", &other.to_string()]).exited(75);
-        output.printed("").said("is not held under that fence, and stays with ");
+        output.printed("").said("is not held under that fence: it stays with ");
     }
     renew(store, "fence", &second, &[]).exited(0).silent();
     break_lock(store, "fence", &["--fence", "one"]).exited(64).said("not a fence");
