@@ -43,8 +43,8 @@ fn main_story() -> libc::c_int {
         // any other.
         supervise::end_now(Outcome::Failed.ending());
     }));
-    let words = std::env::args_os().skip(1).collect();
-    let outcome = dispatch(words).unwrap_or_else(|error| {
+    let args = std::env::args_os().skip(1).collect();
+    let outcome = dispatch(args).unwrap_or_else(|error| {
         report::error(&error);
         if error.is::<UsageError>() { Outcome::BadUsage } else { Outcome::Failed }
     });
@@ -56,39 +56,39 @@ fn main_story() -> libc::c_int {
 const _: fn() -> libc::c_int = main_story;
 
 /// Carries out the command line. A first word that is not an option names a subcommand.
-fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
-    match words.first() {
-        Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), words),
-        _ => run(words),
+fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
+    match args.first() {
+        Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), args),
+        _ => run(args),
     }
 }
 
 /// Runs a command under a lock.
-fn run(words: Vec<OsString>) -> Result<Outcome> {
+fn run(args: Vec<OsString>) -> Result<Outcome> {
     let definition = cli::command();
-    let mut words = cli::normalize_wait(&definition, words);
-    words.insert(0, "lockrun".into());
-    let matches = match definition.try_get_matches_from(&words) {
+    let mut args = cli::normalize_wait(&definition, args);
+    args.insert(0, "lockrun".into());
+    let matches = match definition.try_get_matches_from(&args) {
         Ok(matches) => matches,
-        Err(error) => return Ok(explain(&worded(error, words))),
+        Err(error) => return Ok(explain(&with_full_texts(error, args))),
     };
     let plan = plan::make(&settings(&matches)?)?;
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
 /// Returns the parser's message about a run's command line, worded by the full definition.
-fn worded(error: clap::Error, words: Vec<OsString>) -> clap::Error {
+fn with_full_texts(error: clap::Error, args: Vec<OsString>) -> clap::Error {
     let definition = if error.kind() == ErrorKind::DisplayHelp { cli::all() } else { cli::documented() };
-    definition.try_get_matches_from(words).err().unwrap_or(error)
+    definition.try_get_matches_from(args).err().unwrap_or(error)
 }
 
-/// Runs the subcommand that `word`, the first of `words`, names.
-fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
+/// Runs the subcommand that `word`, the first of `args`, names.
+fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
         let definition = subcommand.definition();
-        let mut words_after = cli::normalize_wait(&definition, words[1..].to_vec());
-        words_after.insert(0, word.to_owned());
-        return match definition.try_get_matches_from(words_after) {
+        let mut after = cli::normalize_wait(&definition, args[1..].to_vec());
+        after.insert(0, word.to_owned());
+        return match definition.try_get_matches_from(after) {
             Ok(matches) => commands::run(subcommand, &settings(&matches)?),
             Err(error) => Ok(explain(&error)),
         };
@@ -98,7 +98,7 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
         Some(cli::GENERATE) => cli::generate(),
         _ => return Err(unknown(word).into()),
     };
-    let matches = match definition.try_get_matches_from(words) {
+    let matches = match definition.try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return Ok(explain(&error)),
     };

@@ -9,14 +9,14 @@ mod descriptions;
 mod options;
 mod run;
 mod subcommands;
-mod words;
+mod wait_option;
 
 use clap::{Arg, Command};
 
 use descriptions::described;
 pub use run::command;
 pub use subcommands::Subcommand;
-pub use words::normalize_wait;
+pub use wait_option::normalize_wait;
 
 /// The subcommand that prints the help of another.
 pub const HELP: &str = "help";

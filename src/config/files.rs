@@ -136,11 +136,11 @@ fn open(path: &Path) -> Result<Option<File>> {
 }
 
 /// Returns the error for a file that cannot be read: a usage error, except if the system has run out of a resource.
-fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
-    let wrong = UsageError::from(format!("cannot read {}: {error}", escaped(&path.to_string_lossy())));
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(wrong.to_string()),
-        _ => wrong.into(),
+fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
+    let error = UsageError::from(format!("cannot read {}: {cause}", escaped(&path.to_string_lossy())));
+    match cause.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(error.to_string()),
+        _ => error.into(),
     }
 }
 

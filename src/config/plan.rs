@@ -115,16 +115,16 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// Returns the words to execute.
+/// Returns COMMAND and its arguments.
 fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, UsageError> {
     let by_sh = |string: OsString| vec!["sh".into(), "-c".into(), string];
     let typed = settings.typed();
-    let words: Vec<OsString> = typed.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
-    match (words.first(), typed.get_one::<OsString>(name::COMMAND_STRING)) {
+    let args: Vec<OsString> = typed.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
+    match (args.first(), typed.get_one::<OsString>(name::COMMAND_STRING)) {
         (Some(_), Some(_)) => Err("--command and COMMAND exclude each other".into()),
         (None, Some(string)) => Ok(by_sh(string.clone())),
         (Some(first), None) if first.is_empty() => Err("the command is an empty word".into()),
-        (Some(_), None) => Ok(words),
+        (Some(_), None) => Ok(args),
         (None, None) => match settings.value(name::COMMAND_STRING, |text| Ok(OsString::from(text)))? {
             Some(string) => Ok(by_sh(string)),
             None => Err("no command: give the COMMAND to run, or one for sh with --command".into()),

@@ -1,5 +1,5 @@
 //! Messages from the guardian to lockrun, and from the renewer to the guardian's main thread, over socket pairs that keep messages
-//! whole and in order.
+//! whole and in message.
 //!
 //! A socket closes when the process that holds it ends, however it ends: that is how each learns of the other's death.
 
@@ -65,6 +65,20 @@ struct Channel(Arc<OwnedFd>);
 type Frame = [u64; 4];
 
 const MESSAGE: usize = size_of::<Frame>();
+
+/// The first number of each message.
+mod code {
+    pub const RENEWED: u64 = 1;
+    pub const LOST: u64 = 2;
+
+    pub const GRANTED: u64 = 1;
+    pub const ALLOWED: u64 = 2;
+    pub const STARTED: u64 = 3;
+    pub const NOT_STARTED: u64 = 4;
+    pub const MOVED: u64 = 5;
+    pub const FINISHED: u64 = 6;
+    pub const OVER: u64 = 7;
+}
 
 impl Link {
     /// Two connected ends.
@@ -163,15 +177,15 @@ impl Channel {
 impl RenewerMessage {
     fn encode(self) -> Frame {
         match self {
-            RenewerMessage::Renewed(deadline) => deadline_frame(1, deadline),
-            RenewerMessage::Lost => [2, 0, 0, 0],
+            RenewerMessage::Renewed(deadline) => deadline_frame(code::RENEWED, deadline),
+            RenewerMessage::Lost => [code::LOST, 0, 0, 0],
         }
     }
 
     fn decode(frame: Frame) -> Option<Self> {
         match frame[0] {
-            1 => Some(RenewerMessage::Renewed(deadline(frame))),
-            2 => Some(RenewerMessage::Lost),
+            code::RENEWED => Some(RenewerMessage::Renewed(deadline(frame))),
+            code::LOST => Some(RenewerMessage::Lost),
             _ => None,
         }
     }
@@ -180,30 +194,30 @@ impl RenewerMessage {
 impl GuardianMessage {
     fn encode(self) -> Frame {
         match self {
-            GuardianMessage::Allowed(deadline) => deadline_frame(1, deadline),
-            GuardianMessage::Started(pid) => [2, pid.into_word(), 0, 0],
-            GuardianMessage::Moved(Motion::Running) => [3, 0, 0, 0],
-            GuardianMessage::Moved(Motion::Stopped { by_terminal }) => [3, 1, u64::from(by_terminal), 0],
-            GuardianMessage::Over(ending) => [4, ending_word(Some(ending)), 0, 0],
-            GuardianMessage::Granted => [5, 0, 0, 0],
-            GuardianMessage::NotStarted => [7, 0, 0, 0],
+            GuardianMessage::Allowed(deadline) => deadline_frame(code::ALLOWED, deadline),
+            GuardianMessage::Started(pid) => [code::STARTED, pid.into_word(), 0, 0],
+            GuardianMessage::Moved(Motion::Running) => [code::MOVED, 0, 0, 0],
+            GuardianMessage::Moved(Motion::Stopped { by_terminal }) => [code::MOVED, 1, u64::from(by_terminal), 0],
+            GuardianMessage::Over(ending) => [code::OVER, ending_word(Some(ending)), 0, 0],
+            GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
+            GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
             GuardianMessage::Finished(Finished { command, why, stuck }) => {
                 let why = why.and_then(|why| WHYS.iter().position(|known| *known == why)).map_or(0, |at| at as u64 + 1);
-                [6, ending_word(command), why, u64::from(stuck)]
+                [code::FINISHED, ending_word(command), why, u64::from(stuck)]
             }
         }
     }
 
     fn decode(frame: Frame) -> Option<Self> {
         Some(match frame[0] {
-            1 => GuardianMessage::Allowed(deadline(frame)),
-            2 => GuardianMessage::Started(int(frame[1])),
-            3 if frame[1] == 0 => GuardianMessage::Moved(Motion::Running),
-            3 => GuardianMessage::Moved(Motion::Stopped { by_terminal: frame[2] != 0 }),
-            4 => GuardianMessage::Over(ending(frame[1])?),
-            5 => GuardianMessage::Granted,
-            7 => GuardianMessage::NotStarted,
-            6 => GuardianMessage::Finished(Finished {
+            code::ALLOWED => GuardianMessage::Allowed(deadline(frame)),
+            code::STARTED => GuardianMessage::Started(int(frame[1])),
+            code::MOVED if frame[1] == 0 => GuardianMessage::Moved(Motion::Running),
+            code::MOVED => GuardianMessage::Moved(Motion::Stopped { by_terminal: frame[2] != 0 }),
+            code::OVER => GuardianMessage::Over(ending(frame[1])?),
+            code::GRANTED => GuardianMessage::Granted,
+            code::NOT_STARTED => GuardianMessage::NotStarted,
+            code::FINISHED => GuardianMessage::Finished(Finished {
                 command: ending(frame[1]),
                 why: usize::try_from(frame[2]).ok().and_then(|at| WHYS.get(at.checked_sub(1)?)).copied(),
                 stuck: frame[3] != 0,
@@ -277,9 +291,9 @@ mod tests {
         let (one, other) = RenewerChannel::pair().expect("sockets");
         let at = |millis| Moment::from_boot(Duration::from_millis(millis));
         let deadline = Deadline { term_at: at(1), kill_at: at(2), horizon: at(3) };
-        for order in [RenewerMessage::Renewed(deadline), RenewerMessage::Lost] {
-            one.send(order);
-            assert_eq!(other.next(), Some(order));
+        for message in [RenewerMessage::Renewed(deadline), RenewerMessage::Lost] {
+            one.send(message);
+            assert_eq!(other.next(), Some(message));
         }
         assert_eq!(other.next(), None);
         let (one, other) = Link::pair().expect("sockets");
@@ -296,9 +310,9 @@ mod tests {
             GuardianMessage::NotStarted,
         ];
         let motions = [Motion::Running, Motion::Stopped { by_terminal: true }, Motion::Stopped { by_terminal: false }];
-        for news in ends.chain(over).chain(starts).chain(motions.map(GuardianMessage::Moved)) {
-            other.send(news);
-            assert_eq!(one.next_message(), Ok(Some(news)));
+        for message in ends.chain(over).chain(starts).chain(motions.map(GuardianMessage::Moved)) {
+            other.send(message);
+            assert_eq!(one.next_message(), Ok(Some(message)));
         }
         assert_eq!(one.next_message(), Ok(None));
         let is_rung = || poll(&mut [PollFd::new(one.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1);

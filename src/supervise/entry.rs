@@ -15,9 +15,9 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 // SAFETY: the C library calls this symbol once, as the program's entry point, with the signature of C's main; no other
 // object that is linked defines it, because the crate has no Rust main (`no_main`).
 #[unsafe(no_mangle)]
-extern "C" fn main(count: libc::c_int, words: *const *const libc::c_char) -> libc::c_int {
+extern "C" fn main(count: libc::c_int, args: *const *const libc::c_char) -> libc::c_int {
     // SAFETY: the C library passes the vector that it got from the kernel.
-    unsafe { note_command_line(count, words) };
+    unsafe { note_command_line(count, args) };
     crate::main_story()
 }
 
@@ -28,19 +28,19 @@ static COMMAND_LINE: (AtomicPtr<u8>, AtomicUsize) = (AtomicPtr::new(ptr::null_mu
 ///
 /// # Safety
 ///
-/// `words` must point to `count` pointers to strings.
+/// `args` must point to `count` pointers to strings.
 #[cfg(not(test))]
 #[allow(unsafe_code)]
-unsafe fn note_command_line(count: libc::c_int, words: *const *const libc::c_char) {
+unsafe fn note_command_line(count: libc::c_int, args: *const *const libc::c_char) {
     let count = usize::try_from(count).unwrap_or(0);
     if count == 0 {
         return;
     }
     // SAFETY: as promised by the caller.
     let (start, length) = unsafe {
-        let words = std::slice::from_raw_parts(words, count);
-        let (start, mut length) = (words[0], 0);
-        for word in words {
+        let args = std::slice::from_raw_parts(args, count);
+        let (start, mut length) = (args[0], 0);
+        for word in args {
             // The kernel stores the words one behind the other, and /proc shows no others.
             if *word != start.add(length) {
                 break;
@@ -64,8 +64,8 @@ pub(super) fn set_command_line(line: &str) {
     // SAFETY: the words are in writable memory of this process, and nothing refers to them: the parser works on copies. The last byte
     // stays NUL; otherwise the kernel would show the environment behind it, too.
     unsafe {
-        let words = std::slice::from_raw_parts_mut(start, length);
-        let (room, _) = words.split_at_mut(length.saturating_sub(1));
+        let line_bytes = std::slice::from_raw_parts_mut(start, length);
+        let (room, _) = line_bytes.split_at_mut(length.saturating_sub(1));
         room.fill(0);
         room.iter_mut().zip(line.bytes()).for_each(|(byte, new)| *byte = new);
     }

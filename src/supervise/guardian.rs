@@ -73,7 +73,7 @@ pub(super) struct Guard {
     has_terminal: bool,
     alarm: Alarm,
     /// Our end of the renewer's channel, and the renewer's.
-    orders: (RenewerChannel, RenewerChannel),
+    renewer: (RenewerChannel, RenewerChannel),
     /// Until COMMAND has ended.
     last_line: Option<LastLine>,
     /// Until COMMAND has started.
@@ -87,7 +87,7 @@ impl Guard {
             lockrun: guardian.lockrun.clone(),
             has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
-            orders: RenewerChannel::pair().map_err(Failure::Preparing)?,
+            renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
             last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?),
             place: Place::find(),
         })
@@ -139,7 +139,7 @@ impl Guard {
 
     /// Returns where renewals are reported.
     pub(super) fn control(&self) -> Control {
-        Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
+        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone() }
     }
 
     /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over.
@@ -152,8 +152,8 @@ impl Guard {
                     supervisor.forward(caught.signal);
                 }
             }
-            while let Some(order) = self.orders.0.next() {
-                match order {
+            while let Some(message) = self.renewer.0.next() {
+                match message {
                     RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
                         // If the timer cannot be moved, it fires early, which is safe.
@@ -174,12 +174,12 @@ impl Guard {
             }
             // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
-            let (alarm, orders) = (readable(&self.alarm), readable(&self.orders.0));
+            let (alarm, renewer) = (readable(&self.alarm), readable(&self.renewer.0));
             // A closed link would be readable for ever.
             let _ = if orphaned {
-                poll(&mut [readable(signals), alarm, orders], PollTimeout::NONE)
+                poll(&mut [readable(signals), alarm, renewer], PollTimeout::NONE)
             } else {
-                poll(&mut [readable(signals), alarm, orders, readable(&self.lockrun)], PollTimeout::NONE)
+                poll(&mut [readable(signals), alarm, renewer, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
         supervisor.dismiss();
@@ -193,19 +193,19 @@ impl Guard {
 #[derive(Clone)]
 pub struct Control {
     lockrun: Lockrun,
-    orders: RenewerChannel,
+    guardian: RenewerChannel,
 }
 
 impl Control {
     /// Reports that the lease was renewed, and until when.
     pub fn renewed(&self, deadline: Deadline) {
-        self.orders.send(RenewerMessage::Renewed(deadline));
+        self.guardian.send(RenewerMessage::Renewed(deadline));
         self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
     }
 
     /// Reports that the lease is lost: COMMAND must be ended.
     pub fn lost(&self) {
-        self.orders.send(RenewerMessage::Lost);
+        self.guardian.send(RenewerMessage::Lost);
     }
 
     /// Returns whether lockrun is stopped: then its run must not continue past the lease.

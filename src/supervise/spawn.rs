@@ -56,7 +56,7 @@ pub const SLOT: &str = "LOCKRUN_SLOT";
 /// The variable with the value of a sequence that is reserved for COMMAND.
 pub const VALUE: &str = "LOCKRUN_VALUE";
 
-/// The size of the child's stack in words of 16 bytes, beside the second argument vector that the C library builds there for
+/// The size of the child's stack in units of 16 bytes, beside the second argument vector that the C library builds there for
 /// a script without an interpreter line: 32 KiB, as much as the C library's own posix_spawn(3) takes.
 const STACK: usize = 2 * 1024;
 
@@ -69,7 +69,7 @@ pub(super) struct Exec {
     ignore_child_signal: bool,
     stack: Vec<u128>,
     /// The strings that the pointers point to, except those in the process's own environment.
-    words: Vec<CString>,
+    strings: Vec<CString>,
 }
 
 impl Exec {
@@ -82,7 +82,7 @@ impl Exec {
             mask: signals.inherited_mask(),
             ignore_child_signal: signals.child_was_ignored(),
             stack: Vec::with_capacity(STACK + argv.len()),
-            words: argv,
+            strings: argv,
         };
         // Inherited from an enclosing run, they would be wrong for this one.
         exec.unset(SLOT);
@@ -98,13 +98,13 @@ impl Exec {
         self.unset(name);
         let variable = c_string(&OsString::from(format!("{name}={value}")));
         self.envp.push(variable.as_ptr());
-        self.words.push(variable);
+        self.strings.push(variable);
     }
 
     /// Removes the variable `name` from COMMAND's environment.
     fn unset(&mut self, name: &str) {
         self.envp.retain(|known| {
-            // SAFETY: all of them point to strings: in the process's own environment, which is never changed, or in `words`.
+            // SAFETY: all of them point to strings: in the process's own environment, which is never changed, or in `strings`.
             let known = unsafe { CStr::from_ptr(*known) };
             let value = known.to_bytes().strip_prefix(name.as_bytes());
             !value.is_some_and(|value| value.starts_with(b"="))

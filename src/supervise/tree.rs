@@ -34,8 +34,8 @@ pub(super) struct Tree {
     ended: Option<Ending>,
     /// Whether COMMAND is stopped, as far as is known.
     motion: Motion,
-    /// The same, until [`Tree::has_moved`] has returned it.
-    news: Option<Motion>,
+    /// A change of it that [`Tree::has_moved`] has not returned yet.
+    unreported: Option<Motion>,
     /// No child is left.
     gone: bool,
     /// The cgroup that COMMAND was started in, if it has one of its own.
@@ -74,7 +74,7 @@ impl Tree {
             own_child: true,
             ended: None,
             motion: Motion::Running,
-            news: None,
+            unreported: None,
             gone: false,
             cgroup,
             before,
@@ -90,7 +90,7 @@ impl Tree {
             own_child: false,
             ended: None,
             motion: Motion::Running,
-            news: None,
+            unreported: None,
             gone: false,
             cgroup: None,
             before,
@@ -218,7 +218,7 @@ impl Tree {
                         Motion::Running
                     };
                     if motion != Motion::Running || motion != self.motion {
-                        self.news = Some(motion);
+                        self.unreported = Some(motion);
                     }
                     self.motion = motion;
                     self.ended = ending(status);
@@ -236,7 +236,7 @@ impl Tree {
 
     /// Returns whether COMMAND runs or is stopped; `None` if that has not changed since the last call.
     pub(super) fn has_moved(&mut self) -> Option<Motion> {
-        self.news.take()
+        self.unreported.take()
     }
 
     /// Sends `signal` to COMMAND's own process, if it has not been reaped.

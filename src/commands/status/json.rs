@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::words::{between, moment};
+use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::store::{Holding, KeyStatus, Past, Waiting};

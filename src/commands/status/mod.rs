@@ -1,9 +1,9 @@
 //! `lockrun status`: who holds which lock, who waits for it, and how the last run went.
 
+mod format;
 mod json;
 mod page;
 mod table;
-mod words;
 
 use std::io::{self, Write as _};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::words::{between, ending, moment, span};
+use super::format::{between, ending, moment, span};
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 

@@ -2,7 +2,7 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::words::{between, ending, span};
+use super::format::{between, ending, span};
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 

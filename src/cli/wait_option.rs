@@ -10,13 +10,13 @@ use crate::text::duration;
 /// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5`, where the word is a duration and stands among lockrun's own
 /// options. A word that is not a duration remains the command. Everything from `--` or the first word that is not an option
 /// belongs to COMMAND and is not changed.
-pub fn normalize_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> {
+pub fn normalize_wait(command: &Command, args: Vec<OsString>) -> Vec<OsString> {
     let takes_value = |find: &dyn Fn(&Arg) -> bool| {
         command.get_arguments().find(|arg| find(arg)).is_some_and(|arg| arg.get_action().takes_values())
     };
-    let mut normal = Vec::with_capacity(words.len());
-    let mut words = words.into_iter().peekable();
-    while let Some(word) = words.next() {
+    let mut normal = Vec::with_capacity(args.len());
+    let mut args = args.into_iter().peekable();
+    while let Some(word) = args.next() {
         let text = word.to_str().unwrap_or_default();
         let mut waits = false;
         let mut wants_value = false;
@@ -47,12 +47,12 @@ pub fn normalize_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> 
         }
         if waits {
             // A word in front of `--` cannot be the command: if it is not a duration either, the value's parser reports it.
-            let before_dashes = words.clone().nth(1).is_some_and(|after| after == "--");
+            let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
             let is_value = |next: &OsString| {
                 let text = next.to_str().unwrap_or_default();
                 duration::parse(text).is_ok() || (before_dashes && !text.starts_with('-'))
             };
-            let value = words.next_if(is_value);
+            let value = args.next_if(is_value);
             normal.push(value.map_or_else(
                 || OsString::from("--wait"),
                 |value| {
@@ -65,10 +65,10 @@ pub fn normalize_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> 
         }
         normal.push(word);
         if wants_value {
-            normal.extend(words.next());
+            normal.extend(args.next());
         }
     }
-    normal.extend(words);
+    normal.extend(args);
     normal
 }
 
