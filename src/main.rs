@@ -38,7 +38,7 @@ use text::escape;
 fn main_story() -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
-        report::say(&format!("a fault in lockrun itself: {panic}"));
+        report::say(&format!("internal error: {panic}"));
         // No abort: a core file would contain the store's password. If this is one of two processes, the other handles this end like
         // any other.
         supervise::end_now(Outcome::Failed.ending());

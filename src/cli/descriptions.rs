@@ -122,7 +122,7 @@ const ALL: [Description; 33] = [
     option(name::ON_FAILURE, "ACTION", LOCK, "What to do with the value when COMMAND fails: keep or free  [default: keep]")
         .more(
             "What to do with the value when COMMAND fails [default: keep]\n\n\
-             keep: it stays reserved until its lease runs out.\n\n\
+             keep: it stays reserved until its lease expires.\n\n\
              free: the next run may get it at once.",
         )
         .values(&["keep", "free"]),
@@ -171,7 +171,7 @@ const ALL: [Description; 33] = [
          This guards short jobs against clock skew between servers.",
     ),
     switch(name::KEEP, LEASE, "Keep the lock when COMMAND exits with 0").more(
-        "Keep the lock when COMMAND exits with status 0: it stays held until its lease runs out, or until `lockrun release` \
+        "Keep the lock when COMMAND exits with status 0: it stays held until its lease expires, or until `lockrun release` \
          or `lockrun break` frees it.",
     ),
     option(name::COMMAND_STRING, "STRING", RUN, "Run STRING with `sh -c`")

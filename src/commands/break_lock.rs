@@ -19,7 +19,7 @@ use crate::text::escape::escaped;
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
     let fence = settings.typed_value(name::FENCE, |text| {
-        text.parse().map_err(|_| format!("{text:?} is not a fence, which is a number"))
+        text.parse().map_err(|_| format!("{text:?} is not a fencing token, which is a number"))
     })?;
     let now = settings.typed_switch(name::NOW);
     let mut store = open(settings, None)?;
@@ -44,7 +44,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             if free_in > Duration::ZERO {
                 // Whole seconds, and not a moment too early.
                 let span = duration::say(free_in + Duration::from_secs(1));
-                report::say(&format!("it is free when its command has been stopped, in {span} at the latest"));
+                report::say(&format!("it will be free when its command has been stopped, within {span}"));
             }
             if untold {
                 report::say("its command may still be running; make sure that it has ended");

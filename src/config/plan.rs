@@ -106,7 +106,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
                 "leave" => Ok(Descendants::Leave),
                 "wait" => Ok(Descendants::Wait),
                 "kill" => Ok(Descendants::Kill),
-                _ => Err(format!("{text:?} is none of leave, wait and kill")),
+                _ => Err(format!("{text:?} is not one of leave, wait and kill")),
             })?
             .unwrap_or(Descendants::Leave),
         argv,

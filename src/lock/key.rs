@@ -20,7 +20,7 @@ impl Key {
             return Err("the key is empty; give the lock a name, such as --key nightly-report".into());
         }
         if name.len() > MAX_LEN {
-            return Err(format!("the key is {} bytes long; the most is {MAX_LEN}", name.len()));
+            return Err(format!("the key is {} bytes long; the maximum is {MAX_LEN}", name.len()));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
             return Err(format!("the key {name:?} contains a control character ({})", control.escape_default()));

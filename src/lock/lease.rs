@@ -52,7 +52,7 @@ const CLOCK_SLACK: Duration = Duration::from_millis(10);
 /// The time spans of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How long the store keeps the lock for us from one renewal.
+    /// How long the store keeps the lock after one renewal.
     pub ttl: Duration,
     /// The time from one renewal to the next.
     pub renew_every: Duration,
@@ -153,7 +153,7 @@ pub enum Due {
     Stop,
 }
 
-/// A lease that we hold, or held.
+/// A lease, held or lost.
 #[derive(Clone, Debug)]
 pub struct Lease {
     terms: Terms,

@@ -43,12 +43,12 @@ pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
         let _ = getent.kill();
     }
     getent.wait()?;
-    read.map_err(|error: io::Error| io::Error::new(error.kind(), "the look-up of its name takes too long"))?;
+    read.map_err(|error: io::Error| io::Error::new(error.kind(), "looking up its name takes too long"))?;
     let listed = String::from_utf8_lossy(&listed);
     let streams = listed.lines().filter(|line| line.contains("STREAM"));
     let addresses: Vec<IpAddr> = streams.filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect();
     if addresses.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "its name is not known"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "its name is unknown"));
     }
     Ok(addresses)
 }

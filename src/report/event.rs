@@ -153,7 +153,7 @@ impl Event<'_> {
             Event::Killed(reason) => reason.message(),
             Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
             Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
-            Event::Finished(None) => "the command's end was not seen".into(),
+            Event::Finished(None) => "it is not known how the command ended".into(),
             Event::Released { .. } => format!("lock \"{key}\" released"),
             Event::Kept => format!("lock \"{key}\" kept"),
             Event::Interrupted(signal) => format!("terminated by signal {signal} before the command was started"),
@@ -213,8 +213,8 @@ impl Reason {
             Reason::TimedOut(span) => {
                 format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
             }
-            Reason::Unguarded => "the guardian, a process of lockrun's own, was killed, and the command with it".into(),
-            Reason::Orphaned => "lockrun itself was killed; its guardian has killed the command".into(),
+            Reason::Unguarded => "lockrun's guardian process was killed, and the command with it".into(),
+            Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
         }
     }
 }

@@ -49,7 +49,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    match parent::fork().context("cannot start the guardian, a process of lockrun's own")? {
+    match parent::fork().context("cannot start lockrun's guardian process")? {
         ForkSide::Guardian(guardian) => {
             // The guardian is in another PID namespace if one was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);

@@ -73,7 +73,7 @@ fn read_output(mut output: ChildStdout, signals: &Signals) -> Result<Output, Str
             WakeReason::Resumed | WakeReason::Time => continue,
         }
         let mut part = [0; MAX_LEN];
-        let read = output.read(&mut part).map_err(|error| format!("its output cannot be read: {error}"))?;
+        let read = output.read(&mut part).map_err(|error| format!("wrote output that cannot be read: {error}"))?;
         if read == 0 {
             return Ok(Output::All(printed));
         }
@@ -88,7 +88,7 @@ fn read_output(mut output: ChildStdout, signals: &Signals) -> Result<Output, Str
 fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<Ended, String> {
     let mut pause = Duration::from_micros(100);
     loop {
-        if let Some(status) = child.try_wait().map_err(|error| format!("cannot be waited for: {error}"))? {
+        if let Some(status) = child.try_wait().map_err(|error| format!("cannot be awaited: {error}"))? {
             return Ok(Ended::All(printed, status));
         }
         if let WakeReason::Signal(signal) = wait(None, Some(Moment::now() + pause), signals)? {
@@ -100,7 +100,7 @@ fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<E
 
 fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<WakeReason, String> {
     let woken = wait::wait_for(source, until, signals, &mut Patient);
-    woken.map_err(|errno: Errno| format!("cannot be waited for: {}", errno.desc()))
+    woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
 }
 
 /// Kills a program and the processes that it started. It is not reaped yet, so its group id is not reused.
@@ -116,7 +116,7 @@ fn check(printed: &[u8], status: ExitStatus) -> Result<String, String> {
     if !status.success() {
         return Err(format!("ended with {status}"));
     }
-    let text = std::str::from_utf8(printed).map_err(|_| "printed what is not UTF-8".to_owned())?.trim();
+    let text = std::str::from_utf8(printed).map_err(|_| "printed text that is not UTF-8".to_owned())?.trim();
     if text.lines().count() > 1 {
         return Err("printed more than one line".into());
     }
@@ -130,7 +130,7 @@ pub fn is_value(text: &str) -> Result<(), String> {
         return Err("is empty".into());
     }
     if text.len() > MAX_LEN {
-        return Err(format!("is {} bytes long; the most is {MAX_LEN}", text.len()));
+        return Err(format!("is {} bytes long; the maximum is {MAX_LEN}", text.len()));
     }
     if text.chars().any(char::is_control) {
         return Err("contains a control character".into());

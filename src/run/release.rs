@@ -49,13 +49,14 @@ impl Run<'_> {
         match store.release(&self.claim.key, &self.claim.token, how) {
             Ok(released) => self.report_released(how, &released),
             Err(error) => {
-                let lasts = if self.plan.expires { "until its lease runs out" } else { "until lockrun break frees it" };
+                let lasts =
+                    if self.plan.expires { "until its lease expires" } else { "until `lockrun break` frees it" };
                 let failed = match &self.plan.sequence {
                     Some(_) => format!(
                         "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",
                         self.key()
                     ),
-                    None => format!("cannot release the lock \"{}\", which stays {lasts}", self.key()),
+                    None => format!("cannot release the lock \"{}\", which stays held {lasts}", self.key()),
                 };
                 self.reporter.fail(&error.context(failed));
             }
@@ -88,7 +89,7 @@ impl Run<'_> {
                 format!("{what} may come up again, although it was used")
             }
             Release::Run { retain: Retain::Kept(_) | Retain::AtLeast(_), .. } => {
-                format!("{what} is free, although it was to be kept")
+                format!("{what} is free, although it should have been kept")
             }
             _ => format!("{what} is free, but how the run ended is not recorded"),
         }

@@ -69,7 +69,7 @@ pub fn reserve(
             Err(Outcome::StoreFailed)
         }
         Err(Failure::Nothing(why)) => {
-            reporter.tell(Event::Failed { why: &format!("no value of the sequence \"{key}\" is reserved: {why}") });
+            reporter.tell(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
             Err(Outcome::Failed)
         }
         Err(Failure::Interrupted(signal)) => {
@@ -100,9 +100,9 @@ fn count(store: &mut dyn Store, claim: &Claim, from: i64, step: i64) -> Result<(
             Err(Failure::Nothing(format!("{last} is the last one: the next would not fit into 64 bits")))
         }
         Reserved::NoNext(last) | Reserved::Moved(Some(last)) => {
-            Err(Failure::Nothing(format!("its last value, \"{}\", is no integer; use --next", escaped(&last))))
+            Err(Failure::Nothing(format!("its last value, \"{}\", is not an integer; use --next", escaped(&last))))
         }
-        Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store does not count".into())),
+        Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store did not compute an integer".into())),
     }
 }
 
@@ -133,10 +133,12 @@ fn search(
                 candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), &mut after)?;
                 (last, steps) = (moved, 1);
             }
-            Reserved::NoNext(_) => return Err(Failure::Nothing("the store counts, but was not asked to".into())),
+            Reserved::NoNext(_) => {
+                return Err(Failure::Nothing("the store computed an integer although a value was given".into()));
+            }
         }
     }
-    Err(Failure::Nothing(format!("of {CANDIDATES_MAX} candidates each was reserved")))
+    Err(Failure::Nothing(format!("all of {CANDIDATES_MAX} candidates are reserved")))
 }
 
 #[cfg(test)]
@@ -223,6 +225,6 @@ mod tests {
     #[test]
     fn a_search_ends_after_ten_thousand_candidates() {
         assert_eq!(search_among(9_999), (Ok("10000".into()), 10_000));
-        assert_eq!(search_among(10_000), (Err("of 10000 candidates each was reserved".into()), 10_000));
+        assert_eq!(search_among(10_000), (Err("all of 10000 candidates are reserved".into()), 10_000));
     }
 }

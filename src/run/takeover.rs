@@ -16,14 +16,14 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Stor
         End::Guarded(ending) => Outcome::Ended(ending),
         End::Gone => {
             store.cancel(&claim, true);
-            let why = "the guardian, a process of lockrun's own, was killed; the command was not started";
+            let why = "lockrun's guardian process was killed; the command was not started";
             Run::new(plan, claim).reporter.tell(Event::Failed { why });
             Outcome::Failed
         }
         End::TakenOver(finished) => {
             let run = Run::new(plan, claim);
             if finished.why == Some(Why::Lost) {
-                let why = "the guardian, a process of lockrun's own, was stopped or hung";
+                let why = "lockrun's guardian process was stopped or hung";
                 run.reporter.tell(Event::Lost { why, stops: true });
             }
             run.finish(&mut *store, finished, Release::at_once(finished.command));

@@ -15,7 +15,7 @@ pub fn end_as(ending: Ending) -> libc::c_int {
     // COMMAND has left its core file if it was allowed to; one of lockrun would overwrite it.
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls on ourselves with valid arguments. Setting the disposition and unblocking is what
-    // lets the signal kill us.
+    // lets the signal kill this process.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);

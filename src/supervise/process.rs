@@ -78,7 +78,7 @@ impl Process {
     }
 }
 
-/// Returns whether /proc shows the processes of our own PID namespace, by the ids that they have here. In a namespace of its own a
+/// Returns whether /proc shows the processes of this process's own PID namespace, by their ids in it. In a namespace of its own a
 /// process may see none, or that of the namespace outside, where the same number is another process.
 pub fn are_visible() -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| {

@@ -25,7 +25,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let mut keys = match store.list(key.as_ref()) {
         Ok(keys) => keys,
         Err(error) => {
-            report::error(&error.context("cannot list the locks"));
+            report::error(&error.context("cannot show the status"));
             return Ok(Outcome::StoreFailed);
         }
     };

@@ -20,7 +20,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
         line("", &format!("since {} ({held_for})", time(holding.since_ms)));
         let lease = match holding.expires_in {
             Some(left) if holding.revoked => {
-                format!("revoked; free when its command has been stopped, in {} at the latest", span(left))
+                format!("revoked; free when its command has been stopped, within {}", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),
             None => "the lease never expires".into(),
@@ -46,7 +46,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
             let took = span(between(last.started_ms, last.ended_ms));
             let ago = span(between(last.ended_ms, status.now_ms));
             line("", &format!("{}, {} to {}", ending(last.ending), time(last.started_ms), time(last.ended_ms)));
-            line("", &format!("it took {took}, and ended {ago} ago"));
+            line("", &format!("it took {took} and ended {ago} ago"));
         }
         None => line("last run", "none is known"),
     }
