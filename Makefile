@@ -1,7 +1,7 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
 # make check      formatting, lints, and whether the generated files are up to date
-# make generate   write the manual page and the completions anew from the command line's definition
+# make generate   regenerate the manual pages and the completions from the command line's definition
 # make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
 # make bench      measure beside the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=
@@ -21,7 +21,7 @@ target = $(or $(CARGO_TARGET_DIR),target)
 binary = $(target)/release/lockrun
 sources = Cargo.toml Cargo.lock $(wildcard .cargo/*) $(shell find src -type f)
 
-# lockrun's other commands: each has a manual page of its own.
+# The subcommands: each has a manual page of its own.
 pages = $(addprefix lockrun-,acquire renew release reserve status break doctor prune)
 
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.

@@ -28,7 +28,7 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -s k -l key -d 'The lock\'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'Exit with N instead of 75 if the lock is held or the wait times out, 0 to 255' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'Exit with N, 0 to 255, instead of 75 if the lock is held or the wait times out' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Hold the lock at least this long, even if COMMAND ends sooner' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
@@ -63,7 +63,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Wh
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit with N instead of 75 if the lock is held or the wait times out, 0 to 255' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit with N, 0 to 255, instead of 75 if the lock is held or the wait times out' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
@@ -116,7 +116,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s h -l help -d
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'Show this lock alone' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'Show only this lock' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l json -d 'Print JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r

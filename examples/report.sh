@@ -1,8 +1,8 @@
 #!/bin/sh
-# A small nightly report: how full the disks of this machine are. It needs nothing but POSIX tools.
+# A small nightly report: how full the disks of this machine are. It needs only POSIX tools.
 #
 #   REPORT_DIR  write the report to report-DATE.txt in this directory instead of standard output
-#   REPORT_LOG  append one line a run to this file: time, host, pid, and the lock's key and fence ("-" without a lock)
+#   REPORT_LOG  append one line per run to this file: time, host, pid, and the lock's key and fence ("-" without a lock)
 #
 # Under lockrun, LOCKRUN_KEY and LOCKRUN_FENCE are set; the report says which run wrote it.
 
@@ -30,7 +30,7 @@ report() {
 }
 
 if [ -n "${REPORT_DIR:-}" ]; then
-    # Written aside and renamed, so that nobody reads half a report.
+    # Written aside and renamed, so that no reader sees half a report.
     target=$REPORT_DIR/report-$(date '+%Y-%m-%d').txt
     partial=$target.$$
     trap 'rm -f "$partial"' EXIT

@@ -1,6 +1,6 @@
 //! lockrun: run a command under a lock, on this machine and across servers.
 //!
-//! This file parses, dispatches and exits. The story of a run is in `run.rs`.
+//! This file parses, dispatches and exits. The story of a run is in `run/mod.rs`.
 
 // Without Rust's own start-up: see `supervise::entry`.
 #![cfg_attr(not(test), no_main)]
@@ -34,16 +34,17 @@ use sys::input;
 use sys::signals::Signals;
 use text::escape;
 
-/// What `main` does: gives the status to exit with, or does not return because a signal ended the process.
+/// The body of `main`. Returns the exit status, or does not return because a signal terminates the process.
 fn main_story() -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
-        report::say(&format!("a fault in lockrun itself: {panic}"));
-        // Not by way of an abort: a core file would have the store's password in it. Whichever of the two processes it is, the other sees this end like any.
+        report::say(&format!("internal error: {panic}"));
+        // No abort: a core file would contain the store's password. If this is one of two processes, the other handles this end like
+        // any other.
         supervise::end_now(Outcome::Failed.ending());
     }));
-    let words = std::env::args_os().skip(1).collect();
-    let outcome = dispatch(words).unwrap_or_else(|error| {
+    let args = std::env::args_os().skip(1).collect();
+    let outcome = dispatch(args).unwrap_or_else(|error| {
         report::error(&error);
         if error.is::<UsageError>() { Outcome::BadUsage } else { Outcome::Failed }
     });
@@ -54,40 +55,40 @@ fn main_story() -> libc::c_int {
 #[cfg(test)]
 const _: fn() -> libc::c_int = main_story;
 
-/// Does what the words say. A first word that is no option names one of lockrun's other commands.
-fn dispatch(words: Vec<OsString>) -> Result<Outcome> {
-    match words.first() {
-        Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), words),
-        _ => run(words),
+/// Carries out the command line. A first word that is not an option names a subcommand.
+fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
+    match args.first() {
+        Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), args),
+        _ => run(args),
     }
 }
 
 /// Runs a command under a lock.
-fn run(words: Vec<OsString>) -> Result<Outcome> {
+fn run(args: Vec<OsString>) -> Result<Outcome> {
     let definition = cli::command();
-    let mut words = cli::normalize_wait(&definition, words);
-    words.insert(0, "lockrun".into());
-    let matches = match definition.try_get_matches_from(&words) {
+    let mut args = cli::normalize_wait(&definition, args);
+    args.insert(0, "lockrun".into());
+    let matches = match definition.try_get_matches_from(&args) {
         Ok(matches) => matches,
-        Err(error) => return Ok(explain(&worded(error, words))),
+        Err(error) => return Ok(explain(&with_full_texts(error, args))),
     };
     let plan = plan::make(&settings(&matches)?)?;
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
-/// What the parser of a run's command line had to say, in the words of the full definition.
-fn worded(error: clap::Error, words: Vec<OsString>) -> clap::Error {
+/// Returns the parser's message about a run's command line, worded by the full definition.
+fn with_full_texts(error: clap::Error, args: Vec<OsString>) -> clap::Error {
     let definition = if error.kind() == ErrorKind::DisplayHelp { cli::all() } else { cli::documented() };
-    definition.try_get_matches_from(words).err().unwrap_or(error)
+    definition.try_get_matches_from(args).err().unwrap_or(error)
 }
 
-/// Does what `word`, the first of `words`, says.
-fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
+/// Runs the subcommand that `word`, the first of `args`, names.
+fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
         let definition = subcommand.definition();
-        let mut tied = cli::normalize_wait(&definition, words[1..].to_vec());
-        tied.insert(0, word.to_owned());
-        return match definition.try_get_matches_from(tied) {
+        let mut after = cli::normalize_wait(&definition, args[1..].to_vec());
+        after.insert(0, word.to_owned());
+        return match definition.try_get_matches_from(after) {
             Ok(matches) => commands::run(subcommand, &settings(&matches)?),
             Err(error) => Ok(explain(&error)),
         };
@@ -97,7 +98,7 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
         Some(cli::GENERATE) => cli::generate(),
         _ => return Err(unknown(word).into()),
     };
-    let matches = match definition.try_get_matches_from(words) {
+    let matches = match definition.try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return Ok(explain(&error)),
     };
@@ -112,7 +113,7 @@ fn other_command(word: &OsStr, words: Vec<OsString>) -> Result<Outcome> {
     Ok(Outcome::Printed)
 }
 
-/// What was typed, with all that is set elsewhere.
+/// Combines the command line with the settings from other places.
 fn settings(matches: &ArgMatches) -> Result<Settings<'_>> {
     let files = files::read(&environment)?;
     for warning in files.iter().filter_map(File::warning) {
@@ -129,15 +130,17 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     input::text(input::read_trusted_file_or_pipe(path)?)
 }
 
-/// What to say to a first word that is nothing we know.
+/// Returns the error for a first word that is not a known subcommand.
 fn unknown(word: &OsStr) -> UsageError {
     let names = Subcommand::ALL.map(Subcommand::name).join(", ");
     let word = escape::without_credentials(&format!("{:?}", word.to_string_lossy()));
-    format!("{word} is none of lockrun's commands ({names}, help); to run it under a lock, write --key KEY before it")
-        .into()
+    format!(
+        "{word} is not one of lockrun's commands ({names}, help); to run it under a lock, write --key KEY before it"
+    )
+    .into()
 }
 
-/// Says what the parser of the command line has to say: help, or what is wrong.
+/// Prints the parser's message: help, or what is wrong with the command line.
 fn explain(error: &clap::Error) -> Outcome {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
@@ -149,7 +152,7 @@ fn explain(error: &clap::Error) -> Outcome {
     Outcome::BadUsage
 }
 
-/// Writes what was asked for to standard output. Nobody is left to be told if that is gone.
+/// Writes requested text to standard output. If that is closed, there is nowhere to report it.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

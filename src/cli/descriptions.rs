@@ -1,4 +1,4 @@
-//! The description of each option: for the help, the manual and the completions.
+//! The description of each option, for the help, the manual and the completions.
 
 use std::ffi::OsString;
 
@@ -17,19 +17,19 @@ const OUTPUT: &str = "Output";
 struct Description {
     name: &'static str,
     heading: Option<&'static str>,
-    /// What its value is called, if it takes one.
+    /// The name of its value, if it takes one.
     value: Option<&'static str>,
     /// One line.
     help: &'static str,
-    /// That and more, where there is more to say.
+    /// The long form, if there is more to say.
     more: Option<&'static str>,
-    /// All values that there are, where they can be counted.
+    /// All possible values, if there are few.
     values: &'static [&'static str],
-    /// What its value is, for completion.
+    /// The kind of its value, for completion.
     hint: ValueHint,
 }
 
-/// The definition with all its options described.
+/// Adds the descriptions of all options to a definition.
 pub fn described(command: Command) -> Command {
     command.mut_args(|arg| match ALL.iter().enumerate().find(|(_, described)| arg.get_id() == described.name) {
         Some((place, description)) => describe(arg, description).display_order(place),
@@ -46,20 +46,20 @@ fn describe(arg: Arg, description: &Description) -> Arg {
         arg = arg.value_name(value);
     }
     if !description.values.is_empty() {
-        // The same type as of all values: another one would not be found.
+        // The same type as that of all values: a value of another type would not be found.
         let parser = PossibleValuesParser::new(description.values).map(OsString::from);
         arg = arg.value_parser(parser).hide_possible_values(true);
     }
     arg
 }
 
-/// An option that takes a value.
+/// Returns an option that takes a value.
 const fn option(name: &'static str, value: &'static str, heading: &'static str, help: &'static str) -> Description {
     let hint = ValueHint::Unknown;
     Description { name, heading: Some(heading), value: Some(value), help, more: None, values: &[], hint }
 }
 
-/// An option that takes none.
+/// Returns an option that takes no value.
 const fn switch(name: &'static str, heading: &'static str, help: &'static str) -> Description {
     Description { value: None, ..option(name, "", heading, help) }
 }
@@ -94,8 +94,8 @@ const ALL: [Description; 33] = [
          yours and writable by nobody else.\n\n\
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
          redis+unix://[USER[:PASSWORD]@]/PATH - the same through a local socket; its database is ?db=DB.\n\n\
-         Parameters, after a `?` and separated by `&`: prefix=NAME (what the keys in Redis begin with, default \
-         lockrun), ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and our certificate and key; PEM).",
+         Parameters, after a `?` and separated by `&`: prefix=NAME (how the keys in Redis begin, default lockrun), \
+         ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and the client's certificate and key; PEM).",
     ),
     option(
         name::STORE_FILE,
@@ -122,7 +122,7 @@ const ALL: [Description; 33] = [
     option(name::ON_FAILURE, "ACTION", LOCK, "What to do with the value when COMMAND fails: keep or free  [default: keep]")
         .more(
             "What to do with the value when COMMAND fails [default: keep]\n\n\
-             keep: it stays reserved until its lease runs out.\n\n\
+             keep: it stays reserved until its lease expires.\n\n\
              free: the next run may get it at once.",
         )
         .values(&["keep", "free"]),
@@ -144,7 +144,7 @@ const ALL: [Description; 33] = [
         name::CONFLICT,
         "N",
         HELD,
-        "Exit with N instead of 75 if the lock is held or the wait times out, 0 to 255",
+        "Exit with N, 0 to 255, instead of 75 if the lock is held or the wait times out",
     ),
     option(name::TTL, "DURATION", LEASE, "The length of the lease, at least 1s; none: it never expires  [default: 30s]").more(
         "The length of the lease, at least 1s [default: 30s]\n\n\
@@ -171,7 +171,7 @@ const ALL: [Description; 33] = [
          This guards short jobs against clock skew between servers.",
     ),
     switch(name::KEEP, LEASE, "Keep the lock when COMMAND exits with 0").more(
-        "Keep the lock when COMMAND exits with status 0: it stays held until its lease runs out, or until `lockrun release` \
+        "Keep the lock when COMMAND exits with status 0: it stays held until its lease expires, or until `lockrun release` \
          or `lockrun break` frees it.",
     ),
     option(name::COMMAND_STRING, "STRING", RUN, "Run STRING with `sh -c`")
@@ -209,7 +209,7 @@ const ALL: [Description; 33] = [
              finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
              command, and its own details.\n\n\
              Many runs can share FILE, which is created with mode 0600. If it cannot be written, or not at once, lockrun warns \
-             once and the run goes on.",
+             once and the run continues.",
         )
         .hint(ValueHint::FilePath),
     switch(name::VERBOSE, OUTPUT, "Print events on stderr: waiting, acquired, started, finished, released ..."),

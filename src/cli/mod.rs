@@ -1,7 +1,6 @@
 //! What can be typed, in clap's terms. These definitions feed the parser, `--help`, the manual and the completions.
 //!
-//! Nothing is read or checked here beyond what can be said of a word by itself; [`crate::config::settings`] and [`crate::config::plan`] do
-//! the rest.
+//! Words are only checked one by one here; [`crate::config::settings`] and [`crate::config::plan`] do the rest.
 
 pub mod name;
 pub mod text;
@@ -10,14 +9,14 @@ mod descriptions;
 mod options;
 mod run;
 mod subcommands;
-mod words;
+mod wait_option;
 
 use clap::{Arg, Command};
 
 use descriptions::described;
 pub use run::command;
 pub use subcommands::Subcommand;
-pub use words::normalize_wait;
+pub use wait_option::normalize_wait;
 
 /// The subcommand that prints the help of another.
 pub const HELP: &str = "help";
@@ -25,10 +24,11 @@ pub const HELP: &str = "help";
 /// The hidden subcommand that prints the manual and the completions.
 pub const GENERATE: &str = "generate";
 
-/// What `--wait` means without a duration.
+/// The value of `--wait` without a duration.
 pub const FOR_EVER: &str = "forever";
 
-/// The definition of a run with what only the help, the manual, the completions and messages show: a run need not pay for it.
+/// Returns the definition of a run with the texts of the help, the manual, the completions and messages, which a plain run does not
+/// need.
 pub fn documented() -> Command {
     described(command()).about(text::ABOUT).long_about(text::LONG_ABOUT).override_usage(text::USAGE).after_long_help(
         format!(
@@ -43,7 +43,7 @@ pub fn documented() -> Command {
     )
 }
 
-/// The same, and the subcommands. Not to parse with: a COMMAND of such a name would be taken for one.
+/// Returns the same with the subcommands. Not for parsing: a COMMAND with the name of a subcommand would be taken for one.
 pub fn all() -> Command {
     documented()
         .disable_help_subcommand(true)
@@ -52,22 +52,22 @@ pub fn all() -> Command {
         .subcommand(help())
 }
 
-/// Terms with their meanings, in columns.
+/// Formats terms with their meanings in columns.
 fn table(rows: &text::Table) -> String {
     let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or_default().max(15);
     rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<width$}{meaning}\n"))
 }
 
-/// The definition of the subcommand that prints the help of another.
+/// Returns the definition of the subcommand that prints the help of another.
 pub fn help() -> Command {
     let names = Subcommand::ALL.map(Subcommand::name);
     Command::new(HELP)
         .about("Print this help, or that of one of these commands")
         .override_usage("lockrun help [COMMAND]")
-        .arg(Arg::new("what").value_name("COMMAND").value_parser(names).help("The command that it is about"))
+        .arg(Arg::new("what").value_name("COMMAND").value_parser(names).help("The command to describe"))
 }
 
-/// The definition of the hidden subcommand that prints a generated file: the manual page of lockrun or, by its name, of a
+/// Returns the definition of the hidden subcommand that prints a generated file: the manual page of lockrun or, by its name, of a
 /// subcommand, or a shell's completions.
 pub fn generate() -> Command {
     let files = ["man", "bash", "zsh", "fish"].into_iter().chain(Subcommand::ALL.map(Subcommand::page));

@@ -1,4 +1,4 @@
-//! Names of the arguments, as the definitions and the readers of their matches share them.
+//! The names of the arguments, shared by the definitions and by the readers of their matches.
 #![allow(missing_docs)]
 
 pub const KEY: &str = "key";

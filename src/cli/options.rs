@@ -1,35 +1,35 @@
-//! The options as the parser sees them. Their descriptions are in [`crate::cli::descriptions`].
+//! The options for the parser. Their descriptions are in [`crate::cli::descriptions`].
 
 use clap::{Arg, ArgAction, builder::ValueParser};
 
 use super::{FOR_EVER, name};
 
-/// An option that takes one value.
+/// Returns an option that takes one value.
 pub fn option(id: &'static str) -> Arg {
     Arg::new(id)
         .long(id)
         .action(ArgAction::Set)
-        // A value is the next word, whatever it looks like, as getopt(3) takes it.
+        // The value is the next word, even if it begins with `-`, as with getopt(3).
         .allow_hyphen_values(true)
         .value_parser(ValueParser::os_string())
 }
 
-/// An option that is there or not.
+/// Returns an option that takes no value.
 pub fn switch(id: &'static str) -> Arg {
     Arg::new(id).long(id).action(ArgAction::SetTrue)
 }
 
-/// Which lock.
+/// Returns the option for the lock's name.
 pub fn key() -> Arg {
     option(name::KEY).short('k')
 }
 
-/// Where it lives.
+/// Returns the options for the store.
 pub fn store() -> [Arg; 2] {
     [option(name::STORE), option(name::STORE_FILE)]
 }
 
-/// What to do when the lock is held.
+/// Returns the options for a held lock.
 pub fn held() -> [Arg; 4] {
     [
         switch(name::FAIL).short('n').visible_alias("nonblock").alias("nb"),
@@ -40,7 +40,7 @@ pub fn held() -> [Arg; 4] {
     ]
 }
 
-/// How the lease is kept, what runs under it, and where events go.
+/// Returns the options for the lease, the command and the event log.
 pub fn lease_and_command() -> [Arg; 10] {
     [
         option(name::TTL),
@@ -56,7 +56,7 @@ pub fn lease_and_command() -> [Arg; 10] {
     ]
 }
 
-/// How much is said.
+/// Returns the options for the verbosity.
 pub fn output() -> [Arg; 2] {
     [switch(name::VERBOSE).short('v'), switch(name::QUIET).short('q')]
 }

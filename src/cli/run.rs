@@ -1,13 +1,13 @@
-//! The command line of a run, as the parser sees it. Every run pays for what is here, so nothing is that it does not need.
-//! The headings of the help come in the order of their first option.
+//! The command line of a run, for the parser. Building it costs every run time, so it contains only what parsing needs. The headings of
+//! the help appear in the order of their first option.
 
 use clap::Command;
 
 use super::name;
 use super::options::{self, option, switch};
 
-/// The definition of the command line of a run. What excludes what is for [`crate::config::settings`] to say, which also knows the
-/// other places that options come from.
+/// Returns the definition of the command line of a run. Which options exclude each other is checked by [`crate::config::settings`], which
+/// also knows the other places of options.
 pub fn command() -> Command {
     Command::new("lockrun")
         .version(env!("CARGO_PKG_VERSION"))

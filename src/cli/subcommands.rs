@@ -1,4 +1,4 @@
-//! lockrun's other commands, and what can be typed for each.
+//! The subcommands and their command lines.
 
 use std::ffi::OsStr;
 
@@ -15,13 +15,13 @@ use super::{name, table};
 pub enum Subcommand {
     /// Acquires a lock and leaves it held.
     Acquire,
-    /// Prolongs the lease of a lock.
+    /// Renews the lease of a lock.
     Renew,
     /// Releases a lock.
     Release,
     /// Runs a command with the next value of a sequence.
     Reserve,
-    /// Shows who holds what.
+    /// Shows who holds which lock.
     Status,
     /// Revokes a holder's lock.
     Break,
@@ -53,22 +53,22 @@ impl Subcommand {
     /// All of them, in the order in which the help lists them.
     pub const ALL: [Subcommand; 8] = [Acquire, Renew, Release, Reserve, Status, Break, Doctor, Prune];
 
-    /// The one with this name.
+    /// Returns the subcommand with this name.
     pub fn named(word: &OsStr) -> Option<Self> {
         Self::ALL.into_iter().find(|subcommand| word == subcommand.name())
     }
 
-    /// The word that names it.
+    /// Returns the word that names it.
     pub fn name(self) -> &'static str {
         self.doc().name
     }
 
-    /// The name of its manual page.
+    /// Returns the name of its manual page.
     pub fn page(self) -> &'static str {
         self.doc().page
     }
 
-    /// The definition of what can be typed after its name.
+    /// Returns the definition of its command line, after its name.
     pub fn definition(self) -> Command {
         let doc = self.doc();
         let key_of_held = |arg: Arg| arg.help("The lock's name  [default: $LOCKRUN_KEY]").long_help(None);
@@ -104,7 +104,7 @@ impl Subcommand {
                 .long_help(None)
             }),
             Release => command.mut_arg(name::KEY, key_of_held),
-            Status => command.mut_arg(name::KEY, |arg| arg.help("Show this lock alone").long_help(None)),
+            Status => command.mut_arg(name::KEY, |arg| arg.help("Show only this lock").long_help(None)),
             Break | Doctor | Prune | Reserve => command,
         };
         command
@@ -121,7 +121,7 @@ impl Subcommand {
             ))
     }
 
-    /// Its exit statuses and what they mean.
+    /// Returns its exit statuses and their meanings.
     pub fn exit_status(self) -> &'static Table {
         const ACQUIRE: &Table = &[
             ("0", "the lock was acquired; with --skip, also: it was held"),
@@ -154,7 +154,7 @@ impl Subcommand {
             STORE_FAILED,
             (
                 "75",
-                "the lock, or a slot, stays held: by a living process of this machine, or by another holder than the one of --fence",
+                "the lock, or a slot, stays held: by a living process of this machine, or under another fencing token than --fence",
             ),
             FAILED,
         ];

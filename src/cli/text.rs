@@ -1,15 +1,15 @@
-//! What the help and the manual say beside the options.
+//! The texts of the help and the manual beside the options.
 
-/// A line for people.
+/// A one-line description.
 pub const ABOUT: &str = "Run a command under a lock: flock(1) for a whole fleet";
 
-/// What a run is.
+/// A longer description.
 pub const LONG_ABOUT: &str = "\
 Run a command under a lock, so that it never runs twice at once: not on this machine, and with a shared store not on \
 any other. lockrun acquires the lock KEY, starts COMMAND, holds the lock while COMMAND runs, forwards signals to it, \
 releases the lock and ends as COMMAND ended. If the lock is held, it fails, skips or waits.";
 
-/// How lockrun is called.
+/// The usage.
 pub const USAGE: &str = "\
 lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...
        lockrun --key KEY [OPTIONS] --command STRING
@@ -58,11 +58,11 @@ pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it run
     such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
 
 /// Which signals reach which processes.
-pub const SIGNALS: &str = "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH that are sent to lockrun are passed on to COMMAND's whole \
-    process group, every other signal (USR1, for example) to COMMAND's own process alone. Without a controlling terminal COMMAND leads \
-    a process group of its own. With one it shares lockrun's: signals are then passed on to those members that descend from \
-    COMMAND, and what the terminal itself sends to the group is not sent again. After TERM, a process that is stopped gets CONT. \
-    A signal that was ignored when lockrun started stays ignored.";
+pub const SIGNALS: &str = "lockrun relays INT, TERM, HUP, QUIT, TSTP, CONT and WINCH to COMMAND's whole process group, and every other \
+    signal (USR1, for example) to COMMAND's own process alone. Without a controlling terminal COMMAND leads a process group of its own. \
+    With one it shares lockrun's: lockrun then relays signals to those members that descend from COMMAND, and does not repeat \
+    signals that the terminal itself sends to the group. After TERM, stopped processes get CONT. A signal that was ignored when \
+    lockrun started stays ignored.";
 
 /// The configuration files.
 pub const FILES: [(&str, &str); 2] = [
@@ -73,17 +73,17 @@ pub const FILES: [(&str, &str); 2] = [
     ("/etc/lockrun.toml", "the system's"),
 ];
 
-/// What they look like.
+/// Their format.
 pub const FILE_FORMAT: &str = "TOML, one option per line, such as: ttl = \"1m\", kill-after = 5, skip = true, store = \
     \"redis://redis.example.com\". An unknown option or a wrong value is an error. lockrun warns of a password \
     that others can read.";
 
-/// What the objects of `--events` have in common.
+/// The fields that the objects of `--events` have in common.
 pub const EVENT_FORMAT: &str = "--events FILE appends one JSON object per line for each of these events. Each has time (UTC), \
-    event, key, and host, pid, user and command of the run; from acquired on also fence and, with --slots, slot. There is \
-    never a token or a store's password in it.";
+    event, key, and host, pid, user and command of the run; from acquired on also fence and, with --slots, slot. Events \
+    never contain a token or a store's password.";
 
-/// The events, and what else there is in each.
+/// The events, and the other fields of each.
 pub const EVENTS: [(&str, &str); 12] = [
     (
         "waiting",

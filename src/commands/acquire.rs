@@ -1,4 +1,4 @@
-//! `lockrun acquire`: takes a lock that outlives this process.
+//! `lockrun acquire`: acquires a lock that outlives this process.
 
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -31,7 +31,7 @@ struct Options {
     form: Form,
 }
 
-/// In which form the token is printed.
+/// The form in which the token is printed.
 #[derive(Clone, Copy)]
 enum Form {
     /// The bare token.
@@ -69,8 +69,8 @@ impl Options {
     }
 }
 
-/// Takes the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If it cannot be printed the
-/// acquisition is cancelled, because nobody could release the lock. Fails with [`UsageError`] if the settings are not right.
+/// Acquires the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If the token cannot be printed,
+/// the acquisition is cancelled, because no process could release the lock. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let Options { claim, timeout, patience, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;
@@ -91,7 +91,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
-        // What the token has held before stays held.
+        // A lock that the token held before stays held.
         store.cancel(&claim, false);
     }
     printed.context("cannot print the token, so this acquisition is cancelled")?;
@@ -121,7 +121,7 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
     out.flush()
 }
 
-/// The text as one word of a shell.
+/// Quotes the text as one word of a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! `lockrun break`: takes a lock from its holder.
+//! `lockrun break`: revokes a lock from its holder.
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ use crate::store::{Held, Living, Revoked};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Takes the lock away, and says whose it was. Ends with 75 if it stays whose it is, or does with one of several. Fails with
-/// [`crate::config::settings::UsageError`] if the settings are not right.
+/// Revokes the lock, and prints its former holders. The outcome is status 75 if a holder keeps it, or one of several slots. Fails
+/// with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
     let fence = settings.typed_value(name::FENCE, |text| {
-        text.parse().map_err(|_| format!("{text:?} is not a fence, which is a number"))
+        text.parse().map_err(|_| format!("{text:?} is not a fencing token, which is a number"))
     })?;
     let now = settings.typed_switch(name::NOW);
     let mut store = open(settings, None)?;
-    let taken = store.revoke(&key, fence, &Holder::caller(), now);
+    let revoked = store.revoke(&key, fence, &Holder::caller(), now);
     let key = escaped(key.as_str());
     let say = |text: &str| report::say(&format!("lock \"{key}\" {text}"));
-    match taken.with_context(|| format!("cannot break the lock \"{key}\"")) {
+    match revoked.with_context(|| format!("cannot break the lock \"{key}\"")) {
         Ok(Revoked::Free) => {
             say("is free; there is nothing to break");
             Ok(Outcome::Printed)
         }
         Ok(Revoked::Others(holders)) => {
             for held in holders {
-                say(&format!("is not held under that fence, and stays with {held}"));
+                say(&format!("is not held under that fence: it stays with {held}"));
             }
             Ok(Outcome::Held(HELD))
         }
@@ -44,7 +44,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             if free_in > Duration::ZERO {
                 // Whole seconds, and not a moment too early.
                 let span = duration::say(free_in + Duration::from_secs(1));
-                report::say(&format!("it is free when its command has been stopped, in {span} at the latest"));
+                report::say(&format!("it will be free when its command has been stopped, within {span}"));
             }
             if untold {
                 report::say("its command may still be running; make sure that it has ended");
@@ -65,7 +65,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// The holder that a lock was taken from, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
+/// Describes the holder that a lock was taken from, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
 fn past(held: &Held) -> String {
     match (&held.holder, held.since) {
         (Some(holder), Some(since)) => format!("{holder}, which had held it for {}", duration::say(since)),
@@ -73,10 +73,10 @@ fn past(held: &Held) -> String {
     }
 }
 
-/// What to do about the processes that keep a lock.
+/// Returns what to do about the processes that keep a lock.
 fn how_to_end(pids: &[u32]) -> String {
     if pids.is_empty() {
-        return "one that this user may not look into".into();
+        return "this user may not see which".into();
     }
     format!("stop it with kill {}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))
 }

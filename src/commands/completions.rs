@@ -1,5 +1,5 @@
-//! The shells' completions: what clap makes of the definitions, put right where it cannot know that only the first word
-//! names a subcommand and that everywhere else a COMMAND begins.
+//! The shells' completions: clap's scripts, corrected because clap does not know that only the first word names a subcommand, and
+//! that a word elsewhere begins COMMAND.
 
 use anyhow::{Result, ensure};
 use clap::Command;
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::cli::{self, Subcommand, name};
 
-/// The script for `shell`. Fails if clap's has not got the places that are put right, as after an upgrade.
+/// Returns the script for `shell`. Fails if clap's script lacks a place that is to be corrected, as after an upgrade.
 pub fn script(shell: Shell) -> Result<String> {
     let (mut definition, corrections) = match shell {
         Shell::Bash => (cli::all(), bash()),
@@ -25,7 +25,7 @@ pub fn script(shell: Shell) -> Result<String> {
     Ok(script)
 }
 
-/// The definition of a run with all its options, but without COMMAND.
+/// Returns the definition of a run with all its options, but without COMMAND.
 fn without_command() -> Command {
     let full = cli::all();
     let options = full.get_arguments().filter(|arg| arg.get_id() != name::COMMAND).cloned().collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Says what would make locks in a store unsafe or slow.
+//! `lockrun doctor`: reports what would make locks in a store unsafe or slow.
 
 use std::io::{self, Write as _};
 
@@ -9,11 +9,11 @@ use crate::config::settings::Settings;
 use crate::report::diagnostic::{Diagnostic, Level};
 use crate::run::outcome::Outcome;
 
-/// Lets the store diagnose itself, and prints what it finds. The worst diagnostic decides the outcome. Fails if nothing can be
-/// printed, or with [`crate::config::settings::UsageError`] if the settings are not right.
+/// Diagnoses the store, and prints a line for each diagnostic. The worst one decides the outcome. Fails if nothing can be
+/// printed, or with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let diagnostics = open(settings, None)?.diagnose();
-    print(&diagnostics).context("cannot print what was found")?;
+    print(&diagnostics).context("cannot print the diagnostics")?;
     Ok(outcome(&diagnostics))
 }
 
@@ -26,13 +26,13 @@ fn print(diagnostics: &[Diagnostic]) -> io::Result<()> {
     out.flush()
 }
 
-/// What the diagnostics come to.
+/// Returns the outcome that the worst diagnostic stands for.
 fn outcome(diagnostics: &[Diagnostic]) -> Outcome {
     match diagnostics.iter().map(|diagnostic| diagnostic.level).max() {
         Some(Level::Ok | Level::Note) => Outcome::Printed,
         Some(Level::Warn) => Outcome::Weak,
         Some(Level::Fail) => Outcome::Unsafe,
-        // A store that has nothing to say of itself has not been examined.
+        // A store without any diagnostic was not diagnosed.
         Some(Level::Unusable) | None => Outcome::StoreFailed,
     }
 }

@@ -65,7 +65,7 @@ fn page_of(subcommand: Subcommand, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// The sections that a definition gives.
+/// Writes the sections that clap renders from a definition.
 fn start(man: &Man, out: &mut impl Write) -> Result<()> {
     man.render_title(out)?;
     man.render_name_section(out)?;
@@ -80,7 +80,7 @@ fn exit_status(roff: &mut Roff, rows: &text::Table) {
     table(roff, rows);
 }
 
-/// A list of terms with their meanings.
+/// Adds a list of terms with their meanings.
 fn table(roff: &mut Roff, rows: &text::Table) {
     for (term, meaning) in rows {
         roff.control("TP", []).text([roman(*term)]).text([roman(*meaning)]);

@@ -1,4 +1,4 @@
-//! What lockrun does beside running a command.
+//! The subcommands: everything that lockrun does beside running a command under a lock.
 
 pub mod acquire;
 pub mod break_lock;
@@ -24,7 +24,7 @@ use crate::run::outcome::Outcome;
 use crate::store::{self, Held, Store};
 use crate::text::escape::escaped;
 
-/// Does what `subcommand` is for, as `settings` say. Fails with [`crate::config::settings::UsageError`] if they are not right.
+/// Runs `subcommand` with its `settings`. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
     match subcommand {
         Subcommand::Acquire => acquire::run(settings),
@@ -38,13 +38,13 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// Opens the store that the settings name. No request takes longer than `timeout`, or than they say.
+/// Opens the store that the settings name. A request takes at most `timeout`, else the settings' own time-out.
 fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Store>, UsageError> {
     let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
     Ok(store::open(settings.store()?, timeout)?)
 }
 
-/// Says that a lock is not, or no longer, held under our token.
+/// Reports that a lock is not, or no longer, held under the token, and returns the outcome.
 fn not_ours(key: &Key, held: Option<Held>) -> Outcome {
     let whose = held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"));
     report::say(&format!("the lock \"{}\" is not held under this token, or no longer: {whose}", escaped(key.as_str())));

@@ -1,4 +1,4 @@
-//! `lockrun prune`: forgets keys that have not been used for long.
+//! `lockrun prune`: removes keys that have not been used for long.
 
 use std::io::{self, Write as _};
 
@@ -12,11 +12,12 @@ use crate::run::outcome::Outcome;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Forgets the keys, or only finds them, and prints their names. Ends with 69 if something cannot be read. Fails with [`UsageError`] if the settings are not right.
+/// Removes the keys, or with `--dry-run` only finds them, and prints their names. The outcome is status 69 if a record cannot be
+/// read. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let span = settings.typed_value(name::OLDER_THAN, duration::parse)?;
-    let span =
-        span.ok_or_else(|| UsageError::from("no age: say with --older-than for how long a lock was not used"))?;
+    let span = span
+        .ok_or_else(|| UsageError::from("no age: give the time that a lock must have been unused with --older-than"))?;
     let really = !settings.typed_switch(name::DRY_RUN);
     let mut store = open(settings, None)?;
     match store.prune(span, really) {
@@ -26,7 +27,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             Ok(if report::errors(&store.left_out()) { Outcome::StoreFailed } else { Outcome::Printed })
         }
         Err(error) => {
-            report::error(&error.context("cannot forget old keys"));
+            report::error(&error.context("cannot remove old keys"));
             Ok(Outcome::StoreFailed)
         }
     }

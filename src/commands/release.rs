@@ -9,8 +9,8 @@ use crate::run::outcome::Outcome;
 use crate::store::{Release, Released};
 use crate::text::escape::escaped;
 
-/// Releases the lock. While a command still runs under it, it is released when that has ended. Ends with 79
-/// if it is not ours. Fails with [`crate::config::settings::UsageError`] if the settings are not right.
+/// Releases the lock; if a command still runs under it, when that command has ended. The outcome is status 79 if the lock is not
+/// held under the token. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let verbosity = settings.verbosity()?;
@@ -21,7 +21,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(Released::WhenItEnds) => {
             if verbosity > Verbosity::Quiet {
                 report::say(&format!(
-                    "the lock \"{}\" will be free when the command has ended that runs under it",
+                    "the lock \"{}\" will be released when the command that runs under it has ended",
                     escaped(key.as_str())
                 ));
             }

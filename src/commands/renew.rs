@@ -1,4 +1,4 @@
-//! `lockrun renew`: prolongs a lease by its token.
+//! `lockrun renew`: renews a lease by its token.
 
 use anyhow::{Context, Result};
 
@@ -9,8 +9,8 @@ use crate::run::outcome::Outcome;
 use crate::store::Renewed;
 use crate::text::escape::escaped;
 
-/// Prolongs the lease, by as long as it was taken for or as `--ttl` says. Ends with 79 if it is not ours. Fails with
-/// [`crate::config::settings::UsageError`] if the settings are not right.
+/// Renews the lease, for its present length or for `--ttl`. The outcome is status 79 if the lock is not held under the token. Fails
+/// with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let ttl = settings.typed_ttl()?;

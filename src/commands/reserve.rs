@@ -12,7 +12,7 @@ use crate::run::outcome::Outcome;
 use crate::run::sequence::{Order, Sequence};
 use crate::sys::signals::Signals;
 
-/// Reserves a value, and runs the command with it. Fails with [`UsageError`] if the settings are not right.
+/// Reserves a value and runs the command with it. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let plan = plan::make_with_next_of(settings, sequence)?;
     crate::run::run(&plan, &Signals::take_over().context("cannot block signals")?)

@@ -21,18 +21,18 @@ use crate::text::escape::{escaped, without_credentials};
 /// The system's file.
 const SYSTEM: &str = "/etc/lockrun.toml";
 
-/// What kinds of value an option takes in a file.
+/// The kinds of values that options take in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
     Duration,
     Number,
     Switch,
-    /// A duration, or just on or off.
+    /// A duration, or true or false.
     Wait,
 }
 
-/// Every option that a file can set: all that a run has, but for the key.
+/// Every option that a file can set: all options of a run but the key.
 const OPTIONS: [(&str, Kind); 20] = [
     (name::STORE, Kind::Text),
     (name::STORE_FILE, Kind::Text),
@@ -67,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// The value as it would be typed, if it is of this kind.
+    /// Returns the value as it would be typed, if it is of this kind.
     fn text(self, value: &DeValue<'_>) -> Option<String> {
         match (self, value) {
             (Kind::Text | Kind::Duration | Kind::Wait, DeValue::String(text)) => Some(text.as_ref().into()),
@@ -81,7 +81,7 @@ impl Kind {
     }
 }
 
-/// A configuration file that is there.
+/// A configuration file that exists.
 #[derive(Debug)]
 pub struct File {
     path: String,
@@ -89,7 +89,7 @@ pub struct File {
     readable_by_others: bool,
 }
 
-/// One line of it.
+/// A line of a configuration file.
 #[derive(Debug, PartialEq, Eq)]
 struct Setting {
     name: &'static str,
@@ -97,8 +97,8 @@ struct Setting {
     line: usize,
 }
 
-/// Reads the files that are there, the strongest first. `environment` tells where the user's is. Fails with [`UsageError`] if one
-/// cannot be read or understood.
+/// Reads the files that exist, the strongest first. The user's is found through `environment`. Fails with [`UsageError`] if one
+/// cannot be read or parsed.
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     if let Some((home, path)) = user_path(environment) {
@@ -108,7 +108,7 @@ pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>>
     Ok(files)
 }
 
-/// The user's file, and the directory that the environment names for it. One that is not absolute counts as not set.
+/// Returns the directory that the environment names for the user's file, and the file. A relative directory counts as not set.
 fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf, PathBuf)> {
     let absolute = |name: &str| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let (home, inside) = match absolute("XDG_CONFIG_HOME") {
@@ -119,13 +119,13 @@ fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf,
     Some((home, path))
 }
 
-/// Whether `path` cannot even be seen because `home` is another user's, as when a service has changed its user but not HOME.
+/// Returns whether `path` is inaccessible because `home` is another user's, as when a service has changed its user but not HOME.
 fn is_elsewhere(home: &Path, path: &Path) -> bool {
     let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())
 }
 
-/// Reads a file, if it is there.
+/// Reads a file, if it exists.
 fn open(path: &Path) -> Result<Option<File>> {
     let read = input::read_trusted_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
     match read {
@@ -135,17 +135,17 @@ fn open(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// What to say of a file that cannot be read. That the system has nothing left is no fault of the file's.
-fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
-    let wrong = UsageError::from(format!("cannot read {}: {error}", escaped(&path.to_string_lossy())));
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(wrong.to_string()),
-        _ => wrong.into(),
+/// Returns the error for a file that cannot be read: a usage error, except if the system has run out of a resource.
+fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
+    let error = UsageError::from(format!("cannot read {}: {cause}", escaped(&path.to_string_lossy())));
+    match cause.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => anyhow::Error::msg(error.to_string()),
+        _ => error.into(),
     }
 }
 
 impl File {
-    /// Understands the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
+    /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
     fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
         let path = escaped(&path.to_string_lossy());
         let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();
@@ -161,12 +161,12 @@ impl File {
         Ok(File { path, settings, readable_by_others: mode & 0o044 != 0 })
     }
 
-    /// What there is to say about a password that others can read, if there is one.
+    /// Returns a warning if the file contains a password that others can read.
     pub fn warning(&self) -> Option<String> {
         let store = self.setting(name::STORE)?;
         (self.readable_by_others && has_password(&store.value)).then(|| {
             format!(
-                "warning: {}:{} has a password in it that others can read: chmod go= {}",
+                "warning: {}:{} contains a password that others can read: chmod go= {}",
                 self.path, store.line, self.path
             )
         })
@@ -178,7 +178,7 @@ impl File {
 }
 
 impl Setting {
-    /// Reads one line. On failure says what is wrong with it.
+    /// Parses one line. The error says what is wrong with it.
     fn read(name: &str, value: &Spanned<DeValue<'_>>, line: usize) -> Result<Self, String> {
         let Some((name, kind)) = OPTIONS.into_iter().find(|(known, _)| *known == name) else {
             let close = name.to_ascii_lowercase().replace('_', "-");
@@ -210,7 +210,7 @@ impl Layer for File {
     }
 }
 
-/// Whether there is a password between the scheme and the host of a URL.
+/// Returns whether there is a password between the scheme and the host of a URL.
 fn has_password(url: &str) -> bool {
     let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
     user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())

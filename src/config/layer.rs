@@ -9,11 +9,11 @@ use super::settings::UsageError;
 
 /// One place that options come from.
 pub trait Layer {
-    /// The value of an option that takes one.
+    /// Returns the value of an option that takes one, if it is set here.
     fn value(&self, name: &str) -> Option<OsString>;
-    /// Whether an option that takes none is on, or off. Fails if what stands there is neither.
+    /// Returns whether an option that takes no value is on or off here, if it is set. Fails if the value is neither.
     fn switch(&self, name: &str) -> Result<Option<bool>, UsageError>;
-    /// The option as it is written there, for messages.
+    /// Returns the option as it is written here, for messages.
     fn spell(&self, name: &str) -> String;
 }
 

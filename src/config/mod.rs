@@ -1,4 +1,4 @@
-//! What the user has set, wherever it was set, and the one checked plan that comes of it.
+//! The user's settings from all places, and the one checked plan that they become.
 
 pub mod files;
 pub mod plan;

@@ -25,17 +25,17 @@ pub struct Plan {
     pub store: Address,
     /// How many may hold it at once.
     pub slots: u32,
-    /// The sequence whose next value is reserved, in place of taking a lock.
+    /// The sequence whose next value is reserved, in place of acquiring a lock.
     pub sequence: Option<Sequence>,
-    /// What to do when it is held.
+    /// What to do when the lock is held.
     pub on_held: OnHeld,
-    /// The exit status when it is held.
+    /// The exit status when the lock is held.
     pub held_status: u8,
-    /// Whether the lease ends by itself, after `terms.ttl`.
+    /// Whether the lease expires, after `terms.ttl`.
     pub expires: bool,
-    /// The lengths of time that the lease lives by.
+    /// The time spans of the lease.
     pub terms: Terms,
-    /// How long the lock stays held at least, from when it was taken.
+    /// How long the lock stays held at least, from its acquisition.
     pub min_hold: Duration,
     /// Whether the lock stays held when COMMAND has ended.
     pub keep: bool,
@@ -43,13 +43,13 @@ pub struct Plan {
     pub kill_on_lost: bool,
     /// How long COMMAND may run.
     pub max_runtime: Option<Duration>,
-    /// What to do about processes that COMMAND leaves behind.
+    /// What to do with processes that COMMAND leaves behind.
     pub descendants: Descendants,
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
     /// The file to which events are appended.
     pub events: Option<PathBuf>,
-    /// How much to say.
+    /// How much is printed.
     pub verbosity: Verbosity,
 }
 
@@ -66,8 +66,8 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. What is set for locks alone
-/// does not concern it, and is not looked at.
+/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. Settings for locks alone are
+/// ignored.
 pub fn make_with_next_of(
     settings: &Settings<'_>,
     read: impl FnOnce(&Settings<'_>) -> Result<Sequence, UsageError>,
@@ -76,7 +76,7 @@ pub fn make_with_next_of(
     Ok(Plan { sequence: Some(read(settings)?), ..plan })
 }
 
-/// What every run has to know, as if there were no more to a lock than its key.
+/// Makes the part of the plan that all runs share, for a lock with one slot.
 fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     let key = settings.key()?;
     let argv = argv(settings)?;
@@ -106,7 +106,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
                 "leave" => Ok(Descendants::Leave),
                 "wait" => Ok(Descendants::Wait),
                 "kill" => Ok(Descendants::Kill),
-                _ => Err(format!("{text:?} is none of leave, wait and kill")),
+                _ => Err(format!("{text:?} is not one of leave, wait and kill")),
             })?
             .unwrap_or(Descendants::Leave),
         argv,
@@ -115,16 +115,16 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// The words to execute.
+/// Returns COMMAND and its arguments.
 fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, UsageError> {
     let by_sh = |string: OsString| vec!["sh".into(), "-c".into(), string];
     let typed = settings.typed();
-    let words: Vec<OsString> = typed.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
-    match (words.first(), typed.get_one::<OsString>(name::COMMAND_STRING)) {
+    let args: Vec<OsString> = typed.get_many(name::COMMAND).unwrap_or_default().cloned().collect();
+    match (args.first(), typed.get_one::<OsString>(name::COMMAND_STRING)) {
         (Some(_), Some(_)) => Err("--command and COMMAND exclude each other".into()),
         (None, Some(string)) => Ok(by_sh(string.clone())),
         (Some(first), None) if first.is_empty() => Err("the command is an empty word".into()),
-        (Some(_), None) => Ok(words),
+        (Some(_), None) => Ok(args),
         (None, None) => match settings.value(name::COMMAND_STRING, |text| Ok(OsString::from(text)))? {
             Some(string) => Ok(by_sh(string)),
             None => Err("no command: give the COMMAND to run, or one for sh with --command".into()),
@@ -132,7 +132,7 @@ fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, UsageError> {
     }
 }
 
-/// Whether the lease ends by itself, and the lengths of time that it lives by.
+/// Returns whether the lease expires, and its time spans.
 fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), UsageError> {
     let ttl = settings.ttl()?;
     let renew_every = settings.value(name::RENEW_EVERY, at_least_a_moment)?;
@@ -147,7 +147,7 @@ fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), Usag
         kill_after: kill_after.unwrap_or(at_most(10, 3)),
         store_timeout: store_timeout.unwrap_or(at_most(5, 6)),
     };
-    // Files have no lease: there, a long --kill-after alone is nothing to complain of.
+    // Files have no lease: there, a long --kill-after alone does no harm.
     let concerned = store.has_leases() || ttl.is_some() || renew_every.is_some() || store_timeout.is_some();
     if expires && concerned {
         terms.check()?;

@@ -1,8 +1,7 @@
-//! What the user has set, wherever it was set: on the command line, in a `LOCKRUN_…` variable, in the user's configuration file
-//! or in the system's. The first of them wins.
+//! The user's settings from the command line, `LOCKRUN_…` variables, the user's configuration file and the system's, in order of
+//! precedence.
 //!
-//! Pure but for [`files`], which reads the configuration, and the file that `--store-file` names, which a function reads that
-//! is handed in.
+//! Pure, except that [`files`] reads the configuration, and the caller's function reads the file that `--store-file` names.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,7 +18,7 @@ pub use crate::lock::lease::Ttl;
 use super::layer::{Environment, Layer, Typed};
 use crate::text::duration;
 
-/// What is wrong with the command line or the configuration, in terms of what the user wrote.
+/// An error in the command line or the configuration, in the user's own terms.
 #[derive(Debug)]
 pub struct UsageError(String);
 
@@ -40,7 +39,7 @@ impl<T: Into<String>> From<T> for UsageError {
 /// Reads the text of a file.
 pub type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<String>;
 
-/// All that was set for one command: options, strongest place first.
+/// All settings of one command, strongest place first.
 pub struct Settings<'a> {
     matches: &'a ArgMatches,
     layers: Vec<Box<dyn Layer + 'a>>,
@@ -48,7 +47,7 @@ pub struct Settings<'a> {
 }
 
 impl<'a> Settings<'a> {
-    /// The settings in the matches of a command's definition, in the environment and in configuration files.
+    /// Combines the settings of the command line, the environment and the configuration files.
     pub fn new(
         matches: &'a ArgMatches,
         environment: &'a dyn Fn(&str) -> Option<OsString>,
@@ -60,12 +59,12 @@ impl<'a> Settings<'a> {
         Settings { matches, layers, read_file }
     }
 
-    /// The matches of the command line, for what can be set nowhere else.
+    /// Returns the matches of the command line, for options that can be set nowhere else.
     pub fn typed(&self) -> &ArgMatches {
         self.matches
     }
 
-    /// The value of an option from the command line alone, read by `read`, which says what is wrong with it.
+    /// Returns the value of an option from the command line alone, parsed by `read`, whose error says what is wrong with it.
     pub fn typed_value<T>(
         &self,
         name: &str,
@@ -74,12 +73,12 @@ impl<'a> Settings<'a> {
         read_from(&Typed(self.matches), name, read)
     }
 
-    /// Whether an option that takes no value is on the command line.
+    /// Returns whether an option that takes no value is on the command line.
     pub fn typed_switch(&self, name: &str) -> bool {
         self.matches.get_flag(name)
     }
 
-    /// The value of an option from the strongest place that has it, read by `read`, which says what is wrong with it.
+    /// Returns the value of an option from the strongest place that has it, parsed by `read`, whose error says what is wrong with it.
     pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, UsageError> {
         for layer in &self.layers {
             if let Some(value) = read_from(layer.as_ref(), name, &read)? {
@@ -89,12 +88,12 @@ impl<'a> Settings<'a> {
         Ok(None)
     }
 
-    /// The length of time that an option says.
+    /// Returns the value of an option that takes a duration.
     pub fn duration(&self, name: &str) -> Result<Option<Duration>, UsageError> {
         self.value(name, duration::parse)
     }
 
-    /// Whether an option that takes no value is on: the strongest place that says anything decides.
+    /// Returns whether an option that takes no value is on in the strongest place that sets it.
     pub fn switch(&self, name: &str) -> Result<bool, UsageError> {
         for layer in &self.layers {
             if let Some(on) = layer.switch(name)? {
@@ -104,23 +103,23 @@ impl<'a> Settings<'a> {
         Ok(false)
     }
 
-    /// Of options that exclude each other: the one that is set in the strongest place that sets any of them, and that
-    /// place. `is_set` tells whether a place sets an option, or takes it back from the weaker ones.
+    /// Of options that exclude each other, returns the one that is set in the strongest place that sets any of them, and that
+    /// place. `is_set` returns whether a place sets an option, or cancels it for the weaker ones.
     pub(super) fn one_of<'n>(
         &self,
         names: &[&'n str],
         is_set: impl Fn(&dyn Layer, &str) -> Result<Option<bool>, UsageError>,
     ) -> Result<Option<(&dyn Layer, &'n str)>, UsageError> {
-        let mut taken_back = Vec::new();
+        let mut cancelled = Vec::new();
         for layer in &self.layers {
             let mut there = Vec::new();
             for &name in names {
-                if taken_back.contains(&name) {
+                if cancelled.contains(&name) {
                     continue;
                 }
                 match is_set(layer.as_ref(), name)? {
                     Some(true) => there.push(name),
-                    Some(false) => taken_back.push(name),
+                    Some(false) => cancelled.push(name),
                     None => {}
                 }
             }
@@ -136,7 +135,7 @@ impl<'a> Settings<'a> {
     }
 }
 
-/// The value of an option in one place.
+/// Returns the value of an option in one place.
 fn read_from<T>(
     layer: &dyn Layer,
     name: &str,

@@ -25,7 +25,7 @@ const MAX_SLOTS: u32 = 1000;
 /// What to do when the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnHeld {
-    /// Say who holds it, and exit 75.
+    /// Name the holder, and exit 75.
     Fail,
     /// Exit 0, silently.
     Skip,
@@ -33,7 +33,7 @@ pub enum OnHeld {
     Wait(Option<Duration>),
 }
 
-/// Reads a duration that must not be 0. On failure says what is wrong.
+/// Parses a duration that must not be 0. The error says what is wrong.
 pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
         Duration::ZERO => Err("must be longer than 0".into()),
@@ -41,35 +41,35 @@ pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads an exit status. On failure says what is wrong.
+/// Parses an exit status. The error says what is wrong.
 fn read_status(text: &str) -> Result<u8, String> {
     text.parse().map_err(|_| format!("{text:?} is not an exit status from 0 to 255"))
 }
 
-/// Reads the length of a lease. On failure says what is wrong.
+/// Parses the length of a lease. The error says what is wrong.
 fn read_ttl(text: &str) -> Result<Ttl, String> {
     match text.trim() {
         "none" => Ok(Ttl::None),
         text => match duration::parse(text)? {
-            span if span < MIN_TTL => Err(format!("{text:?} is below 1s, the least")),
+            span if span < MIN_TTL => Err(format!("{text:?} is less than 1s, the minimum")),
             span => Ok(Ttl::Lasts(span)),
         },
     }
 }
 
 impl Settings<'_> {
-    /// The lock's name: from the command line alone, since a run tells its command a `LOCKRUN_KEY`.
+    /// Returns the lock's name: from the command line alone, since `LOCKRUN_KEY` inside a run names the run's own lock.
     pub fn key(&self) -> Result<Key, UsageError> {
         Ok(self.key_if_given()?.ok_or("no key: name the lock with --key KEY")?)
     }
 
-    /// The lock's name, if one is given on the command line.
+    /// Returns the lock's name, if one is given on the command line.
     pub fn key_if_given(&self) -> Result<Option<Key>, UsageError> {
         Ok(self.typed().get_one::<OsString>(name::KEY).map(|key| Key::new(key)).transpose()?)
     }
 
-    /// The lock that an earlier `acquire` took, or that the run around us holds: its name and the token, from the command
-    /// line, else from the variables that both set.
+    /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the command line,
+    /// else from the variables that both set.
     pub fn held_lock(&self) -> Result<(Key, Token), UsageError> {
         let key = self.value(name::KEY, |key| Key::new(key.as_ref()))?;
         let key = key.ok_or("no key: name the lock with --key KEY, or in LOCKRUN_KEY")?;
@@ -79,7 +79,7 @@ impl Settings<'_> {
         Ok((key, token))
     }
 
-    /// How many may hold the lock at once.
+    /// Returns how many may hold the lock at once.
     pub fn slots(&self) -> Result<u32, UsageError> {
         let slots = self.value(name::SLOTS, |text| match text.parse() {
             Ok(slots) if (1..=MAX_SLOTS).contains(&slots) => Ok(slots),
@@ -88,7 +88,7 @@ impl Settings<'_> {
         Ok(slots.unwrap_or(1))
     }
 
-    /// Where the lock lives: `--store`, or the URL in the file that `--store-file` names.
+    /// Returns where the lock lives: `--store`, or the URL in the file that `--store-file` names.
     pub fn store(&self) -> Result<Address, UsageError> {
         let names = [name::STORE, name::STORE_FILE];
         let Some((layer, which)) = self.one_of(&names, |layer, name| Ok(layer.value(name).map(|_| true)))? else {
@@ -104,28 +104,28 @@ impl Settings<'_> {
         Ok(Address::parse(url.trim_start_matches('\u{feff}').trim()).map_err(|why| format!("{spelled}: {why}"))?)
     }
 
-    /// The text of the file that holds a store's URL.
+    /// Reads the file that contains a store's URL.
     fn url_in(&self, path: &Path) -> Result<String, String> {
         if path.as_os_str().is_empty() {
-            return Err("is empty; it must name the file that has the store's URL in it".into());
+            return Err("is empty; it must name the file that contains the store's URL".into());
         }
         if path.as_os_str().as_encoded_bytes().windows(3).any(|part| part == b"://") {
-            return Err("is a URL, and must be the path of a file that has one in it".into());
+            return Err("is a URL; it must be the path of a file that contains one".into());
         }
         let shown = escaped(&path.to_string_lossy());
         let url = (self.read_file)(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
         if url.trim().is_empty() {
-            return Err(format!("{shown} is empty; it must hold the store's URL"));
+            return Err(format!("{shown} is empty; it must contain the store's URL"));
         }
         Ok(url)
     }
 
-    /// The longest that one request to the store may take.
+    /// Returns the longest that one request to the store may take, if it is set.
     pub fn store_timeout(&self) -> Result<Option<Duration>, UsageError> {
         self.value(name::STORE_TIMEOUT, at_least_a_moment)
     }
 
-    /// The longest that one request to the store may take where it takes or renews a lease of length `ttl`.
+    /// Returns the longest that one request to the store may take when it acquires or renews a lease of length `ttl`.
     pub fn store_timeout_within(&self, ttl: Ttl) -> Result<Duration, UsageError> {
         let default = match ttl {
             Ttl::Lasts(length) => DEFAULT_STORE_TIMEOUT.min(length / 6),
@@ -143,23 +143,23 @@ impl Settings<'_> {
         }
     }
 
-    /// The lease's length, if it is set.
+    /// Returns the lease's length, if it is set.
     pub fn ttl(&self) -> Result<Option<Ttl>, UsageError> {
         self.value(name::TTL, read_ttl)
     }
 
-    /// The lease's length, if it is on the command line.
+    /// Returns the lease's length, if it is on the command line.
     pub fn typed_ttl(&self) -> Result<Option<Ttl>, UsageError> {
         self.typed_value(name::TTL, read_ttl)
     }
 
-    /// What to do when the lock is held: `--fail`, `--skip` or `--wait`.
+    /// Returns what to do when the lock is held: `--fail`, `--skip` or `--wait`.
     pub fn on_held(&self) -> Result<OnHeld, UsageError> {
         self.on_held_among(&[name::FAIL, name::SKIP, name::WAIT])
     }
 
-    /// The same for one who takes a lock by hand: `--skip` on the command line alone, since a script would go on without the
-    /// lock because of a setting that it knows nothing of.
+    /// The same for a lock by hand: `--skip` is read from the command line alone, or a script would continue without its lock
+    /// because of a setting that it does not know.
     pub fn on_held_by_hand(&self) -> Result<OnHeld, UsageError> {
         if self.typed_switch(name::SKIP) { self.on_held() } else { self.on_held_among(&[name::FAIL, name::WAIT]) }
     }
@@ -185,17 +185,17 @@ impl Settings<'_> {
         })
     }
 
-    /// The exit status when the lock is held.
+    /// Returns the exit status when the lock is held.
     pub fn held_status(&self) -> Result<u8, UsageError> {
         Ok(self.value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }
 
-    /// The same for one who takes a lock by hand: from the command line alone, since it can be 0.
+    /// The same for a lock by hand: from the command line alone, since it can be 0.
     pub fn held_status_by_hand(&self) -> Result<u8, UsageError> {
         Ok(self.typed_value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }
 
-    /// How much to say.
+    /// Returns how much is printed.
     pub fn verbosity(&self) -> Result<Verbosity, UsageError> {
         Ok(match self.one_of(&[name::VERBOSE, name::QUIET], |layer, name| layer.switch(name))? {
             Some((_, name::VERBOSE)) => Verbosity::Verbose,

@@ -1,4 +1,4 @@
-//! Who runs: what a store keeps about a holder, so that people can find it.
+//! What a store records about a holder, so that people can find it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::escape::{escaped, without_secrets};
 
-/// The most that is kept of a command line, in bytes.
+/// The longest command line that is recorded, in bytes.
 const COMMAND_MAX: usize = 512;
 
 /// A run, as others see it.
@@ -31,22 +31,22 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Whether nothing is known of it.
+    /// Returns whether nothing is known about it.
     pub fn is_unknown(&self) -> bool {
         *self == Holder::default()
     }
 
-    /// This process, about to run `argv`.
+    /// Describes this process, which will run `argv`.
     pub fn this_run(argv: &[OsString]) -> Self {
         Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
     }
 
-    /// The process that has called this one, which will be gone in a moment: for a lock that is taken by hand.
+    /// Describes the process that called this one, which will end soon: for a lock by hand.
     pub fn caller() -> Self {
         Self::of_process(parent_id())
     }
 
-    /// The process of this id on this machine, as far as it lets us look. If it is a lockrun, its command.
+    /// Describes the process `pid` of this machine as far as /proc shows it; if it is a lockrun, with its command.
     pub fn of_process(pid: u32) -> Self {
         let owner = fs::metadata(format!("/proc/{pid}")).map(|process| Uid::from_raw(process.uid()));
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -69,7 +69,7 @@ fn host_name() -> String {
     gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Says it as in `web-1 pid 4242 (deploy: ./report.sh)`.
+/// Formats it as in `web-1 pid 4242 (deploy: ./report.sh)`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unknown() {
@@ -80,8 +80,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The words as one line, at most [`COMMAND_MAX`] bytes of it and without secrets of ours. A word with a space is quoted, to be
-/// read, not to be run.
+/// Joins the words to a line of at most [`COMMAND_MAX`] bytes without lockrun's secrets. A word with a space is quoted, for
+/// people to read, not for a shell.
 fn command_line(argv: &[OsString]) -> String {
     let mut line = String::new();
     for word in argv {
@@ -96,7 +96,7 @@ fn command_line(argv: &[OsString]) -> String {
             break;
         }
     }
-    // Before it is cut, or half a URL would show its password.
+    // Before the line is cut, or half a URL would show its password.
     let mut line = without_secrets(&line);
     if line.len() > COMMAND_MAX {
         line.truncate(line.floor_char_boundary(COMMAND_MAX));
@@ -105,8 +105,8 @@ fn command_line(argv: &[OsString]) -> String {
     line
 }
 
-/// The user's name out of /etc/passwd. Users that only a directory service knows are given by their number: a static
-/// program cannot ask it, and a lock must not wait for it.
+/// Returns the user's name from /etc/passwd. A user that only a directory service knows is shown by number: a static program
+/// cannot ask that service, and a lock must not wait for it.
 fn user_name(uid: Uid) -> String {
     let uid = uid.to_string();
     let passwd = fs::read("/etc/passwd").unwrap_or_default();

@@ -11,7 +11,7 @@ pub const MAX_LEN: usize = 512;
 pub struct Key(String);
 
 impl Key {
-    /// Checks a name. On failure says what is wrong with it.
+    /// Checks a name. The error says what is wrong with it.
     pub fn new(name: &OsStr) -> Result<Self, String> {
         let Some(name) = name.to_str() else {
             return Err(format!("the key {:?} is not valid UTF-8", name.to_string_lossy()));
@@ -20,15 +20,15 @@ impl Key {
             return Err("the key is empty; give the lock a name, such as --key nightly-report".into());
         }
         if name.len() > MAX_LEN {
-            return Err(format!("the key is {} bytes long; the most is {MAX_LEN}", name.len()));
+            return Err(format!("the key is {} bytes long; the maximum is {MAX_LEN}", name.len()));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
-            return Err(format!("the key {name:?} has a control character in it ({})", control.escape_default()));
+            return Err(format!("the key {name:?} contains a control character ({})", control.escape_default()));
         }
         Ok(Key(name.to_owned()))
     }
 
-    /// The name as it was given.
+    /// Returns the name as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
     }

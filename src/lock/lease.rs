@@ -1,10 +1,10 @@
 //! The arithmetic of a lease: when to renew, when COMMAND must end, and what an answer changes.
 //!
-//! Pure: a function of the moments that it is given. No clock is read here and nothing is sent.
+//! Pure: a function of its arguments. No clock is read here and nothing is sent.
 //!
-//! A request that left at `sent_at` and was granted keeps the lock, by the store's clock, until at least
+//! A request that was sent at `sent_at` and granted keeps the lock, by the store's clock, until at least
 //! `sent_at + ttl`: the store began to count when the request arrived, which was later. Our clock may drift from the
-//! store's by up to 1 %, so the last moment at which the lock is surely ours is
+//! store's by up to 1 %, so the last moment at which the lock is certainly ours is
 //!
 //! ```text
 //! H = sent_at + ttl - ttl / 100 - 10 ms
@@ -19,14 +19,14 @@ use crate::sys::clock::Moment;
 /// How long a lease lasts from one renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ttl {
-    /// That long.
+    /// This long.
     Lasts(Duration),
-    /// It never ends by itself.
+    /// It never expires.
     None,
 }
 
 impl Ttl {
-    /// The length; `None`: it never ends.
+    /// Returns the length; `None`: it never expires.
     pub fn length(self) -> Option<Duration> {
         match self {
             Ttl::Lasts(span) => Some(span),
@@ -34,7 +34,7 @@ impl Ttl {
         }
     }
 
-    /// This, or one that lasts for `span` if that is longer.
+    /// Returns this, or `span` if that is longer.
     pub fn at_least(self, span: Duration) -> Self {
         match self {
             Ttl::Lasts(length) => Ttl::Lasts(length.max(span)),
@@ -49,10 +49,10 @@ const DRIFT: u32 = 100;
 /// Taken off every lease on top of the drift: the resolution of clocks and timers.
 const CLOCK_SLACK: Duration = Duration::from_millis(10);
 
-/// The lengths of time that a lease lives by.
+/// The time spans of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How long the store keeps the lock for us from one renewal.
+    /// How long the store keeps the lock after one renewal.
     pub ttl: Duration,
     /// The time from one renewal to the next.
     pub renew_every: Duration,
@@ -62,20 +62,20 @@ pub struct Terms {
     pub store_timeout: Duration,
 }
 
-/// What one grant of the lease allows: the moments by which COMMAND must have been told to end, killed, and be dead.
+/// What one grant of the lease allows: the moments by which COMMAND must have got TERM, have got KILL, and be dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
-    /// TERM is sent now at the latest.
+    /// TERM is sent at this moment at the latest.
     pub term_at: Moment,
-    /// KILL is sent now at the latest.
+    /// KILL is sent at this moment at the latest.
     pub kill_at: Moment,
-    /// H: the last moment at which the lock is surely ours.
+    /// H: the last moment at which the lock is certainly ours.
     pub horizon: Moment,
 }
 
 impl Terms {
-    /// Whether these lengths can work together: one renewal, which may fail slowly, and the ending of COMMAND must
-    /// fit into the lease. On failure gives the inequality that does not hold, in words.
+    /// Checks that these spans can work together: one renewal, which may fail slowly, and the ending of COMMAND must fit into the
+    /// lease. The error describes the inequality that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let sum = self.renew_every.saturating_add(self.kill_after).saturating_add(self.store_timeout);
         let say = |span: Duration| humantime::format_duration(span).to_string();
@@ -97,7 +97,7 @@ impl Terms {
         }
         Err(format!(
             "--renew-every {} + --kill-after {} + --store-timeout {} = {} is not below --ttl {}: \
-             a lease that cannot be renewed could not be given up in time; use a longer --ttl or shorter others",
+             if the lease could not be renewed, the command could not be stopped in time; use a longer --ttl or shorter others",
             say(self.renew_every),
             say(self.kill_after),
             say(self.store_timeout),
@@ -106,26 +106,26 @@ impl Terms {
         ))
     }
 
-    /// What a grant allows whose request left at `sent_at`.
+    /// Returns what a grant allows whose request was sent at `sent_at`.
     pub fn deadline(&self, sent_at: Moment) -> Deadline {
         let horizon = sent_at + self.ttl.saturating_sub(self.ttl / DRIFT).saturating_sub(CLOCK_SLACK);
         let kill_at = horizon.before(self.dying());
         Deadline { term_at: kill_at.before(self.kill_after), kill_at, horizon }
     }
 
-    /// How long before H KILL is sent: killed processes need a moment to be gone, on a busy machine a longer one.
+    /// Returns how long before H KILL is sent: killed processes take a moment to end, longer on a busy machine.
     fn dying(&self) -> Duration {
         (self.ttl / 25).min(Duration::from_millis(500))
     }
 
-    /// When a lease whose last granted request left at `sent_at` is renewed: after `renew_every`, and early enough
-    /// that one request which takes as long as it may is over before TERM is due.
+    /// Returns when a lease is renewed whose last granted request was sent at `sent_at`: after `renew_every`, and early enough
+    /// that one request of the longest duration ends before TERM is due.
     fn renew_at(&self, sent_at: Moment) -> Moment {
         let latest = self.deadline(sent_at).term_at.before(self.store_timeout).max(sent_at);
         (sent_at + self.renew_every).min(latest)
     }
 
-    /// The pause after a renewal that was not answered: short against the lease, but no hammering.
+    /// Returns the pause after a renewal without an answer: short compared with the lease, but no busy loop.
     fn retry_after(&self) -> Duration {
         (self.renew_every / 8).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
@@ -138,7 +138,7 @@ pub enum Answer {
     Mine,
     /// The lock is not ours any more. Final.
     NotMine,
-    /// No answer, or none that tells: the renewal may or may not have been done.
+    /// No answer, or an unclear one: the renewal may or may not have been done.
     Unknown,
 }
 
@@ -149,11 +149,11 @@ pub enum Due {
     Sleep(Moment),
     /// Send a renewal.
     Renew,
-    /// The lease is lost, or will be before COMMAND could be ended in a later try: stop COMMAND.
+    /// The lease is lost, or would be before a later attempt could end COMMAND: stop COMMAND.
     Stop,
 }
 
-/// A lease that we hold, or held.
+/// A lease, held or lost.
 #[derive(Clone, Debug)]
 pub struct Lease {
     terms: Terms,
@@ -163,12 +163,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The lease that the store granted to a request which left at `sent_at`.
+    /// Returns the lease that the store granted to a request sent at `sent_at`.
     pub fn granted(terms: Terms, sent_at: Moment) -> Self {
         Lease { terms, deadline: terms.deadline(sent_at), renew_at: terms.renew_at(sent_at), lost: false }
     }
 
-    /// What has to be done at `now`. Once it is `Stop`, it stays so.
+    /// Returns what has to be done at `now`. Once it is `Stop`, it remains `Stop`.
     pub fn due(&mut self, now: Moment) -> Due {
         self.lost |= now >= self.deadline.term_at;
         if self.lost {
@@ -180,8 +180,8 @@ impl Lease {
         }
     }
 
-    /// Takes in the answer, arrived at `now`, to the renewal that left at `sent_at`. Gives the new deadline if
-    /// the answer moved it. An answer that comes when TERM is due rescues nothing.
+    /// Records the answer, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the answer moved it. An
+    /// answer that arrives when TERM is due comes too late.
     pub fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) -> Option<Deadline> {
         if self.due(now) == Due::Stop {
             return None;
@@ -193,7 +193,7 @@ impl Lease {
                 let deadline = self.terms.deadline(sent_at);
                 if deadline.horizon > self.deadline.horizon {
                     self.deadline = deadline;
-                    // A store that is slower than the renewals are frequent is not asked without a pause.
+                    // If the store takes longer than the time between renewals, pause before the next one.
                     self.renew_at = self.terms.renew_at(sent_at).max(now + self.terms.retry_after());
                     return Some(deadline);
                 }

@@ -1,4 +1,4 @@
-//! What a lock is: its name, its token, its holder, its lease, and its rules. Pure: no store is asked here.
+//! A lock: its name, token, holder, lease and rules. Pure: nothing here asks a store.
 
 pub mod claim;
 pub mod ending;

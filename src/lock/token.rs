@@ -1,4 +1,4 @@
-//! The token of an acquisition: with it, any process may renew and release what was acquired.
+//! The token of an acquisition, with which any process may renew and release the lock.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use uuid::Uuid;
 /// The longest token, in characters.
 const MAX_LEN: usize = 128;
 
-/// A name for one acquisition of a lock: as a rule a random UUID, that nobody can guess. Every change in a store is checked
-/// against it. It is a secret, so it cannot be printed by accident.
+/// Identifies one acquisition of a lock: normally a random UUID, which cannot be guessed. Every change in a store is checked
+/// against it. It is a secret, so `Debug` does not print it.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Token(String);
 
 impl Token {
-    /// A new one, that is like no other.
+    /// Returns a new, unique token.
     pub fn random() -> Self {
         Token(Uuid::new_v4().to_string())
     }
 
-    /// One that a user has chosen: 1 to 128 letters, digits and `. _ : -`. On failure says what is wrong with it.
+    /// Checks a token that a user has chosen: 1 to 128 letters, digits and `. _ : -`. The error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("the token is empty".into());
@@ -30,18 +30,18 @@ impl Token {
         Ok(Token(text.to_owned()))
     }
 
-    /// The token itself.
+    /// Returns the token itself.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Whether a token may have this character.
+/// Returns whether a token may contain this character.
 pub fn is_of_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '-')
 }
 
-/// Says nothing of the token, which could stand in an error by accident.
+/// Hides the token, which could get into an error message.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(***)")

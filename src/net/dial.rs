@@ -1,4 +1,4 @@
-//! Connecting, within one deadline for all of it.
+//! Connecting to a server, with one deadline for all steps.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +16,7 @@ use super::stream::{Socket, Stream, Timed};
 use super::tls::Tls;
 use crate::sys::clock::Moment;
 
-/// Connects to `endpoint`, with TLS if it wants that; fails with `TimedOut` at `deadline`.
+/// Connects to `endpoint`, over TLS if `tls` is given. Fails with `TimedOut` at `deadline`.
 pub fn dial(endpoint: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Result<Stream> {
     match endpoint {
         Endpoint::Unix(path) => Ok(Stream::Plain(Timed::new(Socket::Unix(dial_unix(path, deadline)?), deadline))),
@@ -35,7 +35,7 @@ fn dial_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream> {
     let addresses = resolve(host, deadline)?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
     for (tried, address) in addresses.iter().enumerate() {
-        // An address that does not answer must leave time for the others.
+        // An address that does not answer must leave time for the remaining ones.
         let left = deadline.since(Moment::now()) / u32::try_from(addresses.len() - tried).unwrap_or(1);
         match TcpStream::connect_timeout(&SocketAddr::new(*address, port), left.max(Duration::from_millis(1))) {
             Ok(socket) => {
@@ -56,7 +56,7 @@ fn dial_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     loop {
         match connect(fd.as_raw_fd(), &address) {
             Ok(()) => return Ok(fd.into()),
-            // The server's queue of connections is full. There is nothing to wait on but time.
+            // The server's queue of connections is full, and there is no event to wait for.
             Err(Errno::EAGAIN) if Moment::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::EAGAIN) => return Err(io::ErrorKind::TimedOut.into()),
             Err(Errno::EINTR) => {}

@@ -1,8 +1,8 @@
-//! Where a server is.
+//! The address of a server.
 
 use std::path::PathBuf;
 
-/// How a server is reached.
+/// How to reach a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// Over TCP.
@@ -11,7 +11,7 @@ pub enum Endpoint {
         host: String,
         /// Its port.
         port: u16,
-        /// Over TLS, if so with these files.
+        /// The files for TLS, if it is used.
         tls: Option<TlsFiles>,
     },
     /// Through a socket of this machine.
@@ -21,7 +21,7 @@ pub enum Endpoint {
 /// The PEM files that a TLS connection needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Whom to trust, in place of the system's authorities.
+    /// The authorities to trust, in place of the system's.
     pub ca: Option<PathBuf>,
     /// Our certificate chain, and its key.
     pub identity: Option<(PathBuf, PathBuf)>,

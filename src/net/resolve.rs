@@ -10,10 +10,10 @@ use nix::poll::PollFlags;
 use super::stream::await_ready;
 use crate::sys::clock::Moment;
 
-/// The addresses of `host`; fails with `TimedOut` at `deadline`.
+/// Returns the addresses of `host`. Fails with `TimedOut` at `deadline`.
 ///
-/// Names are looked up by getent(1) and not by the C library: lockrun is a static program, which cannot load the system's
-/// name service modules, and a child can be given up on at the deadline, which a call cannot.
+/// Names are looked up by getent(1) and not by the C library: lockrun is a static program, which cannot load the system's name
+/// service modules, and a child process can be abandoned at the deadline, which a library call cannot.
 pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
@@ -22,7 +22,7 @@ pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
     let mut command = Command::new("getent");
-    // Out of reach of a Ctrl-C, which is for lockrun to see.
+    // Out of reach of a Ctrl-C, which lockrun handles.
     command.process_group(0);
     command.args(["ahosts", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut getent = command.spawn().map_err(|error| {
@@ -43,12 +43,12 @@ pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
         let _ = getent.kill();
     }
     getent.wait()?;
-    read.map_err(|error: io::Error| io::Error::new(error.kind(), "the look-up of its name takes too long"))?;
+    read.map_err(|error: io::Error| io::Error::new(error.kind(), "looking up its name takes too long"))?;
     let listed = String::from_utf8_lossy(&listed);
     let streams = listed.lines().filter(|line| line.contains("STREAM"));
     let addresses: Vec<IpAddr> = streams.filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect();
     if addresses.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "its name is not known"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "its name is unknown"));
     }
     Ok(addresses)
 }

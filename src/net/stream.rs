@@ -1,6 +1,6 @@
-//! Bytes to and from a server, each operation bounded by a deadline for the whole request.
+//! Reading from and writing to a server, with a deadline for the whole request.
 //!
-//! A time-out for single reads would not do: a server that trickles a byte at a time would hold us for ever.
+//! A time-out for each read would not suffice: a server that sends one byte at a time could delay lockrun for ever.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// From now on every operation fails with `TimedOut` at `deadline`.
+    /// Makes every further operation fail with `TimedOut` at `deadline`.
     pub fn set_deadline(&mut self, deadline: Moment) {
         match self {
             Stream::Plain(timed) => timed.deadline = deadline,
@@ -85,12 +85,12 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// `socket` must not block.
+    /// Wraps a non-blocking `socket`.
     pub fn new(socket: Socket, deadline: Moment) -> Self {
         Timed { socket, deadline }
     }
 
-    /// Runs `operation` until it does not want to wait any more.
+    /// Repeats `operation` until it would not block, waiting for `event` in between.
     fn when(
         &mut self,
         event: PollFlags,
@@ -129,7 +129,7 @@ impl Write for Timed {
     }
 }
 
-/// Waits until `event` is there on `fd`; fails with `TimedOut` at `deadline`.
+/// Waits for `event` on `fd`. Fails with `TimedOut` at `deadline`.
 pub fn await_ready(fd: &impl AsFd, event: PollFlags, deadline: Moment) -> io::Result<()> {
     loop {
         let left = deadline.since(Moment::now());

@@ -1,4 +1,4 @@
-//! TLS: whom we trust, who we are, and the handshake.
+//! TLS: trusted authorities, the client's certificate, and the handshake.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::endpoint::TlsFiles;
 use super::stream::Timed;
 use crate::sys::input;
 
-/// All that a handshake with one server needs.
+/// The configuration for handshakes with one server.
 pub struct Tls {
     config: Arc<ClientConfig>,
     /// The name that the server's certificate must be for.
@@ -20,7 +20,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads the files. On failure says which of them is wrong, and how.
+    /// Reads the files. The error names the faulty one.
     pub fn new(host: &str, files: &TlsFiles) -> Result<Self, String> {
         let name = ServerName::try_from(host.to_owned());
         let name = name.map_err(|error| format!("the store's host {host:?} cannot be a certificate's: {error}"))?;
@@ -28,7 +28,7 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), name })
     }
 
-    /// Shakes hands over `socket`, within its deadline.
+    /// Performs the handshake over `socket`, within its deadline.
     pub fn handshake(&self, mut socket: Timed) -> io::Result<StreamOwned<ClientConnection, Timed>> {
         let session = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
         let mut session = session.map_err(io::Error::other)?;
@@ -39,7 +39,7 @@ impl Tls {
     }
 }
 
-/// What TLS needs to know: whom we trust, and who we are.
+/// Builds the configuration from the PEM files.
 fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
     let mut trusted = RootCertStore::empty();
     match &files.ca {
@@ -68,12 +68,12 @@ fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
     }
 }
 
-/// The certificates in a PEM file; an error if there is none.
+/// Returns the certificates in a PEM file. Fails if there is none.
 fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     let pem = input::read_file_or_pipe(path).map_err(|error| bad_file(path, &error))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match found {
-        Ok(found) if found.is_empty() => Err(bad_file(path, &"there is no certificate in it")),
+        Ok(found) if found.is_empty() => Err(bad_file(path, &"it contains no certificate")),
         Ok(found) => Ok(found),
         Err(error) => Err(bad_file(path, &error)),
     }

@@ -1,63 +1,63 @@
-//! What `lockrun doctor` finds: one line each.
+//! The findings of `lockrun doctor`, one line each.
 
 use std::fmt;
 
 use crate::text::escape::escaped;
 
-/// How grave a diagnostic is, from the least to the worst.
+/// The severity of a diagnostic, from the least to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// As it should be.
     Ok,
-    /// Could not be looked at; nothing is known to be wrong.
+    /// Could not be checked; nothing is known to be wrong.
     Note,
-    /// Locks hold, but not under all that may happen; or they are slow.
+    /// Locks hold, but not in every situation; or they are slow.
     Warn,
     /// Locks are granted that cannot be relied on.
     Fail,
-    /// No lock can be had at all.
+    /// No lock can be acquired at all.
     Unusable,
 }
 
-/// One thing that a store has found out about itself.
+/// A finding of a store about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// How grave it is.
+    /// Its severity.
     pub level: Level,
     /// What was found.
     pub text: String,
-    /// What it means, and what to do about it. Empty where there is nothing to do, or `text` says it.
+    /// What it means, and what to do about it. Empty if there is nothing to do, or `text` contains it.
     pub advice: String,
 }
 
 impl Diagnostic {
-    /// All is well with what `text` says.
+    /// Returns a finding that is as it should be.
     pub fn ok(text: impl Into<String>) -> Self {
         Diagnostic { level: Level::Ok, text: text.into(), advice: String::new() }
     }
 
-    /// What `text` says could not be looked at; `advice` is how to look by hand.
+    /// Returns a finding that could not be checked; `advice` is how to check it by hand.
     pub fn note(text: impl Into<String>, advice: impl Into<String>) -> Self {
         Diagnostic { level: Level::Note, text: text.into(), advice: advice.into() }
     }
 
-    /// What `text` says makes locks weaker or slower.
+    /// Returns a finding that makes locks weaker or slower.
     pub fn warn(text: impl Into<String>, advice: impl Into<String>) -> Self {
         Diagnostic { level: Level::Warn, text: text.into(), advice: advice.into() }
     }
 
-    /// What `text` says makes locks unsafe.
+    /// Returns a finding that makes locks unsafe.
     pub fn fail(text: impl Into<String>, advice: impl Into<String>) -> Self {
         Diagnostic { level: Level::Fail, text: text.into(), advice: advice.into() }
     }
 
-    /// For what `text` says, no lock can be had.
+    /// Returns a finding because of which no lock can be acquired.
     pub fn unusable(text: impl Into<String>, advice: impl Into<String>) -> Self {
         Diagnostic { level: Level::Unusable, text: text.into(), advice: advice.into() }
     }
 }
 
-/// One line: the level's word, what was found, what it means and what to do. Part of it may come from a server.
+/// Formats one line: level, finding, meaning and advice. Parts may come from a server, so they are escaped.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.level {

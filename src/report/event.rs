@@ -1,4 +1,4 @@
-//! What happens in a run: each event in words, for people, and as an object, for programs.
+//! The events of a run: as messages for people, and as objects for programs.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -12,61 +12,61 @@ use crate::report::{self, Verbosity};
 use crate::store::Held;
 use crate::text::escape::escaped;
 
-/// Something that happens in a run.
+/// An event of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// Another holds the lock, and we wait for it.
+    /// Another run holds the lock, and this one waits for it.
     Waiting(&'a Held),
-    /// The lock is ours.
+    /// The lock was acquired.
     Acquired {
         /// The fencing token of this acquisition.
         fence: u64,
-        /// Which of several slots is ours.
+        /// The slot, if there are several.
         slot: Option<u32>,
-        /// The value of a sequence that is reserved for us.
+        /// The reserved value of a sequence.
         value: Option<&'a str>,
-        /// How long it took to get it.
+        /// How long the acquisition took.
         waited: Duration,
     },
-    /// Another holds the lock, and that is no failure.
+    /// Another run holds the lock, which `--skip` makes no failure.
     Skipped(&'a Held),
-    /// Another holds the lock, and the patience is at its end.
+    /// Another run holds the lock, and this one does not wait, or no longer.
     Held(&'a Held),
-    /// The lock is held by the very runs that this one is part of.
+    /// The lock is held by enclosing runs.
     SelfDeadlock {
-        /// By the last of them.
+        /// The last of them.
         held: &'a Held,
         /// How many may hold it at once.
         slots: u32,
     },
     /// COMMAND runs.
     Started {
-        /// What was executed, made safe to show.
+        /// The executed program, escaped.
         program: &'a str,
     },
     /// The lease is lost.
     Lost {
-        /// How that came.
+        /// The reason.
         why: &'a str,
         /// Whether COMMAND is stopped because of it.
         stops: bool,
     },
     /// COMMAND was stopped.
     Killed(Reason),
-    /// COMMAND has ended; it is not known how, if it could not be killed or another process reaped it.
+    /// COMMAND has ended; `None` if it could not be killed or another process reaped it.
     Finished(Option<Ending>),
     /// The lock was released.
     Released {
-        /// How long after it was taken it stays held at least.
+        /// How long it stays held at least, from its acquisition.
         min_hold: Duration,
     },
-    /// The lock was left held, as was asked for.
+    /// The lock stays held (`--keep`).
     Kept,
-    /// A signal ended lockrun before COMMAND was started.
+    /// A signal terminated lockrun before COMMAND was started.
     Interrupted(i32),
-    /// Something went wrong.
+    /// An error.
     Failed {
-        /// What, and why.
+        /// What failed, and why.
         why: &'a str,
     },
 }
@@ -76,7 +76,7 @@ pub enum Event<'a> {
 pub enum Reason {
     /// The lease was lost.
     Lost,
-    /// It had run for as long as it may.
+    /// Its `--max-runtime` has passed.
     TimedOut(Duration),
     /// Its guardian was killed.
     Unguarded,
@@ -84,7 +84,7 @@ pub enum Reason {
     Orphaned,
 }
 
-/// What an event is as an object, beside what all events have.
+/// The fields of an event's object, beside those that all events have.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub struct Fields<'a> {
@@ -108,7 +108,7 @@ pub struct Fields<'a> {
     why: Option<Cow<'a, str>>,
 }
 
-/// Who holds the lock, where that is another.
+/// The other holder of the lock.
 #[derive(Debug, Serialize)]
 struct Other<'a> {
     #[serde(flatten)]
@@ -118,8 +118,8 @@ struct Other<'a> {
 }
 
 impl Event<'_> {
-    /// From how much on it is said in words.
-    pub fn is_said_from(&self) -> Verbosity {
+    /// Returns the least verbosity at which the event is printed.
+    pub fn least_verbosity(&self) -> Verbosity {
         match self {
             Event::Lost { .. }
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
@@ -130,8 +130,8 @@ impl Event<'_> {
         }
     }
 
-    /// What is said of it; `key` is the lock's name.
-    pub fn words(&self, lock: &Key) -> String {
+    /// Returns the message for people; `lock` is the lock's name.
+    pub fn message(&self, lock: &Key) -> String {
         let key = escaped(lock.as_str());
         match self {
             Event::Waiting(held) => format!("waiting: {}", report::held(lock, held)),
@@ -143,17 +143,17 @@ impl Event<'_> {
             Event::Held(held) => report::held(lock, held),
             Event::SelfDeadlock { held, slots } => {
                 let last = if *slots > 1 { "the last by " } else { "" };
-                format!("refuses to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
+                format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
             }
             Event::Started { program } => format!("{program} started"),
-            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, the command is stopped: {why}"),
+            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
             Event::Lost { why, stops: false } => {
-                format!("lock \"{key}\" is lost, the command runs on without it: {why}")
+                format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
             }
-            Event::Killed(reason) => reason.words(),
+            Event::Killed(reason) => reason.message(),
             Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
             Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
-            Event::Finished(None) => "the command's end was not seen".into(),
+            Event::Finished(None) => "it is not known how the command ended".into(),
             Event::Released { .. } => format!("lock \"{key}\" released"),
             Event::Kept => format!("lock \"{key}\" kept"),
             Event::Interrupted(signal) => format!("terminated by signal {signal} before the command was started"),
@@ -161,7 +161,7 @@ impl Event<'_> {
         }
     }
 
-    /// Its name, as an object.
+    /// Returns its name in an object.
     pub fn name(&self) -> &'static str {
         match self {
             Event::Waiting(_) => "waiting",
@@ -179,7 +179,7 @@ impl Event<'_> {
         }
     }
 
-    /// What it is as an object.
+    /// Returns its own fields in an object.
     pub fn fields(&self) -> Fields<'_> {
         let none = Fields::default();
         let other = |held: &Held| Fields { place: held.place, ..Fields::default() };
@@ -193,7 +193,7 @@ impl Event<'_> {
             Event::Acquired { value, waited, .. } => Fields { value: *value, waited_ms: Some(millis(*waited)), ..none },
             Event::Started { .. } | Event::Finished(None) | Event::Kept => none,
             Event::Lost { why, stops } => Fields { stops_command: Some(*stops), why: Some((*why).into()), ..none },
-            Event::Killed(reason) => Fields { why: Some(reason.words().into()), ..none },
+            Event::Killed(reason) => Fields { why: Some(reason.message().into()), ..none },
             Event::Finished(Some(Ending::Exited(status))) => Fields { status: Some(*status), ..none },
             Event::Finished(Some(Ending::Signaled(signal))) | Event::Interrupted(signal) => {
                 Fields { signal: Some(*signal), ..none }
@@ -207,14 +207,14 @@ impl Event<'_> {
 }
 
 impl Reason {
-    fn words(self) -> String {
+    fn message(self) -> String {
         match self {
             Reason::Lost => "the command was stopped: its lock is lost".into(),
             Reason::TimedOut(span) => {
                 format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
             }
-            Reason::Unguarded => "the guardian, a process of lockrun's own, was killed, and the command with it".into(),
-            Reason::Orphaned => "lockrun itself was killed; its guardian has killed the command".into(),
+            Reason::Unguarded => "lockrun's guardian process was killed, and the command with it".into(),
+            Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
         }
     }
 }
@@ -225,7 +225,7 @@ impl<'a> Other<'a> {
     }
 }
 
-/// Why it is useless to wait for a lock with so many slots.
+/// Returns why waiting for a lock with this many slots would never end.
 fn why_self_deadlock(slots: u32) -> String {
     match slots {
         1 => "it is held by a run that this one is part of".into(),
@@ -233,7 +233,7 @@ fn why_self_deadlock(slots: u32) -> String {
     }
 }
 
-/// A span in whole milliseconds.
+/// Returns a span in whole milliseconds.
 pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
-//! The event log: a file to which events are appended, one object a line.
+//! The event log: a file to which events are appended, one JSON object per line.
 //!
-//! It is never a reason for a run to fail or to wait: what cannot be written is lost, which is said once.
+//! It never makes a run fail or wait: lines that cannot be written are lost, with one warning.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::text::escape::{escaped, json_for_terminals};
 #[derive(Debug)]
 pub struct EventLog {
     path: PathBuf,
-    /// None after the end, or if there can be none.
+    /// `None` after the end, or if it could not be opened.
     line_writer: Option<LineWriter>,
     run: Holder,
     acquired: OnceLock<(Moment, u64, Option<u32>)>,
     started: OnceLock<Moment>,
-    has_complained: AtomicBool,
+    has_warned: AtomicBool,
 }
 
 /// One line.
@@ -50,7 +50,7 @@ struct Line<'a> {
 }
 
 impl EventLog {
-    /// The event log of `run` in the file at `path`, which is made if it is not there. Must be called when the signals are blocked.
+    /// Opens the event log of `run` in the file at `path`, which is created if it does not exist. The signals must be blocked.
     pub fn open(path: &Path, run: Holder) -> Self {
         let (line_writer, error) = match LineWriter::new(path.to_owned()) {
             Ok(line_writer) => (Some(line_writer), None),
@@ -62,25 +62,25 @@ impl EventLog {
             run,
             acquired: OnceLock::new(),
             started: OnceLock::new(),
-            has_complained: AtomicBool::new(false),
+            has_warned: AtomicBool::new(false),
         };
         if let Some(error) = error {
-            event_log.complain(&error);
+            event_log.warn(&error);
         }
         event_log
     }
 
-    /// Writes an event of the lock `key` down. Does not wait for it.
-    pub fn tell(&self, key: &str, event: &Event<'_>) {
+    /// Writes an event of the lock `key`. Does not wait for it.
+    pub fn write(&self, key: &str, event: &Event<'_>) {
         self.remember(event);
         let Some(line_writer) = &self.line_writer else { return };
         line_writer.write(self.line(key, event));
         if let Some(error) = line_writer.failure() {
-            self.complain(error);
+            self.warn(error);
         }
     }
 
-    /// Remembers when what happened, for the lines to come.
+    /// Records the times that later lines need.
     fn remember(&self, event: &Event<'_>) {
         match event {
             Event::Acquired { fence, slot, .. } => {
@@ -114,33 +114,33 @@ impl EventLog {
         json_for_terminals(&(json + "\n"))
     }
 
-    /// Says once what is wrong with the file.
-    fn complain(&self, error: &io::Error) {
-        if self.has_complained.swap(true, Ordering::Relaxed) {
+    /// Warns once that the file cannot be written.
+    fn warn(&self, error: &io::Error) {
+        if self.has_warned.swap(true, Ordering::Relaxed) {
             return;
         }
         let why = match error.raw_os_error() {
-            Some(libc::ENXIO) => "nobody reads it".into(),
+            Some(libc::ENXIO) => "no process reads it".into(),
             Some(libc::EAGAIN) => "its reader is too slow".into(),
-            None if error.kind() == ErrorKind::TimedOut => "it keeps its writer waiting".into(),
+            None if error.kind() == ErrorKind::TimedOut => "a write takes too long".into(),
             _ => error.to_string(),
         };
         report::say(&format!(
-            "warning: cannot write events to {}: {why}; the run goes on",
+            "warning: cannot write events to {}: {why}; the run continues",
             escaped(&self.path.to_string_lossy())
         ));
     }
 }
 
-/// The last lines are written before lockrun ends, if that does not take long.
+/// Waits a short time for the last lines.
 impl Drop for EventLog {
     fn drop(&mut self) {
         let Some(mut line_writer) = self.line_writer.take() else { return };
         let is_done = line_writer.finish();
         if let Some(error) = line_writer.failure() {
-            self.complain(error);
+            self.warn(error);
         } else if !is_done {
-            self.complain(&ErrorKind::TimedOut.into());
+            self.warn(&ErrorKind::TimedOut.into());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Writing lines into a file that may make its writer wait, as one on a server that is away does: a thread of its own writes,
-//! and nobody waits for it.
+//! Writes lines to a file whose writes may block, such as one on an unreachable server: in a thread of its own, which the run does
+//! not wait for.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -10,34 +10,34 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long the end of a run may take longer, so that its last lines are written.
+/// How long a run waits at its end for its last lines.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
-/// Writing is all that the thread does.
+/// The thread only writes.
 const STACK: usize = 64 * 1024;
 
-/// Writes lines into a file, one after the other.
+/// Writes lines to a file, in order.
 #[derive(Debug)]
 pub struct LineWriter {
-    /// None after the end.
+    /// `None` after the end.
     lines: Option<Sender<String>>,
-    /// Closed when all is written.
+    /// Closed when all lines are written.
     end: Mutex<Receiver<()>>,
     failure: Arc<OnceLock<io::Error>>,
 }
 
 impl LineWriter {
-    /// One who appends to the file at `path`, and makes it if it is not there. Fails if there cannot be a thread.
+    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if there cannot be a thread.
     ///
-    /// Must be called when the signals are blocked, since the thread is not to be interrupted by them. It takes no lock that the
-    /// child of a fork(2) could want, but those of the allocator, which the C library sees to.
+    /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child of a fork(2)
+    /// could need, except the allocator's, which the C library handles.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let (lines, to_write) = channel::<String>();
         let (ends, end) = channel();
         let failure = Arc::new(OnceLock::new());
         let failed = Arc::clone(&failure);
         let write = move || {
-            // Its end is told by this going.
+            // Dropped at the end of the thread, which closes `end`.
             let _ends: Sender<()> = ends;
             let fail = |error| drop(failed.set(error));
             match open(path) {
@@ -49,18 +49,18 @@ impl LineWriter {
         Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure })
     }
 
-    /// Has a line written, at once as a rule. Never waits.
+    /// Queues a line, which is normally written at once. Never waits.
     pub fn write(&self, line: String) {
-        // It is gone if it could not open the file, which `failure` tells.
+        // The thread has ended if it could not open the file, which `failure` reports.
         let _ = self.lines.as_ref().map(|lines| lines.send(line));
     }
 
-    /// What went wrong first, so far.
+    /// Returns the first error so far.
     pub fn failure(&self) -> Option<&io::Error> {
         self.failure.get()
     }
 
-    /// Waits until all lines are written, but not for long. Gives whether they are, or never will be.
+    /// Waits until all lines are written, but not for long. Returns whether they are, or never will be.
     pub fn finish(&mut self) -> bool {
         self.lines = None;
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -68,18 +68,18 @@ impl LineWriter {
     }
 }
 
-/// Opens the file. Neither a FIFO that nobody reads nor a terminal makes us wait, and COMMAND does not inherit it.
+/// Opens the file. Neither a FIFO without a reader nor a terminal blocks it, and COMMAND does not inherit it.
 fn open(path: PathBuf) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
 }
 
-/// Writes a line at once, so that no other run's line comes in between.
+/// Writes a line in one call, so that other runs' lines do not mix with it.
 fn write_line(mut file: &File, line: &str) -> io::Result<()> {
     loop {
         return match file.write(line.as_bytes()) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Ok(length) if length < line.len() => Err(io::Error::other("a line was cut short")),
+            Ok(length) if length < line.len() => Err(io::Error::other("a line was truncated")),
             written => written.map(drop),
         };
     }

@@ -1,4 +1,4 @@
-//! What lockrun says, on standard error: one line at a time, each beginning with `lockrun: `.
+//! lockrun's messages on standard error: one line at a time, each beginning with `lockrun: `.
 //!
 //! Standard output is COMMAND's.
 
@@ -15,39 +15,39 @@ use std::io::Write as _;
 use crate::lock::key::Key;
 use crate::text::escape::escaped;
 
-/// How much is said.
+/// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     /// Errors alone.
     Quiet,
-    /// Also who holds a lock that we did not get.
+    /// Also who holds a lock that could not be acquired.
     Normal,
-    /// Also what happens when all is well.
+    /// Also every event when all is well.
     Verbose,
 }
 
-/// Says `text`; every line of it gets the prefix, and all are written at once. What could steer a terminal is escaped.
+/// Prints `text`, each line with the prefix, all in one write. Characters that could control a terminal are escaped.
 pub fn say(text: &str) {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let _ = writeln!(lines, "lockrun: {}", escaped(line));
     }
-    // There is nobody to tell if standard error is gone.
+    // If standard error is closed, there is nowhere to report it.
     let _ = std::io::stderr().write_all(lines.as_bytes());
 }
 
-/// Says an error with its causes: what failed, then why.
+/// Prints an error with its causes: what failed, then why.
 pub fn error(error: &anyhow::Error) {
     say(&format!("{error:#}"));
 }
 
-/// Says each of these errors. Tells whether there are any.
+/// Prints each of these errors. Returns whether there are any.
 pub fn errors(errors: &[anyhow::Error]) -> bool {
     errors.iter().for_each(error);
     !errors.is_empty()
 }
 
-/// The held message: who has the lock.
+/// Returns the held message, which names the holder.
 pub fn held(key: &Key, held: &impl Display) -> String {
     format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
 }

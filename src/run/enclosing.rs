@@ -1,24 +1,24 @@
-//! The locks that this process already runs under, because it is part of their commands.
+//! The locks of the enclosing runs: this process is part of their commands.
 
 use crate::lock::token::Token;
 
-/// The variable that has the token of the innermost lock.
+/// The variable with the token of the innermost lock.
 pub const TOKEN: &str = "LOCKRUN_TOKEN";
 
-/// The variable that has the tokens of the other ones, separated by blanks. Only there when locks are nested.
+/// The variable with the tokens of the other locks, separated by blanks. Only set when locks are nested.
 pub const OUTER: &str = "LOCKRUN_OUTER_TOKENS";
 
-/// The tokens of the locks that we run under.
+/// The tokens of the locks that this process runs under.
 #[derive(Clone, Debug, Default)]
 pub struct EnclosingLocks(Vec<Token>);
 
 impl EnclosingLocks {
-    /// The locks that this process runs under.
+    /// Reads them from the environment.
     pub fn of_this_process() -> Self {
         Self::read(&|name| std::env::var(name).ok())
     }
 
-    /// As the environment tells, which `variable` looks up.
+    /// Reads them from the variables that `variable` looks up.
     fn read(variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let outer = variable(OUTER).unwrap_or_default();
         let inner = variable(TOKEN);
@@ -26,17 +26,17 @@ impl EnclosingLocks {
         EnclosingLocks(words.filter_map(|word| Token::parse(word).ok()).collect())
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether what is held under `token` is one of those: it cannot come free before we end.
+    /// Returns whether `token` holds one of these locks, which cannot become free before this process ends.
     pub fn has(&self, token: Option<&Token>) -> bool {
         token.is_some_and(|token| self.0.contains(token))
     }
 
-    /// The value of [`OUTER`] for a command that runs under one lock more; `None` if there are no outer ones.
+    /// Returns the value of [`OUTER`] for a command under one more lock; `None` if there is no enclosing run.
     pub fn for_command(&self) -> Option<String> {
         (!self.is_empty()).then(|| self.0.iter().map(Token::as_str).collect::<Vec<_>>().join(" "))
     }

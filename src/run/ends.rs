@@ -1,23 +1,15 @@
-//! How a COMMAND that has not begun, or has ended, is reported.
+//! Reports of a COMMAND that was not started, or has ended.
 
 use super::Run;
 use super::outcome::Outcome;
-use super::start::NotBegun;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, Why};
 use crate::text::escape::escaped;
 
 impl Run<'_> {
-    /// Reports why COMMAND has not begun. Returns the outcome of such a run.
-    pub(super) fn report_not_started(&self, why: NotBegun) -> Outcome {
+    /// Reports why COMMAND was not started. Returns the run's outcome.
+    pub(super) fn report_not_started(&self, failure: StartFailure) -> Outcome {
         let program = self.program();
-        let failure = match why {
-            NotBegun::Failed(failure) => failure,
-            NotBegun::Unprovided(error) => {
-                self.reporter.fail(&error);
-                return Outcome::Failed;
-            }
-        };
         let (why, outcome) = match failure {
             StartFailure::NotFound => (format!("cannot run {program}: there is no such program"), Outcome::NotFound),
             StartFailure::CannotExecute(errno) => {
@@ -35,7 +27,7 @@ impl Run<'_> {
             }
             StartFailure::NoTimer => (
                 format!(
-                    "cannot have a timer that ends {program} with its lease: too many signals are pending for this user; raise \
+                    "cannot create the timer that ends {program} with its lease: too many signals are pending for this user; raise \
                      the limit (ulimit -i)"
                 ),
                 Outcome::Failed,
@@ -63,12 +55,12 @@ impl Run<'_> {
         self.reporter.tell(Event::Finished(finished.command));
     }
 
-    /// The program that is run, made safe to show.
+    /// Returns the program, escaped for messages.
     pub(super) fn program(&self) -> String {
         escaped(&self.plan.argv[0].to_string_lossy())
     }
 
-    /// The lock's name, made safe to show.
+    /// Returns the lock's name, escaped for messages.
     pub(super) fn key(&self) -> String {
         escaped(self.plan.key.as_str())
     }

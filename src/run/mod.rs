@@ -22,21 +22,19 @@ use crate::lock::holder::Holder;
 use crate::lock::lease::{Lease, Ttl};
 use crate::lock::token::Token;
 use crate::report;
-use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{self, Claim, Grant, Release, Store};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::parent::{self, ForkSide};
-use crate::supervise::{Launch, Running};
+use crate::supervise::{Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use acquire::Patience;
 use enclosing::EnclosingLocks;
 use outcome::Outcome;
 use renewer::{Renewer, SharedStore};
-use start::{Begun, Start};
 
-/// Runs `plan`, with the signals that were taken over. Returns an error of lockrun's own.
+/// Carries out `plan`. Fails if lockrun itself fails.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let store = match store::open(plan.store.clone(), plan.terms.store_timeout) {
         Ok(store) => store,
@@ -51,9 +49,9 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    match parent::fork().context("cannot start the guardian, a process of lockrun's own")? {
+    match parent::fork().context("cannot start lockrun's guardian process")? {
         ForkSide::Guardian(guardian) => {
-            // In another PID namespace than lockrun, if one was made for lockrun's children (unshare --pid without --fork).
+            // The guardian is in another PID namespace if one was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);
             let done = checked.and_then(|()| Run::new(plan, claim).carry_out(store, signals, Some(&guardian)));
             let outcome = done.unwrap_or_else(|error| {
@@ -69,7 +67,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     }
 }
 
-/// What the run asks of the store.
+/// Returns the run's claim to the lock.
 fn claim(plan: &Plan) -> Claim {
     Claim {
         key: plan.key.clone(),
@@ -91,27 +89,27 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Opens the event log, which has a thread of its own: call it in the process that reports, after a fork.
+    /// Opens the event log, which has a thread: to be called after the fork, in the process that reports.
     fn new(plan: &'a Plan, claim: Claim) -> Self {
         let reporter =
             Reporter::new(plan.key.clone(), plan.verbosity).with_event_log(plan.events.as_deref(), &claim.holder);
         Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter: Arc::new(reporter) }
     }
 
-    /// Acquires the lock, runs COMMAND and releases the lock. On a store of leases this is the guardian's work.
+    /// Acquires the lock, runs COMMAND and releases the lock. On a store with leases the guardian does this.
     fn carry_out(self, mut store: Box<dyn Store>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
         let launch = self.launch();
-        let mut start = match Start::new(self.plan, &launch, signals, guardian) {
-            Ok(start) => start,
-            Err(why) => return Ok(self.report_not_started(why)),
+        let (mut prepared, renewer) = match self.prepare(&launch, signals, guardian) {
+            Ok(prepared) => prepared,
+            Err(outcome) => return Ok(outcome),
         };
-        let grant = match self.acquire(&mut *store, signals, &mut start, guardian) {
+        let grant = match self.acquire(&mut *store, signals, &mut prepared, guardian) {
             Ok(grant) => grant,
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
-        let Begun { mut running, renewer } = match self.begin(start, &grant, signals, guardian) {
-            Ok(begun) => begun,
+        let mut running = match self.start(prepared, &grant, signals, guardian) {
+            Ok(running) => running,
             Err(outcome) => {
                 self.release(&mut *store, Release::at_once(None));
                 return Ok(outcome);
@@ -122,12 +120,12 @@ impl<'a> Run<'a> {
         let finished = running.until_the_end(signals).context("cannot wait for the command")?;
         let mut store = store.take_back();
         self.finish(&mut *store, finished, self.release_after(finished, granted_at));
-        // Only now: nobody who waits for the lock has to wait for a thread of ours.
+        // Only now, so that no waiter waits for this thread.
         renewer.map_or(Ok(()), Renewer::finish)?;
         Ok(Outcome::of(finished))
     }
 
-    /// How COMMAND is to be run.
+    /// Returns how to run COMMAND.
     fn launch(&self) -> Launch {
         let (key, token) = (self.plan.key.as_str().to_owned(), self.claim.token.as_str().to_owned());
         let mut env = vec![("LOCKRUN_KEY", key), (enclosing::TOKEN, token)];
@@ -141,41 +139,24 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Acquires the lock, or reserves the next value of a sequence, for the `start`.
+    /// Acquires the lock, or reserves the next value of a sequence, which `prepared` gets as a variable.
     fn acquire(
         &self,
         store: &mut dyn Store,
         signals: &Signals,
-        start: &mut Start<'_>,
+        prepared: &mut Prepared<'_>,
         guardian: Option<&Guardian>,
     ) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
             let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.reporter, signals)?;
-            start.set_value(&value);
+            prepared.set(VALUE, &value);
             return Ok(grant);
         }
         let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
         acquire::acquire(store, &self.claim, patience, &self.enclosing, &self.reporter, signals, guardian)
     }
 
-    /// Starts COMMAND under the lock, unless a signal has come that ends lockrun. If COMMAND has not begun, that is reported.
-    fn begin(
-        &self,
-        start: Start<'_>,
-        grant: &Grant,
-        signals: &Signals,
-        guardian: Option<&Guardian>,
-    ) -> Result<Begun, Outcome> {
-        if let Some(signal) = start::await_lockrun(guardian, signals) {
-            self.reporter.tell(Event::Interrupted(signal));
-            return Err(Outcome::terminated_by(signal));
-        }
-        let begun = start.begin(grant).map_err(|why| self.report_not_started(why))?;
-        self.reporter.tell(Event::Started { program: &self.program() });
-        Ok(begun)
-    }
-
-    /// Starts to renew the lock, if it has to be renewed.
+    /// Starts to renew the lease, if it has to be renewed.
     fn renew(
         &self,
         store: &SharedStore,

@@ -1,4 +1,4 @@
-//! The value that follows another in a sequence, as a program of the user's prints it.
+//! Calls the user's program that computes the next value of a sequence.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -19,63 +19,63 @@ use crate::text::escape::escaped;
 /// The longest value, in bytes.
 pub const MAX_LEN: usize = 512;
 
-/// What came of asking the program.
+/// The result of calling the program.
 pub enum Found {
     /// The next value.
     Value(String),
-    /// A signal of this number ended the wait.
+    /// This signal ended the wait.
     Interrupted(i32),
 }
 
-/// Calls `program` with `value` as its only argument, and reads the one line that it prints. On failure says what is wrong.
-pub fn of(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, String> {
+/// Calls `program` with `value` as its only argument, and reads the one line that it prints. The error says what is wrong.
+pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, String> {
     let shown = escaped(&program.to_string_lossy());
-    // In a group of its own, so that what it has started can be ended with it.
+    // In a process group of its own, so that the processes it starts can be ended with it.
     let mut command = Command::new(program);
     signals.hand_down(command.arg(value).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0));
     let called = command.spawn();
     let mut child = called.map_err(|error| format!("cannot run {shown}: {error}"))?;
     let output = child.stdout.take().ok_or_else(|| format!("cannot read what {shown} prints"))?;
-    let told = listen(output, signals).and_then(|heard| match heard {
-        Heard::Signal(signal) => Ok(Told::Signal(signal)),
-        Heard::All(printed) => await_end(&mut child, printed, signals),
+    let end = read_output(output, signals).and_then(|output| match output {
+        Output::Signal(signal) => Ok(Ended::Signal(signal)),
+        Output::All(printed) => await_end(&mut child, printed, signals),
     });
-    if !matches!(told, Ok(Told::All(..))) {
-        end(&mut child);
+    if !matches!(end, Ok(Ended::All(..))) {
+        kill(&mut child);
     }
-    let found = told.and_then(|told| match told {
-        Told::All(printed, status) => check(&printed, status).map(Found::Value),
-        Told::Signal(signal) => Ok(Found::Interrupted(signal)),
+    let found = end.and_then(|end| match end {
+        Ended::All(printed, status) => check(&printed, status).map(Found::Value),
+        Ended::Signal(signal) => Ok(Found::Interrupted(signal)),
     });
     found.map_err(|why| format!("{shown}, called with \"{}\", {why}", escaped(value)))
 }
 
-/// What came out of a program.
-enum Heard {
+/// The output of a program.
+enum Output {
     All(Vec<u8>),
     Signal(i32),
 }
 
-/// The same, and how it ended.
-enum Told {
+/// The output of a program, and how it ended.
+enum Ended {
     All(Vec<u8>, ExitStatus),
     Signal(i32),
 }
 
-/// Reads to the end, and not more than a value can be long.
-fn listen(mut output: ChildStdout, signals: &Signals) -> Result<Heard, String> {
+/// Reads to the end of the output, up to the length of a value.
+fn read_output(mut output: ChildStdout, signals: &Signals) -> Result<Output, String> {
     let mut printed = Vec::new();
     loop {
-        // It has as long as it likes; a signal ends the wait for it.
+        // The program may take any time; a signal ends the wait.
         match wait(Some(output.as_fd()), None, signals)? {
-            WakeReason::Signal(signal) => return Ok(Heard::Signal(signal)),
+            WakeReason::Signal(signal) => return Ok(Output::Signal(signal)),
             WakeReason::Ready => {}
             WakeReason::Resumed | WakeReason::Time => continue,
         }
         let mut part = [0; MAX_LEN];
-        let read = output.read(&mut part).map_err(|error| format!("cannot be heard: {error}"))?;
+        let read = output.read(&mut part).map_err(|error| format!("wrote output that cannot be read: {error}"))?;
         if read == 0 {
-            return Ok(Heard::All(printed));
+            return Ok(Output::All(printed));
         }
         printed.extend(&part[..read]);
         if printed.len() > 2 * MAX_LEN {
@@ -84,15 +84,15 @@ fn listen(mut output: ChildStdout, signals: &Signals) -> Result<Heard, String> {
     }
 }
 
-/// Waits for the end of a program that has said all: as a rule it has ended, or is about to.
-fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<Told, String> {
+/// Waits for the end of a program that has closed its output: normally it has ended, or is about to.
+fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<Ended, String> {
     let mut pause = Duration::from_micros(100);
     loop {
-        if let Some(status) = child.try_wait().map_err(|error| format!("cannot be waited for: {error}"))? {
-            return Ok(Told::All(printed, status));
+        if let Some(status) = child.try_wait().map_err(|error| format!("cannot be awaited: {error}"))? {
+            return Ok(Ended::All(printed, status));
         }
         if let WakeReason::Signal(signal) = wait(None, Some(Moment::now() + pause), signals)? {
-            return Ok(Told::Signal(signal));
+            return Ok(Ended::Signal(signal));
         }
         pause = (pause * 2).min(Duration::from_millis(20));
     }
@@ -100,23 +100,23 @@ fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<T
 
 fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<WakeReason, String> {
     let woken = wait::wait_for(source, until, signals, &mut Patient);
-    woken.map_err(|errno: Errno| format!("cannot be waited for: {}", errno.desc()))
+    woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
 }
 
-/// Ends a program, and what it has started. It is not reaped yet, so the group is still its own.
-fn end(child: &mut Child) {
+/// Kills a program and the processes that it started. It is not reaped yet, so its group id is not reused.
+fn kill(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     let _ = child.wait();
 }
 
-/// The line that was printed, if it is one, and a value.
+/// Returns the printed line if it is one, and a valid value.
 fn check(printed: &[u8], status: ExitStatus) -> Result<String, String> {
     if !status.success() {
         return Err(format!("ended with {status}"));
     }
-    let text = std::str::from_utf8(printed).map_err(|_| "printed what is not UTF-8".to_owned())?.trim();
+    let text = std::str::from_utf8(printed).map_err(|_| "printed text that is not UTF-8".to_owned())?.trim();
     if text.lines().count() > 1 {
         return Err("printed more than one line".into());
     }
@@ -124,21 +124,21 @@ fn check(printed: &[u8], status: ExitStatus) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Checks a value of a sequence: 1 to 512 bytes without control characters. On failure says what is wrong with it.
+/// Checks a value of a sequence: 1 to 512 bytes without control characters. The error says what is wrong with it.
 pub fn is_value(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Err("is empty".into());
     }
     if text.len() > MAX_LEN {
-        return Err(format!("is {} bytes long; the most is {MAX_LEN}", text.len()));
+        return Err(format!("is {} bytes long; the maximum is {MAX_LEN}", text.len()));
     }
     if text.chars().any(char::is_control) {
-        return Err("has a control character in it".into());
+        return Err("contains a control character".into());
     }
     Ok(())
 }
 
-/// There is nothing to show while a program runs.
+/// Shows nothing while a program runs.
 struct Patient;
 
 impl WaitObserver for Patient {

@@ -1,4 +1,4 @@
-//! Every way a run can end, and the exit status that each becomes.
+//! Every way a run can end, and its exit status.
 //!
 //! The statuses are part of the command line's contract: scripts depend on them.
 
@@ -8,21 +8,21 @@ use crate::supervise::{Finished, Why};
 /// Every way a run of lockrun can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// COMMAND ran and ended by itself, or a signal ended lockrun while it waited: end the same way.
+    /// COMMAND ran and ended by itself, or a signal terminated lockrun while it waited: end the same way.
     Ended(Ending),
-    /// The lock was held, and `--skip` says that this is no failure.
+    /// The lock was held, which `--skip` makes no failure.
     Skipped,
-    /// Something was printed that was asked for (help, version, a generated file).
+    /// The requested output was printed (help, version, status, a generated file).
     Printed,
-    /// `doctor` found what makes locks weaker or slower, and nothing worse.
+    /// `doctor` found something that makes locks weaker or slower, and nothing worse.
     Weak,
-    /// `doctor` found that locks are granted there that cannot be relied on.
+    /// `doctor` found that locks cannot be relied on.
     Unsafe,
     /// The command line or the configuration is wrong.
     BadUsage,
-    /// The store cannot be reached, refuses us, or does not answer in time. COMMAND was not started.
+    /// The store cannot be reached, rejects the request, or does not answer in time. COMMAND was not started.
     StoreFailed,
-    /// The lock is held, or the wait ran out; the status is 75 unless `--conflict-exit-code` changed it.
+    /// The lock is held, or the wait timed out; the status is 75 unless `--conflict-exit-code` changed it.
     Held(u8),
     /// The lease was lost while COMMAND ran, and COMMAND was stopped.
     Lost,
@@ -40,7 +40,7 @@ pub enum Outcome {
 pub const HELD: u8 = 75;
 
 impl Outcome {
-    /// The outcome of a run whose COMMAND has `finished` so.
+    /// Returns the outcome of a run whose COMMAND has `finished` in this way.
     pub fn of(finished: Finished) -> Self {
         match (finished.why, finished.command) {
             (Some(Why::Lost), _) => Outcome::Lost,
@@ -50,12 +50,12 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a run that this signal terminates.
+    /// Returns the outcome of a run that this signal terminates.
     pub fn terminated_by(signal: i32) -> Self {
         Outcome::Ended(Ending::Signaled(signal))
     }
 
-    /// How lockrun's own process must end.
+    /// Returns how lockrun's own process must end.
     pub const fn ending(self) -> Ending {
         Ending::Exited(match self {
             Outcome::Ended(ending) => return ending,

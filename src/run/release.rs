@@ -1,4 +1,4 @@
-//! How a run releases its lock, and what is reported of it.
+//! How a run releases its lock and reports it.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ impl Run<'_> {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.tell(Event::Failed { why });
         } else if finished.why == Some(Why::Lost) {
-            // Something of it may be left in the store. That this may fail as well is no news.
+            // Parts of it may be left in the store. If this fails as well, the loss was already reported.
             let _ = store.release(&self.claim.key, &self.claim.token, Release::at_once(finished.command));
         } else {
             self.release(store, how);
         }
     }
 
-    /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` so. A COMMAND that had to be
+    /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` in this way. A COMMAND that had to be
     /// stopped has failed, whatever its status.
     pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
         let succeeded = Outcome::of(finished) == Outcome::Ended(Ending::Exited(0));
@@ -49,13 +49,14 @@ impl Run<'_> {
         match store.release(&self.claim.key, &self.claim.token, how) {
             Ok(released) => self.report_released(how, &released),
             Err(error) => {
-                let lasts = if self.plan.expires { "until its lease runs out" } else { "until lockrun break frees it" };
+                let lasts =
+                    if self.plan.expires { "until its lease expires" } else { "until `lockrun break` frees it" };
                 let failed = match &self.plan.sequence {
                     Some(_) => format!(
                         "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",
                         self.key()
                     ),
-                    None => format!("cannot release the lock \"{}\", which stays {lasts}", self.key()),
+                    None => format!("cannot release the lock \"{}\", which stays held {lasts}", self.key()),
                 };
                 self.reporter.fail(&error.context(failed));
             }
@@ -77,7 +78,7 @@ impl Run<'_> {
         });
     }
 
-    /// Returns what it means that the lock is free without a record of the run.
+    /// Returns the consequence of a lock that is free without a record of the run.
     fn what_is_lost(&self, how: Release) -> String {
         let what = match &self.plan.sequence {
             Some(_) => format!("the value of the sequence \"{}\"", self.key()),
@@ -88,7 +89,7 @@ impl Run<'_> {
                 format!("{what} may come up again, although it was used")
             }
             Release::Run { retain: Retain::Kept(_) | Retain::AtLeast(_), .. } => {
-                format!("{what} is free, although it was to be kept")
+                format!("{what} is free, although it should have been kept")
             }
             _ => format!("{what} is free, but how the run ended is not recorded"),
         }

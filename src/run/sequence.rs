@@ -1,4 +1,4 @@
-//! Reserving the next value of a sequence: serial numbers, shards, whatever must not be used twice.
+//! Reserving the next value of a sequence: serial numbers, shards and other values that must not be used twice.
 
 use std::ffi::OsString;
 
@@ -12,15 +12,15 @@ use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::text::escape::escaped;
 
-/// How many values are tried before it is clear that the program finds none that is free.
+/// How many values are tried before a search for a free one fails.
 const CANDIDATES_MAX: u32 = 10_000;
 
 /// A sequence of values, of which each run takes one.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// How one value follows another, and the first of all.
+    /// How one value follows another, and the first value.
     pub order: Order,
-    /// Whether a value whose command has failed stays reserved until its lease runs out.
+    /// Whether a value whose command has failed stays reserved until its lease expires.
     pub keep_on_failure: bool,
 }
 
@@ -29,22 +29,22 @@ pub struct Sequence {
 pub enum Order {
     /// Integers, at equal distances.
     Step {
-        /// The first of all.
+        /// The first value.
         from: i64,
-        /// From one to the next; not 0.
+        /// The distance from one to the next; not 0.
         step: i64,
     },
-    /// As a program prints them.
+    /// Computed by a program.
     Program {
-        /// The first of all.
+        /// The first value.
         from: String,
-        /// It is called with a value, and prints the next.
+        /// Called with a value, it prints the next.
         program: OsString,
     },
 }
 
-/// Reserves the next value of the sequence of the claim's key that nobody else has reserved. Gives what was granted, and the
-/// value. If there is none, it has been said why, and the outcome is what is to be made of it.
+/// Reserves the next value of the key's sequence that no other run has reserved. Returns the grant and the value. If there is none,
+/// this has been reported, and the run's outcome is returned.
 pub fn reserve(
     store: &mut dyn Store,
     claim: &Claim,
@@ -69,7 +69,7 @@ pub fn reserve(
             Err(Outcome::StoreFailed)
         }
         Err(Failure::Nothing(why)) => {
-            reporter.tell(Event::Failed { why: &format!("no value of the sequence \"{key}\" is reserved: {why}") });
+            reporter.tell(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
             Err(Outcome::Failed)
         }
         Err(Failure::Interrupted(signal)) => {
@@ -92,37 +92,37 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// Lets the store count.
+/// Reserves the next integer, which the store computes.
 fn count(store: &mut dyn Store, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
     match store.reserve(claim, &Wanted::Next { from, step })? {
         Reserved::Mine(grant, value) => Ok((grant, value)),
         Reserved::NoNext(last) if integer(&last).is_some() => {
-            Err(Failure::Nothing(format!("{last} is the last one, the next would not fit into 64 bits")))
+            Err(Failure::Nothing(format!("{last} is the last one: the next would not fit into 64 bits")))
         }
         Reserved::NoNext(last) | Reserved::Moved(Some(last)) => {
-            Err(Failure::Nothing(format!("its last value, \"{}\", is no integer; use --next", escaped(&last))))
+            Err(Failure::Nothing(format!("its last value, \"{}\", is not an integer; use --next", escaped(&last))))
         }
-        Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store does not count".into())),
+        Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store did not compute an integer".into())),
     }
 }
 
-/// The value that follows another, by the program.
+/// Returns the value that the program prints for another.
 fn after(program: &OsString, value: &str, signals: &Signals) -> Result<String, Failure> {
-    match next_value::of(program, value, signals) {
+    match next_value::run(program, value, signals) {
         Ok(Found::Value(next)) => Ok(next),
         Ok(Found::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
         Err(why) => Err(Failure::Nothing(why)),
     }
 }
 
-/// Asks for one candidate after the other, until one is free.
+/// Tries one candidate after the other until one is free.
 fn search(
     store: &mut dyn Store,
     claim: &Claim,
     from: &str,
     mut after: impl FnMut(&str) -> Result<String, Failure>,
 ) -> Result<(Grant, String), Failure> {
-    // As if there had been no value yet: if there has, the store tells which was the last.
+    // Assumes an unused sequence; otherwise the store returns the last value.
     let (mut last, mut candidate, mut steps) = (None, from.to_owned(), 1);
     for _ in 0..CANDIDATES_MAX {
         let wanted = Wanted::Value { value: candidate.clone(), after: last.clone(), steps };
@@ -133,10 +133,12 @@ fn search(
                 candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), &mut after)?;
                 (last, steps) = (moved, 1);
             }
-            Reserved::NoNext(_) => return Err(Failure::Nothing("the store counts, but was not asked to".into())),
+            Reserved::NoNext(_) => {
+                return Err(Failure::Nothing("the store computed an integer although a value was given".into()));
+            }
         }
     }
-    Err(Failure::Nothing(format!("of {CANDIDATES_MAX} candidates each was reserved")))
+    Err(Failure::Nothing(format!("all of {CANDIDATES_MAX} candidates are reserved")))
 }
 
 #[cfg(test)]
@@ -223,6 +225,6 @@ mod tests {
     #[test]
     fn a_search_ends_after_ten_thousand_candidates() {
         assert_eq!(search_among(9_999), (Ok("10000".into()), 10_000));
-        assert_eq!(search_among(10_000), (Err("of 10000 candidates each was reserved".into()), 10_000));
+        assert_eq!(search_among(10_000), (Err("all of 10000 candidates are reserved".into()), 10_000));
     }
 }

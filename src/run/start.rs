@@ -1,108 +1,65 @@
-//! COMMAND at the start line: what it takes to start it is there before the lock is asked for.
+//! Preparing COMMAND before the lock is requested, and starting it under the lock.
 //!
-//! When the turn of a waiter comes, others wait for it; and a run that lacks a descriptor or a thread finds that out before it
+//! When a waiter's turn comes, others wait for it; and a run that lacks a descriptor or a thread must find that out before it
 //! holds a lock.
 
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Error;
-
+use super::Run;
+use super::outcome::Outcome;
 use super::renewer::Renewer;
 use crate::config::plan::Plan;
 use crate::lock::lease::Deadline;
+use crate::report::event::Event;
 use crate::store::Grant;
-use crate::supervise::guardian::{Guardian, Prepared};
-use crate::supervise::{self, Descendants, Granted, Launch, Ready, Running, StartFailure, VALUE};
+use crate::supervise::guardian::Guardian;
+use crate::supervise::{self, Descendants, FENCE, Launch, Prepared, Running, SLOT};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 
-/// COMMAND, before it has begun.
-pub struct Start<'a> {
-    plan: &'a Plan,
-    launch: &'a Launch,
-    means: Means<'a>,
-}
-
-/// What COMMAND is started with.
-enum Means<'a> {
-    /// It becomes a child of lockrun's own.
-    Direct(Ready),
-    /// It becomes the guardian's.
-    Guarded {
-        prepared: Prepared<'a>,
-        /// The thread that will renew the lease, where it has to be renewed.
-        renewer: Option<Renewer>,
-    },
-}
-
-/// COMMAND, which has begun.
-pub struct Begun {
-    /// It itself.
-    pub running: Running,
-    /// What is to renew its lease, if that has to be renewed.
-    pub renewer: Option<Renewer>,
-}
-
-/// Why COMMAND has not begun.
-pub enum NotBegun {
-    /// It could not be started.
-    Failed(StartFailure),
-    /// There is nothing to renew its lease with.
-    Unprovided(Error),
-}
-
-impl From<StartFailure> for NotBegun {
-    fn from(failure: StartFailure) -> Self {
-        NotBegun::Failed(failure)
-    }
-}
-
-impl<'a> Start<'a> {
-    /// Gets ready to start what `launch` says, under a lock as in `plan`: in this process, or as the `guardian`. Fails if a
-    /// descriptor or a thread cannot be had.
-    pub fn new(
-        plan: &'a Plan,
-        launch: &'a Launch,
+impl Run<'_> {
+    /// Prepares to start `launch`, and the renewer if the lease has to be renewed. A failure is reported.
+    pub(super) fn prepare<'l>(
+        &self,
+        launch: &'l Launch,
         signals: &Signals,
-        guardian: Option<&'a Guardian>,
-    ) -> Result<Self, NotBegun> {
-        let ready = Ready::new(launch, signals);
-        let means = match guardian {
-            Some(guardian) => Means::Guarded {
-                prepared: Prepared::new(guardian, ready)?,
-                renewer: plan.expires.then(Renewer::prepare).transpose().map_err(NotBegun::Unprovided)?,
-            },
-            None => Means::Direct(ready),
-        };
-        Ok(Start { plan, launch, means })
+        guardian: Option<&Guardian>,
+    ) -> Result<(Prepared<'l>, Option<Renewer>), Outcome> {
+        let prepared = Prepared::new(launch, signals, guardian).map_err(|failure| self.report_not_started(failure))?;
+        let renews = guardian.is_some() && self.plan.expires;
+        let renewer = renews.then(Renewer::prepare).transpose().map_err(|error| {
+            self.reporter.fail(&error);
+            Outcome::Failed
+        })?;
+        Ok((prepared, renewer))
     }
 
-    /// COMMAND finds this value of a sequence, which is reserved for it.
-    pub fn set_value(&mut self, value: &str) {
-        let ready = match &mut self.means {
-            Means::Direct(ready) => ready,
-            Means::Guarded { prepared, .. } => prepared.ready(),
-        };
-        ready.set(VALUE, value);
-    }
-
-    /// Starts COMMAND under the lock, which is ours.
-    pub fn begin(self, grant: &Grant) -> Result<Begun, NotBegun> {
-        let Start { plan, launch, means } = self;
-        let granted = Granted { fence: grant.fence, slot: (plan.slots > 1).then_some(grant.slot) };
-        match means {
-            Means::Direct(ready) => Ok(Begun { running: Running::direct(ready, launch, granted)?, renewer: None }),
-            Means::Guarded { prepared, renewer } => {
-                let guarded = prepared.start(deadline(plan, grant.lease_from), plan.kill_on_lost, granted, launch)?;
-                Ok(Begun { running: Running::Guarded(guarded), renewer })
-            }
+    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. A failure is reported.
+    pub(super) fn start(
+        &self,
+        mut prepared: Prepared<'_>,
+        grant: &Grant,
+        signals: &Signals,
+        guardian: Option<&Guardian>,
+    ) -> Result<Running, Outcome> {
+        if let Some(signal) = await_lockrun(guardian, signals) {
+            self.reporter.tell(Event::Interrupted(signal));
+            return Err(Outcome::terminated_by(signal));
         }
+        prepared.set(FENCE, &grant.fence.to_string());
+        if self.plan.slots > 1 {
+            prepared.set(SLOT, &grant.slot.to_string());
+        }
+        let started = prepared.start(deadline(self.plan, grant.lease_from), self.plan.kill_on_lost);
+        let running = started.map_err(|failure| self.report_not_started(failure))?;
+        self.reporter.tell(Event::Started { program: &self.program() });
+        Ok(running)
     }
 }
 
-/// When COMMAND is ended under a lock that is kept so; `None`: never for the lock's sake.
+/// Returns by when COMMAND must be dead under a lease that was granted to a request sent at `lease_from`; `None`: the lease does not end it.
 fn deadline(plan: &Plan, lease_from: Option<Moment>) -> Option<Deadline> {
     lease_from.filter(|_| plan.expires).map(|from| plan.terms.deadline(from))
 }
@@ -137,11 +94,11 @@ pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// How often the guardian looks whether lockrun, which is stopped, goes on.
+/// How often the guardian checks whether a stopped lockrun was continued.
 const STOPPED: Duration = Duration::from_millis(50);
 
-/// Waits while lockrun is stopped: nothing begins in its name. Returns a signal that came and terminates it.
-pub(super) fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
+/// Waits while lockrun is stopped: nothing is started on its behalf. Returns the signal that terminates it, if one has come.
+fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
     loop {
         let signal = signals.obey();
         if signal.is_some() || !guardian.is_some_and(Guardian::is_stopped) {

@@ -1,6 +1,7 @@
-//! What the guardian tells lockrun, and its renewer tells it, over socket pairs that keep messages whole and in order.
+//! Messages from the guardian to lockrun, and from the renewer to the guardian's main thread, over socket pairs that keep messages
+//! whole and in message.
 //!
-//! A socket closes with the process that holds it, however that ends: that is how each learns of the other's death.
+//! A socket closes when the process that holds it ends, however it ends: that is how each learns of the other's death.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 
-/// What the renewer tells the guardian's main thread.
+/// A message from the renewer to the guardian's main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RenewerMessage {
     /// The lease was renewed.
@@ -24,12 +25,12 @@ pub(super) enum RenewerMessage {
     Lost,
 }
 
-/// What the guardian tells lockrun.
+/// A message from the guardian to lockrun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GuardianMessage {
-    /// The lock is ours, and COMMAND is about to begin; it is not ended for the lease's sake.
+    /// The lock was acquired, and COMMAND is about to start; the lease does not end it.
     Granted,
-    /// The lease allows this, now. The first time, COMMAND is about to begin.
+    /// The lease now has this deadline. The first such message means that COMMAND is about to start.
     Allowed(Deadline),
     /// COMMAND is executing, as this process.
     Started(i32),
@@ -39,16 +40,16 @@ pub(super) enum GuardianMessage {
     Moved(Motion),
     /// COMMAND has ended: the lock is about to be released.
     Finished(Finished),
-    /// All is over, and nothing is left to be done: end so.
+    /// The run is over: end in this way.
     Over(Ending),
 }
 
 /// One end of what connects lockrun and its guardian.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    /// Has the news. Nobody waits for it: so to tell something wakes nobody, where others wait for us.
+    /// Carries the messages. No process polls it, so that sending costs no wake-up while waiters wait for this process.
     messages: Channel,
-    /// Is waited for, and rung for news that cannot wait.
+    /// Is polled, and rung for urgent messages.
     bell: Channel,
 }
 
@@ -65,6 +66,20 @@ type Frame = [u64; 4];
 
 const MESSAGE: usize = size_of::<Frame>();
 
+/// The first number of each message.
+mod code {
+    pub const RENEWED: u64 = 1;
+    pub const LOST: u64 = 2;
+
+    pub const GRANTED: u64 = 1;
+    pub const ALLOWED: u64 = 2;
+    pub const STARTED: u64 = 3;
+    pub const NOT_STARTED: u64 = 4;
+    pub const MOVED: u64 = 5;
+    pub const FINISHED: u64 = 6;
+    pub const OVER: u64 = 7;
+}
+
 impl Link {
     /// Two connected ends.
     pub(super) fn pair() -> nix::Result<(Link, Link)> {
@@ -72,25 +87,25 @@ impl Link {
         Ok((Link { messages: messages.0, bell: bell.0 }, Link { messages: messages.1, bell: bell.1 }))
     }
 
-    /// Tells lockrun something, which hears of it when it looks the next time. Never waits. Not for what comes again and again: what is
-    /// unread at last fills the socket.
-    pub(super) fn tell(&self, news: GuardianMessage) {
-        self.messages.send(news.words());
+    /// Sends lockrun a message, which it reads when it next wakes. Never waits. Not for repeated messages: unread ones would fill the
+    /// socket.
+    pub(super) fn send(&self, message: GuardianMessage) {
+        self.messages.send(message.encode());
     }
 
-    /// The same, and lockrun is woken for it.
-    pub(super) fn tell_now(&self, news: GuardianMessage) {
-        self.tell(news);
+    /// Sends lockrun a message and wakes it.
+    pub(super) fn send_now(&self, message: GuardianMessage) {
+        self.send(message);
         self.bell.send(Frame::default());
     }
 
-    /// The next news, if there is any; an error if the guardian is gone. Never waits.
+    /// Returns the next message, if there is one; an error if the guardian is gone. Never waits.
     pub(super) fn next_message(&self) -> nix::Result<Option<GuardianMessage>> {
         while let Ok(Some(_)) = self.bell.receive() {}
-        self.messages.receive().map(|words| words.and_then(GuardianMessage::read))
+        self.messages.receive().map(|frame| frame.and_then(GuardianMessage::decode))
     }
 
-    /// Whether lockrun is gone, which tells nothing. Never waits.
+    /// Returns whether lockrun is gone. (It sends no messages.) Never waits.
     pub(super) fn is_closed(&self) -> bool {
         self.bell.receive().is_err()
     }
@@ -109,18 +124,18 @@ impl RenewerChannel {
         Channel::pair().map(|(one, other)| (RenewerChannel(one), RenewerChannel(other)))
     }
 
-    /// Tells the main thread something. Never waits.
-    pub(super) fn order(&self, order: RenewerMessage) {
-        self.0.send(order.words());
+    /// Sends the main thread a message. Never waits.
+    pub(super) fn send(&self, message: RenewerMessage) {
+        self.0.send(message.encode());
     }
 
-    /// The next order, if there is one. Never waits.
+    /// Returns the next message, if there is one. Never waits.
     pub(super) fn next(&self) -> Option<RenewerMessage> {
-        self.0.receive().ok().flatten().and_then(RenewerMessage::read)
+        self.0.receive().ok().flatten().and_then(RenewerMessage::decode)
     }
 }
 
-/// Readable when there is an order.
+/// Readable when there is a message.
 impl AsFd for RenewerChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.0.as_fd()
@@ -133,10 +148,10 @@ impl Channel {
         Ok((Channel(Arc::new(one)), Channel(Arc::new(other))))
     }
 
-    fn send(&self, words: Frame) {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        // A message is lost only if the other end is dead, which it will hear of, or has left hundreds unread: then it is
-        // stopped, and what it does not hear of (a renewal) it makes up for by ending COMMAND.
+    fn send(&self, frame: Frame) {
+        let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds unread. Then the
+        // receiver is stopped, and ends COMMAND for want of the lost message (a renewal).
         let _ = send(self.0.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
@@ -151,71 +166,71 @@ impl Channel {
                 Err(errno) => return Err(errno),
             }
         }
-        let mut words = Frame::default();
-        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
+        let mut frame = Frame::default();
+        for (word, bytes) in frame.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
             *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
         }
-        Ok(Some(words))
+        Ok(Some(frame))
     }
 }
 
 impl RenewerMessage {
-    fn words(self) -> Frame {
+    fn encode(self) -> Frame {
         match self {
-            RenewerMessage::Renewed(deadline) => words(1, deadline),
-            RenewerMessage::Lost => [2, 0, 0, 0],
+            RenewerMessage::Renewed(deadline) => deadline_frame(code::RENEWED, deadline),
+            RenewerMessage::Lost => [code::LOST, 0, 0, 0],
         }
     }
 
-    fn read(words: Frame) -> Option<Self> {
-        match words[0] {
-            1 => Some(RenewerMessage::Renewed(deadline(words))),
-            2 => Some(RenewerMessage::Lost),
+    fn decode(frame: Frame) -> Option<Self> {
+        match frame[0] {
+            code::RENEWED => Some(RenewerMessage::Renewed(deadline(frame))),
+            code::LOST => Some(RenewerMessage::Lost),
             _ => None,
         }
     }
 }
 
 impl GuardianMessage {
-    fn words(self) -> Frame {
+    fn encode(self) -> Frame {
         match self {
-            GuardianMessage::Allowed(deadline) => words(1, deadline),
-            GuardianMessage::Started(pid) => [2, pid.into_word(), 0, 0],
-            GuardianMessage::Moved(Motion::Running) => [3, 0, 0, 0],
-            GuardianMessage::Moved(Motion::Stopped { by_terminal }) => [3, 1, u64::from(by_terminal), 0],
-            GuardianMessage::Over(ending) => [4, ending_word(Some(ending)), 0, 0],
-            GuardianMessage::Granted => [5, 0, 0, 0],
-            GuardianMessage::NotStarted => [7, 0, 0, 0],
+            GuardianMessage::Allowed(deadline) => deadline_frame(code::ALLOWED, deadline),
+            GuardianMessage::Started(pid) => [code::STARTED, pid.into_word(), 0, 0],
+            GuardianMessage::Moved(Motion::Running) => [code::MOVED, 0, 0, 0],
+            GuardianMessage::Moved(Motion::Stopped { by_terminal }) => [code::MOVED, 1, u64::from(by_terminal), 0],
+            GuardianMessage::Over(ending) => [code::OVER, ending_word(Some(ending)), 0, 0],
+            GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
+            GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
             GuardianMessage::Finished(Finished { command, why, stuck }) => {
                 let why = why.and_then(|why| WHYS.iter().position(|known| *known == why)).map_or(0, |at| at as u64 + 1);
-                [6, ending_word(command), why, u64::from(stuck)]
+                [code::FINISHED, ending_word(command), why, u64::from(stuck)]
             }
         }
     }
 
-    fn read(words: Frame) -> Option<Self> {
-        Some(match words[0] {
-            1 => GuardianMessage::Allowed(deadline(words)),
-            2 => GuardianMessage::Started(int(words[1])),
-            3 if words[1] == 0 => GuardianMessage::Moved(Motion::Running),
-            3 => GuardianMessage::Moved(Motion::Stopped { by_terminal: words[2] != 0 }),
-            4 => GuardianMessage::Over(ending(words[1])?),
-            5 => GuardianMessage::Granted,
-            7 => GuardianMessage::NotStarted,
-            6 => GuardianMessage::Finished(Finished {
-                command: ending(words[1]),
-                why: usize::try_from(words[2]).ok().and_then(|at| WHYS.get(at.checked_sub(1)?)).copied(),
-                stuck: words[3] != 0,
+    fn decode(frame: Frame) -> Option<Self> {
+        Some(match frame[0] {
+            code::ALLOWED => GuardianMessage::Allowed(deadline(frame)),
+            code::STARTED => GuardianMessage::Started(int(frame[1])),
+            code::MOVED if frame[1] == 0 => GuardianMessage::Moved(Motion::Running),
+            code::MOVED => GuardianMessage::Moved(Motion::Stopped { by_terminal: frame[2] != 0 }),
+            code::OVER => GuardianMessage::Over(ending(frame[1])?),
+            code::GRANTED => GuardianMessage::Granted,
+            code::NOT_STARTED => GuardianMessage::NotStarted,
+            code::FINISHED => GuardianMessage::Finished(Finished {
+                command: ending(frame[1]),
+                why: usize::try_from(frame[2]).ok().and_then(|at| WHYS.get(at.checked_sub(1)?)).copied(),
+                stuck: frame[3] != 0,
             }),
             _ => return None,
         })
     }
 }
 
-/// The reasons, in the order in which they are numbered.
+/// The reasons, in the order of their numbers.
 const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
 
-/// An ending as a word; none is 0.
+/// Encodes an ending; none is 0.
 fn ending_word(ending: Option<Ending>) -> u64 {
     match ending {
         None => 0,
@@ -232,7 +247,7 @@ fn ending(word: u64) -> Option<Ending> {
     }
 }
 
-fn words(kind: u64, deadline: Deadline) -> Frame {
+fn deadline_frame(kind: u64, deadline: Deadline) -> Frame {
     [kind, word(deadline.term_at), word(deadline.kill_at), word(deadline.horizon)]
 }
 
@@ -240,7 +255,7 @@ fn deadline([_, term_at, kill_at, horizon]: Frame) -> Deadline {
     Deadline { term_at: moment(term_at), kill_at: moment(kill_at), horizon: moment(horizon) }
 }
 
-/// A moment as nanoseconds after boot, which fit for five hundred years.
+/// Encodes a moment as nanoseconds after boot, which fit for five hundred years.
 fn word(moment: Moment) -> u64 {
     u64::try_from(moment.since_boot().as_nanos()).unwrap_or(u64::MAX)
 }
@@ -249,7 +264,7 @@ fn moment(word: u64) -> Moment {
     Moment::from_boot(Duration::from_nanos(word))
 }
 
-/// The lower half of a word, as it was written.
+/// Decodes the integer in the lower half of a word.
 fn int(word: u64) -> i32 {
     i32::from_ne_bytes(word.to_le_bytes()[..4].try_into().map(u32::from_le_bytes).unwrap_or_default().to_ne_bytes())
 }
@@ -276,9 +291,9 @@ mod tests {
         let (one, other) = RenewerChannel::pair().expect("sockets");
         let at = |millis| Moment::from_boot(Duration::from_millis(millis));
         let deadline = Deadline { term_at: at(1), kill_at: at(2), horizon: at(3) };
-        for order in [RenewerMessage::Renewed(deadline), RenewerMessage::Lost] {
-            one.order(order);
-            assert_eq!(other.next(), Some(order));
+        for message in [RenewerMessage::Renewed(deadline), RenewerMessage::Lost] {
+            one.send(message);
+            assert_eq!(other.next(), Some(message));
         }
         assert_eq!(other.next(), None);
         let (one, other) = Link::pair().expect("sockets");
@@ -295,15 +310,15 @@ mod tests {
             GuardianMessage::NotStarted,
         ];
         let motions = [Motion::Running, Motion::Stopped { by_terminal: true }, Motion::Stopped { by_terminal: false }];
-        for news in ends.chain(over).chain(starts).chain(motions.map(GuardianMessage::Moved)) {
-            other.tell(news);
-            assert_eq!(one.next_message(), Ok(Some(news)));
+        for message in ends.chain(over).chain(starts).chain(motions.map(GuardianMessage::Moved)) {
+            other.send(message);
+            assert_eq!(one.next_message(), Ok(Some(message)));
         }
         assert_eq!(one.next_message(), Ok(None));
         let is_rung = || poll(&mut [PollFd::new(one.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1);
-        other.tell(GuardianMessage::NotStarted);
+        other.send(GuardianMessage::NotStarted);
         assert!(!is_rung());
-        other.tell_now(GuardianMessage::Granted);
+        other.send_now(GuardianMessage::Granted);
         assert!(is_rung());
         assert_eq!(
             (one.next_message(), one.next_message()),

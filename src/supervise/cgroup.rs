@@ -1,8 +1,7 @@
-//! A cgroup of COMMAND's own, where the system lets us have one: KILL then reaches everything in it in one stroke, however
-//! fast it forks.
+//! A cgroup for COMMAND alone, where the system allows it: KILL then reaches all of its processes at once, however fast it forks.
 //!
-//! Only below a cgroup (version 2) that was delegated, which systemd marks by an extended attribute; elsewhere the tree of
-//! cgroups is not ours to change, and the walk through /proc must do.
+//! Only below a cgroup (version 2) that was delegated, which systemd marks by an extended attribute. Elsewhere lockrun must not
+//! change the tree of cgroups, and searches /proc instead.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// The attributes by which a cgroup is marked as delegated: for a user's services, and for the system's.
 const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
 
-/// A cgroup that COMMAND is started in.
+/// The cgroup that COMMAND is started in.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
@@ -23,24 +22,24 @@ pub(super) struct Cgroup {
     procs: Option<File>,
 }
 
-/// Where a cgroup may be made: our own, if that was delegated.
+/// Where a cgroup may be created: in lockrun's own, if that was delegated.
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
-    /// Our own cgroup, as /proc shows it.
+    /// lockrun's own cgroup, as /proc shows it.
     shown: String,
 }
 
 impl Place {
-    /// Looks for it. Changes nothing.
+    /// Finds it. Changes nothing.
     pub(super) fn find() -> Option<Self> {
         let shown = own_cgroup()?;
         let path = mount_of_cgroups()?.join(&shown);
         (is_delegated(&path) && path.join("cgroup.kill").exists()).then_some(Place { path, shown })
     }
 
-    /// Makes a cgroup there, under a name that no other run has. Not if we have been moved meanwhile: what limits us is to
-    /// limit COMMAND.
+    /// Creates a cgroup there, under a name that no other run has. Returns `None` if lockrun was moved meanwhile: the limits on
+    /// lockrun must apply to COMMAND.
     pub(super) fn make(&self) -> Option<Cgroup> {
         if own_cgroup().as_ref() != Some(&self.shown) {
             return None;
@@ -57,12 +56,12 @@ impl Place {
 }
 
 impl Cgroup {
-    /// Where a process writes `0` to enter, until it is closed.
+    /// Returns where a process writes `0` to enter, until it is closed.
     pub(super) fn entrance(&self) -> Option<RawFd> {
         self.procs.as_ref().map(File::as_raw_fd)
     }
 
-    /// Nobody else is to enter.
+    /// Closes the entrance: no further process enters.
     pub(super) fn close_entrance(&mut self) {
         self.procs = None;
     }
@@ -72,7 +71,7 @@ impl Cgroup {
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
     }
 
-    /// Removes it; what is still in it goes back to where it would have been.
+    /// Removes it; its remaining processes move to the parent cgroup.
     pub(super) fn dissolve(&self) {
         let Some(parent) = self.path.parent() else { return };
         for pid in fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
@@ -82,19 +81,19 @@ impl Cgroup {
     }
 }
 
-/// The cgroup that this process is in, below the root of all.
+/// Returns the cgroup of this process, relative to the root.
 fn own_cgroup() -> Option<String> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     cgroups.lines().find_map(|line| line.strip_prefix("0::/")).map(str::to_owned)
 }
 
-/// The directory of the root of all cgroups.
+/// Returns the directory of the root of all cgroups.
 fn mount_of_cgroups() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mounts.lines().find_map(|line| mount_point(line)).map(PathBuf::from)
 }
 
-/// The mount point that a line of mountinfo tells of, if it is of the whole tree of cgroups: see proc(5).
+/// Returns the mount point in a line of mountinfo, if it is that of the whole tree of cgroups: see proc(5).
 fn mount_point(line: &str) -> Option<&str> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(3);

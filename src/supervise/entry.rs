@@ -1,7 +1,7 @@
-//! Where the process begins.
+//! The entry point of the process.
 //!
-//! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit
-//! both. So the C entry point is ours, and COMMAND finds everything as it was.
+//! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit both. So
+//! lockrun has its own C entry point, and COMMAND finds everything as it was.
 
 #[cfg(not(test))]
 use std::ffi::CStr;
@@ -15,33 +15,33 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 // SAFETY: the C library calls this symbol once, as the program's entry point, with the signature of C's main; no other
 // object that is linked defines it, because the crate has no Rust main (`no_main`).
 #[unsafe(no_mangle)]
-extern "C" fn main(count: libc::c_int, words: *const *const libc::c_char) -> libc::c_int {
+extern "C" fn main(count: libc::c_int, args: *const *const libc::c_char) -> libc::c_int {
     // SAFETY: the C library passes the vector that it got from the kernel.
-    unsafe { note_command_line(count, words) };
+    unsafe { note_command_line(count, args) };
     crate::main_story()
 }
 
-/// The memory of the command line: where its first word begins, and its length in bytes with the last NUL.
+/// The memory of the command line: its start, and its length in bytes with the last NUL.
 static COMMAND_LINE: (AtomicPtr<u8>, AtomicUsize) = (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0));
 
 /// Notes where the command line is, for [`set_command_line`].
 ///
 /// # Safety
 ///
-/// `words` must point to `count` pointers to strings.
+/// `args` must point to `count` pointers to strings.
 #[cfg(not(test))]
 #[allow(unsafe_code)]
-unsafe fn note_command_line(count: libc::c_int, words: *const *const libc::c_char) {
+unsafe fn note_command_line(count: libc::c_int, args: *const *const libc::c_char) {
     let count = usize::try_from(count).unwrap_or(0);
     if count == 0 {
         return;
     }
     // SAFETY: as promised by the caller.
     let (start, length) = unsafe {
-        let words = std::slice::from_raw_parts(words, count);
-        let (start, mut length) = (words[0], 0);
-        for word in words {
-            // The kernel stores the words one behind the other. What is stored elsewhere is not what /proc shows.
+        let args = std::slice::from_raw_parts(args, count);
+        let (start, mut length) = (args[0], 0);
+        for word in args {
+            // The kernel stores the words one behind the other, and /proc shows no others.
             if *word != start.add(length) {
                 break;
             }
@@ -53,8 +53,8 @@ unsafe fn note_command_line(count: libc::c_int, words: *const *const libc::c_cha
     COMMAND_LINE.1.store(length, Ordering::Relaxed);
 }
 
-/// Overwrites the command line that /proc shows of this process with `line`, cut off where the old one ends. Nothing of the old one is
-/// left. Call it while the process has one thread; [`std::env::args`] must not be used afterwards.
+/// Overwrites the command line that /proc shows for this process with `line`, truncated to the length of the old one, of which nothing
+/// is left. To be called while the process has one thread; [`std::env::args`] must not be used afterwards.
 #[allow(unsafe_code)]
 pub(super) fn set_command_line(line: &str) {
     let (start, length) = (COMMAND_LINE.0.load(Ordering::Relaxed), COMMAND_LINE.1.load(Ordering::Relaxed));
@@ -64,22 +64,22 @@ pub(super) fn set_command_line(line: &str) {
     // SAFETY: the words are in writable memory of this process, and nothing refers to them: the parser works on copies. The last byte
     // stays NUL; otherwise the kernel would show the environment behind it, too.
     unsafe {
-        let words = std::slice::from_raw_parts_mut(start, length);
-        let (room, _) = words.split_at_mut(length.saturating_sub(1));
+        let line_bytes = std::slice::from_raw_parts_mut(start, length);
+        let (room, _) = line_bytes.split_at_mut(length.saturating_sub(1));
         room.fill(0);
         room.iter_mut().zip(line.bytes()).for_each(|(byte, new)| *byte = new);
     }
 }
 
-/// Whether standard output was closed when lockrun started: what is written there is seen by nobody.
+/// Returns whether standard output was closed when lockrun started, so that output to it is lost.
 pub fn stdout_was_closed() -> bool {
-    // Only what was filled in here is closed on exec.
+    // Only a descriptor that [`fill_closed_standard_streams`] opened is closed on exec.
     fcntl(std::io::stdout(), FcntlArg::F_GETFD)
         .is_ok_and(|flags| FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC))
 }
 
-/// Puts /dev/null on every standard descriptor that is closed, for lockrun alone: a file or socket of ours must never
-/// become standard error. The descriptors close again in COMMAND.
+/// Opens /dev/null on every closed standard descriptor, for lockrun alone: none of its files or sockets must become standard
+/// error. These descriptors are closed again in COMMAND.
 pub fn fill_closed_standard_streams() {
     use nix::fcntl::{OFlag, open};
     use nix::sys::stat::Mode;

@@ -17,94 +17,92 @@ use super::entry;
 use super::exit;
 use super::last_line::{LastLine, Wake};
 use super::process;
-use super::spawn::{Failure, Ready, Setup};
+use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
 use super::tree::Tree;
-use super::{Granted, Launch};
+use super::{Launch, Running};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::{Alarm, Moment};
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 
-/// The guardian, as it knows itself.
+/// The guardian's own state.
 pub struct Guardian {
     lockrun: Lockrun,
     has_terminal: bool,
     wake: Arc<Wake>,
 }
 
-/// lockrun, as its guardian sees it.
+/// The guardian's view of lockrun.
 #[derive(Clone)]
 struct Lockrun {
     pid: pid_t,
     link: Link,
-    /// What /proc tells of it, open: it is asked for while others wait.
+    /// Its open stat file in /proc, which is read while waiters wait.
     stat: Option<Arc<File>>,
 }
 
 impl Guardian {
-    /// What the child is that was just forked by `lockrun`.
+    /// Makes this process, which lockrun with the process id `pid` has just forked, the guardian.
     pub(super) fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
         // A name and a command line of its own: neither `killall -9 lockrun` nor `pkill -9 -f lockrun` must take both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
-        // What it does for lockrun ends with it; if this comes too early or is ignored, the link tells the same.
+        // The guardian ends with lockrun. If this signal comes too early or is ignored, the closed link shows the same.
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
         let stat = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new);
         Guardian { lockrun: Lockrun { pid, link, stat }, has_terminal, wake: Arc::new(wake) }
     }
 
-    /// Whether lockrun is stopped.
+    /// Returns whether lockrun is stopped.
     pub fn is_stopped(&self) -> bool {
         self.lockrun.is_stopped()
     }
 
-    /// Says that nothing is left to be guarded, and ends as lockrun is to end.
+    /// Tells lockrun how to end, and ends in the same way.
     pub fn end(self, ending: Ending) -> ! {
-        self.lockrun.link.tell_now(GuardianMessage::Over(ending));
+        self.lockrun.link.send_now(GuardianMessage::Over(ending));
         exit::end_now(ending)
     }
 }
 
-/// What the guardian needs to start COMMAND.
-pub struct Prepared<'a> {
-    guardian: &'a Guardian,
-    ready: Ready,
+/// What the guardian starts and supervises COMMAND with.
+pub(super) struct Guard {
+    lockrun: Lockrun,
+    has_terminal: bool,
     alarm: Alarm,
-    orders: (RenewerChannel, RenewerChannel),
-    last_line: LastLine,
+    /// Our end of the renewer's channel, and the renewer's.
+    renewer: (RenewerChannel, RenewerChannel),
+    /// Until COMMAND has ended.
+    last_line: Option<LastLine>,
+    /// Until COMMAND has started.
     place: Option<Place>,
 }
 
-impl<'a> Prepared<'a> {
-    /// Gets it for the `guardian`, before the lock is ours. Fails if no descriptor or no timer is left.
-    pub fn new(guardian: &'a Guardian, ready: Ready) -> Result<Self, Failure> {
-        Ok(Prepared {
-            guardian,
-            ready,
+impl Guard {
+    /// Obtains all of it, before the lock is granted. Fails if no descriptor or no timer is left.
+    pub(super) fn new(guardian: &Guardian) -> Result<Self, Failure> {
+        Ok(Guard {
+            lockrun: guardian.lockrun.clone(),
+            has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
-            orders: RenewerChannel::pair().map_err(Failure::Preparing)?,
-            last_line: LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?,
+            renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
+            last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?),
             place: Place::find(),
         })
     }
 
-    /// COMMAND itself.
-    pub fn ready(&mut self) -> &mut Ready {
-        &mut self.ready
-    }
-
-    /// Starts COMMAND under this grant as `launch` says, if lockrun is still there and there is time for it before the
-    /// `deadline`. If that `ends_command`, COMMAND is ended in time; otherwise only when lockrun dies.
-    pub fn start(
+    /// Starts COMMAND if lockrun is still alive and the `deadline`, if there is one, leaves time for it. If the deadline
+    /// `ends_command`, COMMAND is ended by then; otherwise only when lockrun dies.
+    pub(super) fn start(
         mut self,
+        mut exec: Exec,
+        launch: &Launch,
         deadline: Option<Deadline>,
         ends_command: bool,
-        granted: Granted,
-        launch: &Launch,
-    ) -> Result<Guarded, Failure> {
-        let lockrun = &self.guardian.lockrun;
+    ) -> Result<Running, Failure> {
+        let lockrun = &self.lockrun;
         if lockrun.is_dead() {
             return Err(Failure::Orphaned);
         }
@@ -112,90 +110,53 @@ impl<'a> Prepared<'a> {
             return Err(Failure::TooLate);
         }
         let ends_at = deadline.filter(|_| ends_command);
-        self.last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
-        // Before COMMAND can begin: if this process dies from here on, lockrun must look for COMMAND.
-        lockrun.link.tell(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
-        let cgroup = self.place.as_ref().and_then(Place::make);
+        if let Some(last_line) = &mut self.last_line {
+            last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
+        }
+        // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND.
+        lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
+        let place = self.place.take();
+        let cgroup = place.as_ref().and_then(Place::make);
         let setup = Setup {
-            own_group: !self.guardian.has_terminal,
+            own_group: !self.has_terminal,
             dies_with_parent: true,
             not_after: deadline.map(|deadline| deadline.term_at),
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
-        let started = Tree::start(&mut self.ready, setup, cgroup, granted);
-        // It may have been told to stop, and have put that off.
-        let tree = started.inspect_err(|_| lockrun.link.tell_now(GuardianMessage::NotStarted))?;
+        let started = Tree::start(&mut exec, setup, cgroup);
+        // lockrun may have put off a signal to stop meanwhile.
+        let tree = started.inspect_err(|_| lockrun.link.send_now(GuardianMessage::NotStarted))?;
         // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
-        // COMMAND may be about to begin on this processor. It goes first.
+        // COMMAND may be about to run on this processor. It goes first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
-        lockrun.link.tell_now(GuardianMessage::Started(tree.command()));
+        lockrun.link.send_now(GuardianMessage::Started(tree.command()));
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
-        let (lockrun, last_line) = (lockrun.clone(), Some(self.last_line));
-        Ok(Guarded { lockrun, supervisor, alarm: self.alarm, orders: self.orders, last_line })
-    }
-}
-
-/// COMMAND, under a lease.
-pub struct Guarded {
-    lockrun: Lockrun,
-    supervisor: Supervisor,
-    alarm: Alarm,
-    /// Our end of what the renewer tells us through, and the renewer's.
-    orders: (RenewerChannel, RenewerChannel),
-    /// Until COMMAND has ended.
-    last_line: Option<LastLine>,
-}
-
-/// What the renewer of a lease tells the guardian through, and lockrun.
-#[derive(Clone)]
-pub struct Control {
-    lockrun: Lockrun,
-    orders: RenewerChannel,
-}
-
-impl Control {
-    /// The lease was renewed: what it allows now.
-    pub fn renewed(&self, deadline: Deadline) {
-        self.orders.order(RenewerMessage::Renewed(deadline));
-        self.lockrun.link.tell_now(GuardianMessage::Allowed(deadline));
+        Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }
 
-    /// The lease is lost: COMMAND must be ended.
-    pub fn lost(&self) {
-        self.orders.order(RenewerMessage::Lost);
-    }
-
-    /// Whether lockrun is stopped: then its run is not to go on past the lease.
-    pub fn is_stopped(&self) -> bool {
-        self.lockrun.is_stopped()
-    }
-}
-
-impl Guarded {
-    /// Where renewals are reported.
+    /// Returns where renewals are reported.
     pub(super) fn control(&self) -> Control {
-        Control { lockrun: self.lockrun.clone(), orders: self.orders.1.clone() }
+        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone() }
     }
 
-    /// Waits for COMMAND, for what the renewer says, for signals and for lockrun's death, until all is over.
-    pub(super) fn until_the_end(&mut self, signals: &Signals) -> Finished {
-        let supervisor = &mut self.supervisor;
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over.
+    pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Finished {
         let mut orphaned = false;
         let finished = loop {
-            // What lockrun was sent it sends on; and COMMAND, which knows this process as its parent, means lockrun.
+            // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun.
             while let Some(caught) = signals.next() {
                 if caught.sent {
                     supervisor.forward(caught.signal);
                 }
             }
-            while let Some(order) = self.orders.0.next() {
-                match order {
+            while let Some(message) = self.renewer.0.next() {
+                match message {
                     RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
-                        // If the timer cannot be moved, it fires early.
+                        // If the timer cannot be moved, it fires early, which is safe.
                         let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
                     }
                     RenewerMessage::Lost => supervisor.end(Why::Lost, Moment::now()),
@@ -206,25 +167,50 @@ impl Guarded {
                 supervisor.end(Why::Orphaned, Moment::now());
             }
             if let Some(motion) = supervisor.reap() {
-                self.lockrun.link.tell_now(GuardianMessage::Moved(motion));
+                self.lockrun.link.send_now(GuardianMessage::Moved(motion));
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
             }
             // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
-            let (alarm, orders) = (readable(&self.alarm), readable(&self.orders.0));
-            // A link that has closed would be readable for ever.
+            let (alarm, renewer) = (readable(&self.alarm), readable(&self.renewer.0));
+            // A closed link would be readable for ever.
             let _ = if orphaned {
-                poll(&mut [readable(signals), alarm, orders], PollTimeout::NONE)
+                poll(&mut [readable(signals), alarm, renewer], PollTimeout::NONE)
             } else {
-                poll(&mut [readable(signals), alarm, orders, readable(&self.lockrun)], PollTimeout::NONE)
+                poll(&mut [readable(signals), alarm, renewer, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
         supervisor.dismiss();
         self.last_line = None;
-        self.lockrun.link.tell(GuardianMessage::Finished(finished));
+        self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
+    }
+}
+
+/// Where the renewer of a lease reports to: the guardian, and lockrun.
+#[derive(Clone)]
+pub struct Control {
+    lockrun: Lockrun,
+    guardian: RenewerChannel,
+}
+
+impl Control {
+    /// Reports that the lease was renewed, and until when.
+    pub fn renewed(&self, deadline: Deadline) {
+        self.guardian.send(RenewerMessage::Renewed(deadline));
+        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
+    }
+
+    /// Reports that the lease is lost: COMMAND must be ended.
+    pub fn lost(&self) {
+        self.guardian.send(RenewerMessage::Lost);
+    }
+
+    /// Returns whether lockrun is stopped: then its run must not continue past the lease.
+    pub fn is_stopped(&self) -> bool {
+        self.lockrun.is_stopped()
     }
 }
 
@@ -236,14 +222,14 @@ impl AsFd for Guardian {
 }
 
 impl Lockrun {
-    /// Where /proc does not tell, it goes on as far as we know.
+    /// Returns whether it is stopped; without /proc it is assumed to run.
     fn is_stopped(&self) -> bool {
         let mut line = [0; 512];
         let read = self.stat.as_ref().and_then(|stat| stat.read_at(&mut line, 0).ok()).unwrap_or(0);
         process::state(&line[..read]) == Some(b'T')
     }
 
-    /// Whether it has died. It tells us nothing, so there is nothing else to hear.
+    /// Returns whether it has died. It sends no messages, so a closed link is all that there is to notice.
     fn is_dead(&self) -> bool {
         self.link.is_closed()
     }

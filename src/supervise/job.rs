@@ -1,4 +1,4 @@
-//! Job control: which signals are passed on to COMMAND, and when lockrun stops because COMMAND stopped.
+//! Job control: which signals lockrun relays to COMMAND, and when lockrun stops because COMMAND stopped.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::tree::Motion;
 use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Caught, Signals};
 
-/// For how long after a request to stop (Ctrl-Z) a stop of COMMAND by SIGSTOP counts as its effect: a program may need some time to
+/// How long after a request to stop (Ctrl-Z) a stop of COMMAND by SIGSTOP counts as its effect: a program may need some time to
 /// restore the terminal first. A program that ignores the request must not leave it pending for ever: a SIGSTOP much later comes
 /// from another process, which will continue COMMAND alone. If COMMAND stops later than this, the next Ctrl-Z takes effect at once.
 const TAKES_EFFECT_WITHIN: Duration = Duration::from_secs(10);
@@ -32,14 +32,14 @@ impl JobControl {
         JobControl { has_terminal, leads_session, requested_at: None, command: Motion::Running, is_new: false }
     }
 
-    /// Takes in the pending signals, and returns those that are to be passed on to COMMAND.
-    pub(super) fn take_in(&mut self, signals: &Signals) -> Vec<c_int> {
+    /// Reads the pending signals, and returns those that are to be relayed to COMMAND.
+    pub(super) fn take_pending(&mut self, signals: &Signals) -> Vec<c_int> {
         let now = Moment::now();
         std::iter::from_fn(|| signals.next()).filter_map(|caught| self.take(caught, now)).collect()
     }
 
-    /// Takes in one signal, and returns it if it is to be passed on. The terminal sends its signals to COMMAND, too, which shares
-    /// our group; except for HUP at a hang-up, which the kernel sends to the session's leader alone.
+    /// Handles one signal, and returns it if it is to be relayed. The terminal sends its signals to COMMAND, too, which shares the
+    /// process group; except HUP at a hang-up, which the kernel sends to the session's leader alone.
     fn take(&mut self, caught: Caught, now: Moment) -> Option<c_int> {
         let Caught { signal, sent } = caught;
         if signal == libc::SIGCONT {
@@ -52,20 +52,20 @@ impl JobControl {
         (!has_reached_command).then_some(signal)
     }
 
-    /// COMMAND was stopped or continued.
+    /// Records that COMMAND was stopped or continued.
     pub(super) fn moved(&mut self, command: Motion) {
         self.command = command;
         self.is_new = true;
     }
 
-    /// Whether lockrun is to stop now, because COMMAND has stopped.
+    /// Returns whether lockrun must stop now because COMMAND has stopped.
     ///
     /// After a request to stop, any stop of COMMAND counts, before it or after it: a program may catch TSTP and then stop itself by
     /// SIGSTOP. On a terminal a stop by TSTP, TTIN or TTOU counts without a request, too: the shell waits for lockrun, and shows
     /// its prompt only when lockrun stops. A SIGSTOP alone does not count: the process that sent it to COMMAND will continue COMMAND
     /// alone.
     ///
-    /// `is_stopped` is asked last, whether COMMAND is stopped at this moment: [`JobControl::moved`] may be called late.
+    /// `is_stopped` is called last and returns whether COMMAND is stopped at this moment: [`JobControl::moved`] may be called late.
     pub(super) fn follows(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
         let is_new = std::mem::take(&mut self.is_new);
         let Motion::Stopped { by_terminal } = self.command else { return false };
@@ -77,7 +77,7 @@ impl JobControl {
         follows
     }
 
-    /// Whether lockrun is to stop although there is no COMMAND yet. A request counts once.
+    /// Returns whether lockrun must stop although there is no COMMAND yet. A request counts once.
     pub(super) fn stops_alone(&mut self) -> bool {
         self.requested_at.take().is_some()
     }

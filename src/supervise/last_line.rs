@@ -1,10 +1,10 @@
-//! The last line of defence: ends COMMAND in time while lockrun and its guardian are stopped, or hang.
+//! The last line of defence: ends COMMAND in time if lockrun and its guardian are stopped, or hang.
 //!
 //! A stopped process cannot act, but the kernel can act on it:
 //!
 //! * A POSIX timer on the boot clock sends KILL to the guardian, half-way between the moment at which the guardian kills COMMAND and
-//!   H. The guardian's main thread moves the timer when it takes in a renewal. So a guardian whose main thread hangs is killed, too,
-//!   although its renewer goes on renewing. The parent-death signal then ends COMMAND.
+//!   H. The guardian's main thread moves the timer when it reads of a renewal. So a guardian whose main thread hangs is killed, too,
+//!   although its renewer still renews the lease. The parent-death signal then ends COMMAND.
 //! * When the guardian dies, the kernel sends CONT to lockrun: the guardian has the only writing end of a pipe, and lockrun has the
 //!   reading end, in which `O_ASYNC` is set. So lockrun takes over and kills all that COMMAND had started, even if it was stopped.
 //!
@@ -12,7 +12,7 @@
 //! work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has no timer.
 //!
 //! This does not cover a lockrun that cannot be continued, because a debugger holds it or because it was stopped again: then COMMAND
-//! itself is dead in time, but not what it had started.
+//! itself is dead in time, but not the processes that it had started.
 
 #![allow(unsafe_code)]
 
@@ -35,7 +35,7 @@ use crate::sys::clock::Moment;
 /// Missing from the bindings. The same number on x86-64 and arm64.
 const F_SETSIG: c_int = 10;
 
-/// When the timer kills a guardian that has not killed COMMAND as the `deadline` demands.
+/// Returns when the timer kills a guardian that has not killed COMMAND by the `deadline`.
 pub(super) fn fires_at(deadline: Deadline) -> Moment {
     deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2
 }
@@ -47,7 +47,7 @@ pub(super) struct Wake {
 }
 
 impl Wake {
-    /// Makes the pipe, before the guardian is forked. Fails if no descriptor is left.
+    /// Creates the pipe, before the guardian is forked. Fails if no descriptor is left.
     pub(super) fn new() -> nix::Result<Self> {
         let (reading, writing) = pipe2(OFlag::O_CLOEXEC)?;
         set(&reading, F_SETSIG, libc::SIGCONT)?;
@@ -67,20 +67,20 @@ impl Wake {
     }
 }
 
-/// The guardian's side of it. Unset when it is dropped.
+/// The guardian's timer and its end of the pipe. Unset when dropped.
 pub(super) struct LastLine {
     wake: Arc<Wake>,
     timer: Timer,
 }
 
 impl LastLine {
-    /// Makes the timer, in the guardian. Fails if the limit of pending signals, to which timers count, is reached.
+    /// Creates the timer, in the guardian. Fails if the limit of pending signals, which includes timers, is reached.
     pub(super) fn prepare(wake: Arc<Wake>) -> nix::Result<Self> {
         let kill = SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 };
         Ok(LastLine { wake, timer: Timer::new(ClockId::CLOCK_BOOTTIME, SigEvent::new(kill))? })
     }
 
-    /// Sets it for a COMMAND that is about to start, and that must be dead by the `deadline`, if there is one.
+    /// Sets it for a COMMAND that is about to start and must be dead by the `deadline`, if there is one.
     pub(super) fn set(&mut self, lockrun: pid_t, deadline: Option<Deadline>) -> nix::Result<()> {
         self.wake.set_process(lockrun);
         deadline.map_or(Ok(()), |deadline| self.renewed(deadline))
@@ -95,7 +95,7 @@ impl LastLine {
 
 impl Drop for LastLine {
     fn drop(&mut self) {
-        // The timer goes with its own drop.
+        // Dropping the timer deletes it.
         self.wake.set_process(0);
     }
 }

@@ -1,8 +1,8 @@
-//! COMMAND as processes: started, signalled, watched, ended, reaped. The only unsafe code is below here.
+//! COMMAND's processes: starting, signalling, watching, ending and reaping them. The unsafe code is here and in `sys`.
 //!
-//! One process is COMMAND's parent, and it alone signals and reaps what COMMAND started, so that a process id is never
-//! used after it was given back. On a store whose lock the kernel holds (files) that is lockrun itself; on a store with
-//! leases it is the [`guardian`], with lockrun, its [`parent`], in front of it: each ends COMMAND in time if the other cannot.
+//! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
+//! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
+//! [`guardian`], a child of lockrun, which is then its [`parent`]: each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;
@@ -26,80 +26,97 @@ use std::time::Duration;
 
 pub use exit::{end_as, end_now};
 pub use process::are_visible as processes_are_visible;
-pub use spawn::{Failure as StartFailure, Ready, VALUE};
+pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
 pub use supervisor::{Finished, Why};
 
 use crate::lock::ending::Ending;
+use crate::lock::lease::Deadline;
 use crate::sys::signals::Signals;
-use guardian::Guarded;
+use guardian::{Guard, Guardian};
+use spawn::Exec;
+use supervisor::Supervisor;
 
-/// What is done about processes that COMMAND left behind when it ended.
+/// What to do with processes that COMMAND leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descendants {
-    /// Leave them alone, and release the lock.
+    /// Release the lock and leave them alone.
     Leave,
-    /// Hold the lock until the last of them has gone.
+    /// Hold the lock until the last of them has ended.
     Wait,
     /// End them, then release the lock.
     Kill,
 }
 
-/// How COMMAND is run.
+/// How to run COMMAND.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The program and its arguments; the program is searched for in `PATH` as execvp(3) does.
     pub argv: Vec<OsString>,
-    /// Variables that are set for it beside lockrun's own environment.
+    /// Variables that are set for it in addition to lockrun's own environment.
     pub env: Vec<(&'static str, String)>,
-    /// The time that it has from TERM to KILL when it has to be ended.
+    /// The time from TERM to KILL when it has to be ended.
     pub kill_after: Duration,
     /// How long it may run.
     pub max_runtime: Option<Duration>,
-    /// What is done about what it leaves behind.
+    /// What to do with processes that it leaves behind.
     pub descendants: Descendants,
 }
 
-/// The variables that describe the grant to COMMAND: known only when the lock is ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// The fencing token.
-    pub fence: u64,
-    /// The slot, if there are several.
-    pub slot: Option<u32>,
+/// COMMAND before its start: everything that can be obtained before the lock is granted.
+pub struct Prepared<'a> {
+    launch: &'a Launch,
+    exec: Exec,
+    /// The guardian's share; `None` if COMMAND becomes a child of lockrun itself.
+    guard: Option<Guard>,
+}
+
+impl<'a> Prepared<'a> {
+    /// Prepares to start `launch` in this process, which is the `guardian` if there is one. Fails if no descriptor or no timer
+    /// is left.
+    pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
+        let exec = Exec::new(launch, signals);
+        Ok(Prepared { launch, exec, guard: guardian.map(Guard::new).transpose()? })
+    }
+
+    /// Sets the variable `name` in COMMAND's environment.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.exec.set(name, value);
+    }
+
+    /// Starts COMMAND under a lock that was granted: under a lease with this `deadline`, if there is one. If the deadline
+    /// `ends_command`, COMMAND is ended by then; otherwise it only must not start after it.
+    pub fn start(self, deadline: Option<Deadline>, ends_command: bool) -> Result<Running, StartFailure> {
+        match self.guard {
+            Some(guard) => guard.start(self.exec, self.launch, deadline, ends_command),
+            None => direct::start(self.exec, self.launch),
+        }
+    }
 }
 
 /// COMMAND, running. Ends only by [`Running::until_the_end`].
-pub enum Running {
-    /// Under a lock that the kernel holds, and passes on to COMMAND.
-    Direct(direct::Direct),
-    /// Under a lease.
-    Guarded(Guarded),
+pub struct Running {
+    supervisor: Supervisor,
+    has_terminal: bool,
+    /// Under a lease. Without it, the kernel holds the lock and passes it on to COMMAND.
+    guard: Option<Guard>,
 }
 
 impl Running {
-    /// Starts COMMAND as this process's own child, under a lock that the kernel holds and passes on to COMMAND.
-    pub fn direct(ready: Ready, launch: &Launch, granted: Granted) -> Result<Self, StartFailure> {
-        direct::Direct::start(ready, launch, granted).map(Running::Direct)
-    }
-
-    /// Forwards signals to COMMAND, stops and goes on with it, and gives back how it ended. Once.
+    /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. To be called once.
     pub fn until_the_end(&mut self, signals: &Signals) -> nix::Result<Finished> {
-        match self {
-            Running::Direct(direct) => direct.until_the_end(signals),
-            Running::Guarded(guarded) => Ok(guarded.until_the_end(signals)),
+        match &mut self.guard {
+            Some(guard) => Ok(guard.watch(&mut self.supervisor, signals)),
+            None => direct::watch(&mut self.supervisor, self.has_terminal, signals),
         }
     }
 
-    /// Where the renewer of a lease reports to, if there is one.
+    /// Returns where the renewer of a lease reports to, if there is a lease.
     pub fn control(&self) -> Option<guardian::Control> {
-        match self {
-            Running::Direct(_) => None,
-            Running::Guarded(guarded) => Some(guarded.control()),
-        }
+        self.guard.as_ref().map(Guard::control)
     }
 }
 
-/// The ending that a wait status stands for, if it stands for one.
+/// Returns the ending that a wait status stands for, if any.
 fn ending(status: i32) -> Option<Ending> {
     if libc::WIFEXITED(status) {
         Some(Ending::Exited(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX)))

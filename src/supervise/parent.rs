@@ -1,17 +1,16 @@
-//! lockrun in front of its guardian, for locks that are leases: it is what the caller waits for and sends signals to.
+//! lockrun as the parent of its guardian, for locks that are leases: the caller waits for lockrun and sends it signals.
 //!
 //! ```text
-//! lockrun (signals, the caller) ── link ── guardian (lock, lease, renewer's thread) ── COMMAND ── …
+//! lockrun (signals, exit status) ── backchannel ── guardian (lock, lease, renewer's thread) ── COMMAND ── …
 //! ```
 //!
-//! The guardian is a child that does the work, from the first request for the lock to its release: so no process has to wait
-//! for another one when a lock is handed over. It is COMMAND's parent and a child subreaper, so everything that COMMAND
-//! starts stays below it. When lockrun dies, it kills COMMAND at once; while lockrun is stopped, it does not renew the lease,
-//! and ends COMMAND in time.
+//! The guardian, a child process, does the work from the first request for the lock to its release, so that a hand-off involves no
+//! other process. It is COMMAND's parent and a child subreaper, so all processes that COMMAND starts stay below it. When lockrun
+//! dies, the guardian kills COMMAND at once. While lockrun is stopped, it does not renew the lease, and ends COMMAND in time.
 //!
-//! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and what COMMAND started comes to
-//! lockrun, which is a subreaper too and kills it. If the guardian is stopped or hangs, a timer kills it before the lease is over; if
-//! lockrun is stopped then, the kernel continues it: see [`super::last_line`].
+//! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND started become
+//! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, a timer kills it before the lease
+//! ends; if lockrun is stopped then, the kernel continues it: see [`super::last_line`].
 
 #![allow(unsafe_code)]
 
@@ -39,18 +38,18 @@ use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Signals};
 use crate::sys::wait::readable;
 
-/// Which of the two processes this is, after the fork.
+/// The side of the fork that this process is on.
 pub enum ForkSide {
-    /// The guardian: it does the work.
+    /// The guardian, which does the work.
     Guardian(Guardian),
-    /// lockrun itself.
+    /// lockrun itself, which waits for the guardian.
     Parent(Parent),
 }
 
-/// lockrun, as long as its guardian works.
+/// lockrun while its guardian works.
 pub struct Parent {
     link: Link,
-    /// Kept open: through it the kernel continues us when the guardian dies.
+    /// Kept open: through it the kernel continues lockrun when the guardian dies.
     _wake: OwnedFd,
     guardian: Child,
     has_terminal: bool,
@@ -60,33 +59,33 @@ pub struct Parent {
     deadline: Option<Deadline>,
 }
 
-/// How far the guardian has come, as it has told.
+/// The guardian's progress, as last reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It waits for the lock, or releases it before COMMAND has begun.
+    /// It waits for the lock, or releases it before COMMAND has started.
     Waiting,
-    /// The lock is ours, and COMMAND may have begun.
+    /// The lock was acquired, and COMMAND may have started.
     Granted,
-    /// COMMAND runs, as this process.
+    /// COMMAND runs, with this process id.
     Running(pid_t),
     /// COMMAND has ended.
     Finished(Finished),
 }
 
-/// How it ended.
+/// How the guardian ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The guardian has done all its work, and lockrun is to end so.
+    /// It has done all its work, and lockrun must end in this way.
     Guarded(Ending),
-    /// The guardian was killed before the lock was ours.
+    /// It was killed before the lock was acquired.
     Gone,
-    /// The guardian was killed while COMMAND may have been running. What it had started is dead now.
+    /// It was killed while COMMAND may have been running. All of COMMAND's processes are dead now.
     TakenOver(Finished),
-    /// The guardian was killed after it had told how COMMAND ended, and before the lock was released for sure.
+    /// It was killed after it had reported how COMMAND ended, and perhaps before it released the lock.
     Unreleased(Finished),
 }
 
-/// Forks the guardian. Must be called while the process has one thread.
+/// Forks the guardian. To be called while the process has one thread.
 pub fn fork() -> nix::Result<ForkSide> {
     let (ours, theirs) = Link::pair()?;
     let wake = Wake::new()?;
@@ -114,19 +113,19 @@ pub fn fork() -> nix::Result<ForkSide> {
 }
 
 impl Parent {
-    /// Passes signals on and waits until all is over. Takes over if the guardian dies.
+    /// Relays signals and waits until the run is over. Takes over if the guardian dies.
     pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
         let mut stops = JobControl::new(self.has_terminal);
         loop {
-            for signal in stops.take_in(signals) {
+            for signal in stops.take_pending(signals) {
                 self.guardian.signal(signal);
-                // A guardian that stands still would not see that it is to go.
+                // A stopped guardian would not see the signal.
                 if self.stage == Stage::Waiting && signals::is_fatal(signal) {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
-            // Looked at before the news are read, which are complete then. The link alone is not enough: a process that was stopped
-            // before it became COMMAND keeps it open.
+            // Checked before the messages are read, so that these are complete if it has ended. A closed link is not enough: a
+            // process that was stopped before it became COMMAND keeps the link open.
             let ended = self.guardian.has_ended();
             loop {
                 match self.link.next_message() {
@@ -148,7 +147,7 @@ impl Parent {
                         self.stage = Stage::Finished(finished);
                         self.deadline = None;
                     }
-                    // Nothing is left for it to do, whether it comes to its end by itself or not.
+                    // It has nothing left to do, even if it is killed now.
                     Ok(Some(GuardianMessage::Over(ending))) => return Ok(End::Guarded(ending)),
                     Ok(None) | Err(_) => {
                         return match self.stage {
@@ -159,7 +158,7 @@ impl Parent {
                     }
                 }
             }
-            // While the guardian waits for the lock, there is no COMMAND that could stop.
+            // While the guardian waits for the lock, there is no COMMAND to stop first.
             if stops.follows(Moment::now(), || self.command_is_stopped())
                 || self.stage == Stage::Waiting && stops.stops_alone()
             {
@@ -173,13 +172,13 @@ impl Parent {
         }
     }
 
-    /// Whether COMMAND is stopped. The guardian says so, but it may have been continued meanwhile.
+    /// Returns whether COMMAND is stopped at this moment: it may have been continued since the guardian's last report.
     fn command_is_stopped(&self) -> bool {
         let Stage::Running(command) = self.stage else { return false };
         process::read(command).is_some_and(Process::is_stopped)
     }
 
-    /// Makes sure that the guardian is dead, which brings its descendants here, and kills them.
+    /// Makes sure that the guardian is dead, which makes its descendants children of lockrun, and kills them.
     fn take_over(self, signals: &Signals) -> nix::Result<End> {
         drop(self.guardian);
         let now = Moment::now();
@@ -199,7 +198,7 @@ impl Child {
         unsafe { libc::kill(self.0, signal) };
     }
 
-    /// Whether it has ended. Does not reap it.
+    /// Returns whether it has ended. Does not reap it.
     fn has_ended(&self) -> bool {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         let (id, options) = (self.0.cast_unsigned(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT);

@@ -1,15 +1,16 @@
 //! The processes below this one that are not COMMAND's.
 //!
-//! A shell's `exec lockrun` leaves lockrun with the shell's children, which it neither ends nor waits for. What such a child starts
-//! is found below it, until the child ends: then it comes to lockrun, which is a subreaper, and /proc does not say from whom. What
-//! may be COMMAND's counts as COMMAND's, because that must not outlive the lock; so such an orphan is spared only if there is
-//! proof that it is not. There are two: it was seen before COMMAND began; or it is in the process group that lockrun was started
-//! in, while COMMAND leads one of its own. COMMAND's processes inherit that group, or make new ones, and no program joins the
-//! group of its grandparent. Neither its session, its environment nor its start tells a late orphan from a daemon of COMMAND's.
+//! After a shell's `exec lockrun`, the shell's children are lockrun's, which neither ends them nor waits for them. A process that such
+//! a child starts is below it until the child ends. Then it becomes a child of lockrun, which is a subreaper, and /proc does not show
+//! from where it came. A process that may be COMMAND's counts as COMMAND's, because that must not outlive the lock. So such an orphan
+//! is spared only if it is certainly not COMMAND's, in two cases: it was seen before COMMAND started; or it is in the process group
+//! that lockrun was started in, while COMMAND leads one of its own. (COMMAND's processes inherit COMMAND's group or create new ones,
+//! and no program joins the group of its grandparent.) Neither its session, its environment nor its start time distinguishes a late
+//! orphan from a daemon of COMMAND's.
 //!
-//! So what remains: an orphan that began after COMMAND counts as COMMAND's if it left lockrun's group, or if COMMAND shares that
-//! group, as it does with a terminal. The guardian was forked without any child, and has no such doubt: on a store with leases it
-//! concerns lockrun alone, where it takes over from a guardian that was killed.
+//! The remaining gap: an orphan that started after COMMAND counts as COMMAND's if it left lockrun's group, or if COMMAND shares that
+//! group, as it does with a terminal. The guardian is forked without children and has no such gap: on a store with leases it concerns
+//! only a lockrun that takes over from a killed guardian.
 
 #![allow(unsafe_code)]
 
@@ -17,39 +18,39 @@ use libc::pid_t;
 
 use super::process::{self, Process};
 
-/// What was below this process before COMMAND. Empty for most.
+/// The processes below this one before COMMAND started. Usually none.
 #[derive(Debug)]
 pub(super) struct Preexisting {
     processes: Vec<Process>,
-    /// The process group that is not COMMAND's, if that is known. It is ours, so its id is not another's while we live.
+    /// The process group that is certainly not COMMAND's, if any. It is lockrun's, so its id is not reused while lockrun lives.
     group: Option<pid_t>,
 }
 
 impl Preexisting {
-    /// Takes note of what is there now, before COMMAND, which will lead a process group of its own or not.
+    /// Records the present processes. To be called before COMMAND starts, which will lead an `own_group` or not.
     pub(super) fn note(own_group: bool) -> Self {
         let processes = if has_children() { process::descendants(own_pid(), |_| false) } else { None };
         Preexisting { processes: processes.unwrap_or_default(), group: own_group.then(own_group_id) }
     }
 
-    /// Whether there is nothing.
+    /// Returns whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.processes.is_empty()
     }
 
-    /// Whether `process` is certainly none of COMMAND's.
+    /// Returns whether `process` is certainly not COMMAND's.
     pub(super) fn includes(&self, process: Process) -> bool {
         let was_seen = || self.processes.iter().any(|known| known.is_the_same(process));
         !self.is_empty() && (Some(process.group) == self.group || was_seen())
     }
 }
 
-/// Whether this thread has a child. /proc need not be asked for that.
+/// Returns whether this thread has a child, without reading /proc.
 fn has_children() -> bool {
     has_children_among(libc::P_ALL, 0)
 }
 
-/// Whether a child of this thread, dead or alive, is in this process group.
+/// Returns whether a child of this thread, dead or alive, is in this process group.
 pub(super) fn has_children_in(group: pid_t) -> bool {
     has_children_among(libc::P_PGID, group.cast_unsigned())
 }

@@ -1,4 +1,4 @@
-//! What /proc tells of processes, and signals to processes that are not our children.
+//! Processes as /proc shows them, and signals to processes that are not children.
 
 #![allow(unsafe_code)]
 
@@ -15,21 +15,21 @@ pub(super) struct Process {
     pub(super) pid: pid_t,
     pub(super) parent: pid_t,
     pub(super) group: pid_t,
-    /// That of its main thread: `R`, `S`, `T`, `Z` and so on, see proc(5).
+    /// The state of its main thread: `R`, `S`, `T`, `Z` and so on, see proc(5).
     state: u8,
-    /// How many threads it has. The main thread counts until the process is reaped, also when it has ended.
+    /// How many threads it has. The main thread counts until the process is reaped, even if it has ended.
     threads: u32,
-    /// When it started, in clock ticks after boot: with the pid it names a process for good.
+    /// When it started, in clock ticks after boot: together with the pid it identifies a process uniquely.
     started: u64,
 }
 
 impl Process {
-    /// Whether it is stopped, and would not see a signal before it is continued.
+    /// Returns whether it is stopped, and would not see a signal before it is continued.
     pub(super) fn is_stopped(self) -> bool {
         if self.has_no_main_thread() { self.has_stopped_thread() } else { self.state == b'T' }
     }
 
-    /// Whether it has ended, and only waits to be reaped. A process lives as long as one of its threads does, and its main thread need
+    /// Returns whether it has ended, and only waits to be reaped. A process lives as long as one of its threads does, and its main thread need
     /// not be the last.
     pub(super) fn is_dead(self) -> bool {
         self.has_no_main_thread() && self.threads <= 1
@@ -44,7 +44,7 @@ impl Process {
         threads.filter_map(|thread| fs::read(thread.path().join("stat")).ok()).any(|stat| state(&stat) == Some(b'T'))
     }
 
-    /// Sends it `signal`, unless its id has gone to another process in the meantime.
+    /// Sends it `signal`, unless another process has its id by now.
     pub(super) fn signal(self, signal: libc::c_int) {
         // SAFETY: plain system calls; the new descriptor, if any, is ours alone.
         let pidfd = unsafe {
@@ -52,15 +52,15 @@ impl Process {
             i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
         };
         let Some(pidfd) = pidfd else {
-            // Before Linux 5.3 there is no safer way than to look closely and be quick.
+            // Before Linux 5.3 there is no safer way than to check and send at once.
             if Errno::last() == Errno::ENOSYS && self.is_still_there() {
                 // SAFETY: plain system call.
                 unsafe { libc::kill(self.pid, signal) };
             }
             return;
         };
-        // The descriptor names whatever process had the id when it was opened; if that is still the one that we
-        // looked at, it is the right one.
+        // The descriptor refers to the process that had the id when it was opened. If the expected process still has the id, it is
+        // that process.
         if self.is_still_there() {
             let none = std::ptr::null::<libc::siginfo_t>();
             // SAFETY: a valid descriptor and no siginfo.
@@ -72,13 +72,13 @@ impl Process {
         read(self.pid).is_some_and(|now| self.is_the_same(now))
     }
 
-    /// Whether `other` is the same process, seen at another time.
+    /// Returns whether `other` is the same process, seen at another time.
     pub(super) fn is_the_same(self, other: Process) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
-/// Returns whether /proc shows the processes of our own PID namespace, by the ids that they have here. In a namespace of its own a
+/// Returns whether /proc shows the processes of this process's own PID namespace, by their ids in it. In a namespace of its own a
 /// process may see none, or that of the namespace outside, where the same number is another process.
 pub fn are_visible() -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| {
@@ -96,7 +96,7 @@ pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Op
         return None;
     }
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
-    for process in everybody() {
+    for process in all() {
         if !left_out(process) {
             children.entry(process.parent).or_default().push(process);
         }
@@ -111,18 +111,18 @@ pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Op
     Some(found)
 }
 
-/// Every process that /proc shows.
-fn everybody() -> impl Iterator<Item = Process> {
+/// Returns every process that /proc shows.
+fn all() -> impl Iterator<Item = Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?))
 }
 
-/// What /proc tells of `pid`.
+/// Reads the process `pid` from /proc.
 pub(super) fn read(pid: pid_t) -> Option<Process> {
     parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Reads a line of /proc/PID/stat: `pid (name) state parent group …`, with the threads as field 20 and the start as field 22. The
+/// Parses a line of /proc/PID/stat: `pid (name) state parent group …`, with the threads as field 20 and the start as field 22. The
 /// name may hold anything, parentheses and newlines included, so the fields count from the last parenthesis.
 fn parse(pid: pid_t, stat: &[u8]) -> Option<Process> {
     let mut fields = fields(stat)?;
@@ -134,12 +134,12 @@ fn parse(pid: pid_t, stat: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, group, state, threads, started })
 }
 
-/// The state in such a line.
+/// Returns the state in such a line.
 pub(super) fn state(stat: &[u8]) -> Option<u8> {
     fields(stat)?.next()?.as_bytes().first().copied()
 }
 
-/// The fields behind the name.
+/// Returns the fields behind the name.
 fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     Some(std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace())

@@ -1,7 +1,7 @@
 //! Starting COMMAND: everything between lockrun's process and COMMAND's first instruction.
 //!
-//! The child shares lockrun's memory until it executes (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) works), and lockrun
-//! stands still: nothing is copied, and a failure is reported through memory.
+//! The child shares lockrun's memory until it executes COMMAND (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) does), and lockrun is
+//! suspended: nothing is copied, and a failure is reported through memory.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::ptr;
 use libc::{c_char, c_int, c_void, pid_t};
 use nix::errno::Errno;
 
-use super::{Granted, Launch};
+use super::Launch;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 
@@ -22,15 +22,15 @@ use crate::sys::signals::Signals;
 pub enum Failure {
     /// There is no such program.
     NotFound,
-    /// It is there, but the system does not execute it.
+    /// It exists, but the system cannot execute it.
     CannotExecute(Errno),
-    /// The lease would have been over too soon.
+    /// Too little of the lease was left.
     TooLate,
-    /// lockrun has died, for which it was to be started.
+    /// lockrun has died.
     Orphaned,
-    /// No timer can be had that ends it with its lease.
+    /// There is no timer left to end it with its lease.
     NoTimer,
-    /// lockrun could not come so far as to try.
+    /// The preparations failed.
     Preparing(Errno),
 }
 
@@ -41,93 +41,87 @@ pub(super) struct Setup {
     pub(super) own_group: bool,
     /// The kernel kills it when its parent dies.
     pub(super) dies_with_parent: bool,
-    /// It must not begin to run at or after this moment.
+    /// It must not start at or after this moment.
     pub(super) not_after: Option<Moment>,
     /// It enters a cgroup by writing here.
     pub(super) cgroup: Option<RawFd>,
 }
 
-/// The variable that has the slot of the run that COMMAND runs under.
+/// The variable with the run's fencing token.
+pub const FENCE: &str = "LOCKRUN_FENCE";
+
+/// The variable with the run's slot, if there are several.
 pub const SLOT: &str = "LOCKRUN_SLOT";
 
-/// The variable that has the value of a sequence that is reserved for COMMAND.
+/// The variable with the value of a sequence that is reserved for COMMAND.
 pub const VALUE: &str = "LOCKRUN_VALUE";
 
-/// The size of the child's stack in words of 16 bytes, beside the second argument vector that the C library builds there for
+/// The size of the child's stack in units of 16 bytes, beside the second argument vector that the C library builds there for
 /// a script without an interpreter line: 32 KiB, as much as the C library's own posix_spawn(3) takes.
 const STACK: usize = 2 * 1024;
 
-/// COMMAND in the form that the system calls take: what can be had before it is to be started.
-pub struct Ready {
+/// COMMAND in the form that clone(2) and execve(2) take.
+pub(super) struct Exec {
     argv: Vec<*const c_char>,
-    /// Without a null at its end, so that more can be added.
+    /// Without the null at its end, so that more can be added.
     envp: Vec<*const c_char>,
     mask: libc::sigset_t,
     ignore_child_signal: bool,
     stack: Vec<u128>,
-    /// What the pointers point to, beside the process's own environment.
-    words: Vec<CString>,
+    /// The strings that the pointers point to, except those in the process's own environment.
+    strings: Vec<CString>,
 }
 
-impl Ready {
-    /// Gets everything ready to start what `launch` says.
-    pub fn new(launch: &Launch, signals: &Signals) -> Self {
+impl Exec {
+    /// Converts `launch`. COMMAND inherits the environment and signals of this process.
+    pub(super) fn new(launch: &Launch, signals: &Signals) -> Self {
         let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
-        let mut ready = Ready {
+        let mut exec = Exec {
             argv: argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect(),
             envp: environment(),
             mask: signals.inherited_mask(),
             ignore_child_signal: signals.child_was_ignored(),
             stack: Vec::with_capacity(STACK + argv.len()),
-            words: argv,
+            strings: argv,
         };
-        // Those of a run around this one say nothing of this one.
-        ready.unset(SLOT);
-        ready.unset(VALUE);
+        // Inherited from an enclosing run, they would be wrong for this one.
+        exec.unset(SLOT);
+        exec.unset(VALUE);
         for (name, value) in &launch.env {
-            ready.set(name, value);
+            exec.set(name, value);
         }
-        ready
+        exec
     }
 
-    /// Sets the variable of this `name` in COMMAND's environment.
-    pub fn set(&mut self, name: &str, value: &str) {
+    /// Sets the variable `name` in COMMAND's environment.
+    pub(super) fn set(&mut self, name: &str, value: &str) {
         self.unset(name);
         let variable = c_string(&OsString::from(format!("{name}={value}")));
         self.envp.push(variable.as_ptr());
-        self.words.push(variable);
+        self.strings.push(variable);
     }
 
-    /// Takes the variable of this `name` out of COMMAND's environment.
+    /// Removes the variable `name` from COMMAND's environment.
     fn unset(&mut self, name: &str) {
         self.envp.retain(|known| {
-            // SAFETY: all of them point to strings: of the process's own environment, which nobody changes, or in `words`.
+            // SAFETY: all of them point to strings: in the process's own environment, which is never changed, or in `strings`.
             let known = unsafe { CStr::from_ptr(*known) };
             let value = known.to_bytes().strip_prefix(name.as_bytes());
             !value.is_some_and(|value| value.starts_with(b"="))
         });
     }
 
-    /// Adds the variables that describe the grant to COMMAND.
-    fn complete(&mut self, granted: Granted) {
-        self.set("LOCKRUN_FENCE", &granted.fence.to_string());
-        if let Some(slot) = granted.slot {
-            self.set(SLOT, &slot.to_string());
-        }
-    }
-
-    /// Starts COMMAND under the lock that was `granted`, and returns its process id. On return it is executing.
-    pub(super) fn spawn(&mut self, setup: Setup, granted: Granted) -> Result<pid_t, Failure> {
-        self.complete(granted);
+    /// Starts COMMAND and returns its process id. On return it is executing.
+    pub(super) fn spawn(&mut self, setup: Setup) -> Result<pid_t, Failure> {
         self.envp.push(ptr::null());
         // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack.
         let top = unsafe { self.stack.as_mut_ptr().add(self.stack.capacity()) };
         // SAFETY: cannot fail.
         let parent = unsafe { libc::getpid() };
-        let mut child = Child { ready: self, setup, parent, failure: 0 };
+        let mut child = Child { exec: self, setup, parent, failure: 0 };
         // SAFETY: the parent sleeps until the child has executed or ended, so `child`, what it refers to and the stack outlive
-        // its use of them, and nobody else looks at them meanwhile. No handlers are installed that the child could run in
-        // our memory.
+        // its use of them, and no other thread accesses them meanwhile. No handlers are installed that the child could run in
+        // this memory.
         let pid = unsafe {
             libc::clone(
                 run,
@@ -137,7 +131,7 @@ impl Ready {
             )
         };
         let pid = Errno::result(pid).map_err(Failure::Preparing)?;
-        // SAFETY: the child may have written here while we slept, behind the compiler's back.
+        // SAFETY: the child may have written here while this thread slept, which the compiler does not know.
         let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
         if failure == 0 {
             return Ok(pid);
@@ -152,18 +146,18 @@ impl Ready {
     }
 }
 
-/// All that the child needs.
+/// What the child needs.
 struct Child<'a> {
-    ready: &'a Ready,
+    exec: &'a Exec,
     setup: Setup,
     parent: pid_t,
     /// The error number, if it could not execute COMMAND.
     failure: c_int,
 }
 
-/// The child, up to its end or to COMMAND's beginning.
+/// Runs in the child, until it executes COMMAND or ends.
 extern "C" fn run(child: *mut c_void) -> c_int {
-    // SAFETY: the pointer is to the parent's `Child`, which nobody else uses meanwhile, because the thread that made it sleeps. Only
+    // SAFETY: the pointer is to the parent's `Child`, which no other thread uses meanwhile, because the one that made it sleeps. Only
     // system calls are made, and nothing is allocated. Signals are blocked until the inherited mask is set, and then do what they
     // would do to COMMAND.
     unsafe {
@@ -178,25 +172,25 @@ extern "C" fn run(child: *mut c_void) -> c_int {
             }
         }
         if let Some(entrance) = child.setup.cgroup {
-            // If it cannot enter, it is killed one by one.
+            // If it cannot enter, its processes are killed one by one.
             libc::write(entrance, c"0".as_ptr().cast(), 1);
         }
-        if child.ready.ignore_child_signal {
+        if child.exec.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const child.ready.mask, ptr::null_mut());
-        // The last look at the clock: lockrun may have stood still since the lock was granted.
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const child.exec.mask, ptr::null_mut());
+        // Check the clock one last time: lockrun may have been suspended since the lock was granted.
         if child.setup.not_after.is_some_and(|limit| Moment::now() >= limit) {
             ptr::write_volatile(&raw mut child.failure, libc::ETIME);
             libc::_exit(127);
         }
-        libc::execvpe(child.ready.argv[0], child.ready.argv.as_ptr(), child.ready.envp.as_ptr());
+        libc::execvpe(child.exec.argv[0], child.exec.argv.as_ptr(), child.exec.envp.as_ptr());
         ptr::write_volatile(&raw mut child.failure, *libc::__errno_location());
         libc::_exit(127)
     }
 }
 
-/// Our environment. Points into the process's own, which nobody changes.
+/// Returns pointers to the process's own environment, which is never changed.
 fn environment() -> Vec<*const c_char> {
     unsafe extern "C" {
         static environ: *const *const c_char;
@@ -213,8 +207,8 @@ fn environment() -> Vec<*const c_char> {
     all
 }
 
-/// The word as C takes it. Words come from argv, the environment or checked text, so none has a NUL byte; one that had
-/// would end there.
+/// Returns the word as a C string. Words come from argv, the environment or checked text, so none contains a NUL byte; if one did,
+/// it would end there.
 fn c_string(word: &OsString) -> CString {
     let bytes = word.as_bytes();
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());

@@ -1,4 +1,4 @@
-//! When COMMAND is ended, and when it counts as over: the rules that COMMAND's parent follows, whichever process that is.
+//! When to end COMMAND, and when it counts as ended: the rules for COMMAND's parent, whichever process that is.
 
 use std::time::Duration;
 
@@ -10,39 +10,39 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 
-/// The pause between two rounds of KILL, for what was forked during the last one.
+/// The pause between two rounds of KILL, for processes that were forked during the last round.
 const KILL_AGAIN: Duration = Duration::from_millis(5);
 
-/// How long after the first KILL processes that will not die are given up. Nothing that can die takes so long.
+/// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
-/// Why COMMAND was ended by us.
+/// Why lockrun or its guardian ended COMMAND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The lease was lost, or ran out.
+    /// The lease was lost, or expired.
     Lost,
-    /// It had run for as long as it may.
+    /// Its `--max-runtime` has passed.
     TimedOut,
     /// lockrun was killed.
     Orphaned,
     /// The guardian was killed.
     Unguarded,
-    /// COMMAND itself had ended; what it left behind was not to stay.
+    /// COMMAND itself had ended, and `--descendants kill` ended the processes that it left behind.
     LeftBehind,
 }
 
-/// How it all ended.
+/// How COMMAND and its processes ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// How COMMAND's own process ended. Unknown if it could not be killed, or somebody else reaped it.
+    /// How COMMAND's own process ended; `None` if it could not be killed, or another process reaped it.
     pub command: Option<Ending>,
-    /// Why we ended it, if we did.
+    /// Why it was ended, if it did not end by itself.
     pub why: Option<Why>,
-    /// Processes are left that had to go and could not be killed.
+    /// Some processes had to be killed and could not be.
     pub stuck: bool,
 }
 
-/// COMMAND's parent, as a machine whose inputs are the time and what happened.
+/// The state of COMMAND's parent: a machine whose inputs are the time and events.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     tree: Tree,
@@ -57,15 +57,15 @@ pub(super) struct Supervisor {
 #[derive(Clone, Copy, Debug)]
 struct Closing {
     why: Why,
-    /// KILL goes out then, and again and again after.
+    /// KILL is sent then, and repeatedly after.
     kill_at: Moment,
-    /// The next round of KILL, once the first has been.
+    /// The next round of KILL, after the first.
     again_at: Option<Moment>,
     give_up_at: Moment,
 }
 
 impl Supervisor {
-    /// Supervises `tree`, started at `now`, as `launch` says; under a lease if there is a deadline.
+    /// Supervises `tree`, started at `now`, according to `launch`; under a lease if there is a deadline.
     pub(super) fn new(tree: Tree, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
         Supervisor {
             tree,
@@ -77,7 +77,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends `tree` at once, at `now`: its own parent is dead.
+    /// Ends `tree` at once, at `now`, because its own parent is dead.
     pub(super) fn ending(tree: Tree, now: Moment) -> Self {
         let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
         let mut supervisor = Supervisor { tree, kill_after, descendants, stop_at: None, lease: None, closing: None };
@@ -85,12 +85,12 @@ impl Supervisor {
         supervisor
     }
 
-    /// The lease was renewed: what it allows now.
+    /// Records the new deadline of a renewed lease.
     pub(super) fn renewed(&mut self, deadline: Deadline) {
         self.lease = Some(deadline);
     }
 
-    /// When [`Self::proceed`] wants to be called next, if nothing happens before.
+    /// Returns when to call [`Self::proceed`] next, if nothing happens before.
     pub(super) fn wakes_at(&self) -> Option<Moment> {
         match &self.closing {
             Some(closing) => {
@@ -101,9 +101,9 @@ impl Supervisor {
         }
     }
 
-    /// Does what is due at `now`. Gives how it all ended, once it has.
+    /// Does what is due at `now`. Returns how everything ended, once it has.
     pub(super) fn proceed(&mut self, now: Moment) -> Option<Finished> {
-        // What has ended by itself in time is not ended by us.
+        // A COMMAND that has ended by itself in time counts as such.
         self.finished(now).or_else(|| {
             self.tick(now);
             self.finished(now)
@@ -139,23 +139,22 @@ impl Supervisor {
         if kill_at > now {
             self.tree.terminate();
         }
-        // If it cannot be killed there is no point in trying for ever; the lock is not released then.
+        // Processes that cannot be killed are given up after a while; the lock is not released then.
         self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
     }
 
-    /// Passes on a signal that lockrun was sent.
+    /// Relays a signal that was sent to lockrun.
     pub(super) fn forward(&mut self, signal: c_int) {
         self.tree.forward(signal);
     }
 
-    /// Takes in which children have ended or stopped. Returns whether COMMAND runs or is stopped,
-    /// if that has changed.
+    /// Reaps children that have ended or stopped. Returns whether COMMAND runs or is stopped, if that has changed.
     pub(super) fn reap(&mut self) -> Option<Motion> {
         self.tree.reap();
         self.tree.has_moved()
     }
 
-    /// How it all ended, once it has. May begin to end what COMMAND left behind.
+    /// Returns how everything ended, once it has. May begin to end the processes that COMMAND left behind.
     fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
         if let Some(closing) = self.closing {
@@ -177,12 +176,12 @@ impl Supervisor {
         None
     }
 
-    /// Drops what is left: nothing will be signalled any more.
+    /// Leaves the remaining processes alone.
     pub(super) fn dismiss(&self) {
         self.tree.dismiss();
     }
 
-    /// `kill_at`, or when the lease demands it if that is earlier.
+    /// Returns `kill_at`, or the lease's own time for KILL if that is earlier.
     fn bounded(&self, kill_at: Moment) -> Moment {
         self.lease.map_or(kill_at, |lease| kill_at.min(lease.kill_at))
     }

@@ -1,4 +1,4 @@
-//! The controlling terminal, and one to write to.
+//! The controlling terminal, and the terminals to write to.
 
 #![allow(unsafe_code)]
 
@@ -8,18 +8,18 @@ use std::os::fd::RawFd;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-/// Whether this process has a controlling terminal. COMMAND then shares lockrun's process group, like any job of a
+/// Returns whether this process has a controlling terminal. COMMAND then shares lockrun's process group, like any job of a
 /// shell; without one (cron, CI) it leads a group of its own.
 pub(super) fn is_controlling() -> bool {
     open("/dev/tty", OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOCTTY, Mode::empty()).is_ok()
 }
 
-/// How many columns the terminal has that standard error is; `None` if it is no terminal.
+/// Returns the number of columns of the terminal on standard error; `None` if it is not a terminal.
 pub fn stderr_width() -> Option<usize> {
     std::io::stderr().is_terminal().then(|| width(libc::STDERR_FILENO))
 }
 
-/// How many columns the terminal has that standard output is; `None` if it is no terminal.
+/// Returns the number of columns of the terminal on standard output; `None` if it is not a terminal.
 pub fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| width(libc::STDOUT_FILENO))
 }
@@ -32,7 +32,7 @@ fn width(terminal: RawFd) -> usize {
     if asked == 0 && columns > 0 { columns } else { 80 }
 }
 
-/// Whether this process is in front of the terminal that standard error is, and not a job in the background.
+/// Returns whether this process is in the foreground of the terminal on standard error, not a background job.
 pub fn is_ours() -> bool {
     // SAFETY: plain system calls.
     unsafe { libc::tcgetpgrp(libc::STDERR_FILENO) == libc::getpgrp() }

@@ -1,4 +1,4 @@
-//! COMMAND and all that it started, for the process that is its parent.
+//! COMMAND's process tree: COMMAND and all processes that it started, as seen by its parent.
 //!
 //! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, wherever it went with
 //! setsid(2) or setpgid(2). So the tree is gone exactly when the parent has no child left.
@@ -11,16 +11,15 @@ use libc::{c_int, pid_t};
 use nix::errno::Errno;
 use nix::sys::prctl;
 
-use super::Granted;
 use super::cgroup::Cgroup;
 use super::ending;
 use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
-use super::spawn::{self, Ready, Setup};
+use super::spawn::{self, Exec, Setup};
 use crate::lock::ending::Ending;
 use crate::sys::signals;
 
-/// The processes that lockrun is responsible for.
+/// COMMAND's process tree.
 #[derive(Debug)]
 pub(super) struct Tree {
     /// COMMAND's own process.
@@ -29,19 +28,19 @@ pub(super) struct Tree {
     group: pid_t,
     /// COMMAND leads a process group of its own.
     own_group: bool,
-    /// COMMAND was started by this process, so its id is not another's until it is reaped here.
+    /// COMMAND was started by this process, so its id is not reused until it is reaped here.
     own_child: bool,
     /// How COMMAND ended, once it was reaped.
     ended: Option<Ending>,
-    /// Whether COMMAND is stopped, as far as has been heard.
+    /// Whether COMMAND is stopped, as far as is known.
     motion: Motion,
-    /// The same, until [`Tree::has_moved`] has returned it.
-    news: Option<Motion>,
+    /// A change of it that [`Tree::has_moved`] has not returned yet.
+    unreported: Option<Motion>,
     /// No child is left.
     gone: bool,
     /// The cgroup that COMMAND was started in, if it has one of its own.
     cgroup: Option<Cgroup>,
-    /// What this process had below it before. It is none of our business.
+    /// The processes that were below this one before. They are left alone.
     before: Preexisting,
 }
 
@@ -56,16 +55,11 @@ pub(super) enum Motion {
 }
 
 impl Tree {
-    /// Makes this process a child subreaper, and starts COMMAND under the lock that was `granted`.
-    pub(super) fn start(
-        ready: &mut Ready,
-        setup: Setup,
-        mut cgroup: Option<Cgroup>,
-        granted: Granted,
-    ) -> Result<Self, spawn::Failure> {
+    /// Makes this process a child subreaper and starts COMMAND.
+    pub(super) fn start(exec: &mut Exec, setup: Setup, mut cgroup: Option<Cgroup>) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let before = Preexisting::note(setup.own_group);
-        let started = ready.spawn(setup, granted);
+        let started = exec.spawn(setup);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
             if started.is_err() {
@@ -80,14 +74,14 @@ impl Tree {
             own_child: true,
             ended: None,
             motion: Motion::Running,
-            news: None,
+            unreported: None,
             gone: false,
             cgroup,
             before,
         })
     }
 
-    /// The tree of a COMMAND that another process had started, and that has come to this one with its death.
+    /// Returns the tree of a COMMAND whose own parent has died, which made its processes children of this one.
     pub(super) fn adopt(command: pid_t, own_group: bool, before: Preexisting) -> Self {
         Tree {
             command,
@@ -96,32 +90,32 @@ impl Tree {
             own_child: false,
             ended: None,
             motion: Motion::Running,
-            news: None,
+            unreported: None,
             gone: false,
             cgroup: None,
             before,
         }
     }
 
-    /// How COMMAND ended, if it has.
+    /// Returns how COMMAND ended, if it has.
     pub(super) fn ended(&self) -> Option<Ending> {
         self.ended
     }
 
-    /// Whether nothing is left of it.
+    /// Returns whether no process is left.
     pub(super) fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// COMMAND's process id.
+    /// Returns COMMAND's process id.
     pub(super) fn command(&self) -> pid_t {
         self.command
     }
 
-    /// Passes a signal on that lockrun was sent: to all of COMMAND's processes or to COMMAND alone, as it is meant for.
+    /// Relays a signal that was sent to lockrun: to all of COMMAND's processes or to COMMAND alone, depending on the signal.
     ///
-    /// All of COMMAND's processes are those of its process group; where it shares lockrun's, those of its descendants
-    /// that are in it too, because the rest of the group is none of our business.
+    /// All of COMMAND's processes are those of its process group; if it shares lockrun's group, only COMMAND's descendants in it,
+    /// because the others are not COMMAND's.
     pub(super) fn forward(&mut self, signal: c_int) {
         if signal == libc::SIGCONT && !self.own_group && !self.wants_continuing() {
             return;
@@ -133,22 +127,22 @@ impl Tree {
         self.send(signal, |process| process.group == self.group || process.pid == self.command);
     }
 
-    /// Whether a CONT that reached lockrun is still to be passed on, where COMMAND shares lockrun's group. A shell's `fg`
-    /// continues the whole group: then COMMAND has gone on already, and may even have been stopped by the next Ctrl-Z,
-    /// which our CONT must not undo.
+    /// Returns whether a CONT that reached lockrun must still be relayed, if COMMAND shares lockrun's group. A shell's `fg` continues
+    /// the whole group: then COMMAND has been continued already, and may even have been stopped by the next Ctrl-Z, which a relayed
+    /// CONT must not undo.
     fn wants_continuing(&mut self) -> bool {
         let was_stopped = matches!(self.motion, Motion::Stopped { .. });
         let heard = self.reap();
         was_stopped && !heard
     }
 
-    /// Sends TERM to everything, and CONT to what is stopped, which would not see TERM otherwise.
+    /// Sends TERM to all processes, and CONT to the stopped ones, which would not see TERM otherwise.
     pub(super) fn terminate(&self) {
         self.send(libc::SIGTERM, |_| true);
     }
 
-    /// Sends `signal` to all that `is_meant`, which COMMAND's process group is; and to what is stopped CONT after TERM, and on a terminal
-    /// after HUP, as the kernel does at a hang-up, and shells do.
+    /// Sends `signal` to all processes that `is_meant` selects, which includes COMMAND's process group. Stopped ones also get CONT after
+    /// TERM, and on a terminal after HUP, as from the kernel at a hang-up, and from shells.
     fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
@@ -160,7 +154,7 @@ impl Tree {
             return;
         }
         let Some(found) = self.all() else {
-            // /proc was there at the start, or is not needed. COMMAND and its group are all that is known.
+            // /proc is not readable (any more). Only COMMAND and its group are known.
             if !group_has_it {
                 self.signal_command(signal);
             }
@@ -178,7 +172,7 @@ impl Tree {
         }
     }
 
-    /// Sends KILL to everything. What was forked meanwhile may have been missed: call again until it is gone.
+    /// Sends KILL to all processes. Those forked meanwhile may have been missed: repeat it until none is left.
     pub(super) fn kill(&self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
@@ -190,11 +184,11 @@ impl Tree {
         }
     }
 
-    /// Reaps every child that has ended, and takes in whether COMMAND has stopped or gone on. Never waits. Gives whether there
-    /// was anything to hear of COMMAND.
+    /// Reaps every child that has ended, and records whether COMMAND was stopped or continued. Never waits. Returns whether COMMAND
+    /// changed its state.
     ///
-    /// Only for the main thread, which is COMMAND's parent and inherits all orphans. Other threads have children too (a look-up of the
-    /// server's name), which they wait for themselves, and which neither are reaped here nor count.
+    /// Only for the main thread, which is COMMAND's parent and inherits all orphans. Children of other threads (a look-up of the
+    /// server's name) neither are reaped here nor count: those threads wait for them.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
         loop {
@@ -204,7 +198,7 @@ impl Tree {
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
                 0 => {
-                    // What was there before is never reaped to the last; then /proc must tell what is left.
+                    // Preexisting children are never all reaped; then /proc must show which processes are left.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
                     let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
                     self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
@@ -224,7 +218,7 @@ impl Tree {
                         Motion::Running
                     };
                     if motion != Motion::Running || motion != self.motion {
-                        self.news = Some(motion);
+                        self.unreported = Some(motion);
                     }
                     self.motion = motion;
                     self.ended = ending(status);
@@ -233,32 +227,33 @@ impl Tree {
         }
     }
 
-    /// Drops what is left of it.
+    /// Leaves the remaining processes alone.
     pub(super) fn dismiss(&self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.dissolve();
         }
     }
 
-    /// Whether COMMAND runs or is stopped; `None` if nothing has changed since the last call.
+    /// Returns whether COMMAND runs or is stopped; `None` if that has not changed since the last call.
     pub(super) fn has_moved(&mut self) -> Option<Motion> {
-        self.news.take()
+        self.unreported.take()
     }
 
     /// Sends `signal` to COMMAND's own process, if it has not been reaped.
     fn signal_command(&self, signal: c_int) {
         if self.own_child && self.ended.is_none() {
-            // SAFETY: plain system call. The process is our child and not reaped, so the id is not another's.
+            // SAFETY: plain system call. The process is a child that is not reaped, so its id is not reused.
             unsafe { libc::kill(self.command, signal) };
         }
     }
 
-    /// Sends `signal` to COMMAND's process group in one stroke, which no fork outruns, if it is a group of its own. Returns whether it
+    /// Sends `signal` to COMMAND's process group at once, which no fork can outrun, if it is a group of its own. Returns whether it
     /// did.
     ///
-    /// One of our children must be in it, COMMAND or an orphan: the id is not another's before that is reaped, which only we do.
+    /// A child of this process must be in the group, COMMAND or an orphan: only this process reaps it, and until then the group's id
+    /// is not reused.
     fn signal_group(&self, signal: c_int) -> bool {
-        // Where it is not known which process COMMAND was, the id is 0, which would be our own group.
+        // If COMMAND's process id is not known, it is 0, which would mean this process's own group.
         let reaches = self.own_group && self.group > 0 && preexisting::has_children_in(self.group);
         if reaches {
             // SAFETY: plain system call.
@@ -274,13 +269,13 @@ impl Tree {
     }
 }
 
-/// A child of ours that nobody else reaps. Dropped, it is dead and gone.
+/// A child of this process that is reaped nowhere else. Dropping it kills and reaps it.
 #[derive(Debug)]
 pub struct Child(pub(super) pid_t);
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: plain system calls. The child is not reaped, so the id is not another's; the status is not asked for.
+        // SAFETY: plain system calls. The child is not reaped, so its id is not reused; the status is not requested.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             while libc::waitpid(self.0, ptr::null_mut(), 0) == -1 && Errno::last() == Errno::EINTR {}

@@ -16,7 +16,7 @@ pub const OTHERS_WRITE: u32 = 0o002;
 /// The most symbolic links that the kernel follows on one path.
 const LINKS_MAX: u32 = 40;
 
-/// A directory or a symbolic link on the way.
+/// A directory or a symbolic link on a path.
 #[derive(Debug)]
 pub struct Step {
     /// Its own path, without symbolic links before the last name.
@@ -38,8 +38,8 @@ impl Step {
     }
 }
 
-/// Returns everything on the way to `goal`, an absolute path, in the order in which the kernel goes; and the file or directory at its
-/// end.
+/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it; and the file
+/// or directory at its end.
 pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     let mut here = PathBuf::from("/");
     let mut end = symlink_metadata(&here)?;
@@ -73,7 +73,7 @@ pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     Ok((steps, end))
 }
 
-/// The names in a path, the first one last.
+/// Returns the names in a path in reverse order.
 fn reversed(path: &Path) -> Vec<OsString> {
     let names = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     names.rev().map(|part| part.as_os_str().to_owned()).collect()

@@ -1,6 +1,6 @@
-//! The one clock that lockrun measures by: `CLOCK_BOOTTIME`.
+//! The only clock that lockrun uses to measure time: `CLOCK_BOOTTIME`.
 //!
-//! It never steps, and it runs through suspend: a laptop that slept past its lease must know that it did.
+//! It never steps, and it runs through suspend: a laptop must notice that it slept past its lease.
 
 use std::ops::Add;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,29 +15,29 @@ use nix::time::{ClockId, clock_gettime};
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The present moment.
+    /// Returns the present moment.
     pub fn now() -> Self {
         // The clock exists since Linux 2.6.39; a kernel without it cannot run this program at all.
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("the kernel has a boot clock");
         Moment(now.into())
     }
 
-    /// The moment that lies `since_boot` after the machine booted.
+    /// Returns the moment `since_boot` after the machine booted.
     pub const fn from_boot(since_boot: Duration) -> Self {
         Moment(since_boot)
     }
 
-    /// How long after the machine booted this moment lies.
+    /// Returns how long after boot this moment is.
     pub const fn since_boot(self) -> Duration {
         self.0
     }
 
-    /// How long after `earlier` this moment lies; zero if it does not.
+    /// Returns how long after `earlier` this moment is; zero if it is not.
     pub fn since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The moment that lies `span` before this one, or boot if that is later.
+    /// Returns the moment `span` before this one, or boot if that is later.
     pub fn before(self, span: Duration) -> Moment {
         Moment(self.0.saturating_sub(span))
     }
@@ -52,7 +52,7 @@ impl Add<Duration> for Moment {
 }
 
 /// A descriptor that becomes readable at a set moment of the boot clock, for use with poll(2), whose own time-outs
-/// stand still while the machine sleeps.
+/// do not count while the machine sleeps.
 #[derive(Debug)]
 pub struct Alarm {
     timer: TimerFd,
@@ -60,14 +60,14 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// An alarm that is not set. Fails when the process has no descriptor left.
+    /// Returns an alarm that is not set. Fails if the process has no descriptor left.
     pub fn new() -> nix::Result<Self> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(TimerClock::CLOCK_BOOTTIME, flags)?;
         Ok(Alarm { timer, set_for: None })
     }
 
-    /// Sets the alarm for `at`, or turns it off. A moment that has passed makes it readable at once.
+    /// Sets the alarm to `at`, or turns it off. A past moment makes it readable at once.
     pub fn set(&mut self, at: Option<Moment>) -> nix::Result<()> {
         if at == self.set_for {
             return Ok(());

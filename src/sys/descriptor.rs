@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, fcntl};
 
-/// The lowest descriptor that is passed on to COMMAND: a script's own `exec 3>file` must not close it.
+/// The lowest descriptor that COMMAND inherits: a script's own `exec 3>file` must not close it.
 const LOWEST_PASSED_ON: RawFd = 50;
 
-/// A second descriptor of the same open file, out of the way, that COMMAND will inherit. Fails if none is left.
+/// Returns a second descriptor of the same open file, with a high number, that COMMAND will inherit. Fails if none is left.
 pub fn pass_on(fd: &impl AsFd) -> nix::Result<OwnedFd> {
     let duplicate = |lowest| fcntl(fd, FcntlArg::F_DUPFD(lowest));
     let high = duplicate(LOWEST_PASSED_ON).or_else(|_| duplicate(libc::STDERR_FILENO + 1))?;
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and owned by no other value.
     Ok(unsafe { OwnedFd::from_raw_fd(high) })
 }

@@ -1,5 +1,4 @@
-//! Files that a user has named, read without a wait that has no end: not longer than they may be, and not one that only looks
-//! like a file.
+//! Reads files that a user has named, within limits of time and length; devices and other special files are rejected.
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
@@ -14,14 +13,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::clock::Moment;
 use super::trust;
 
-/// The longest that a file may be, in bytes: far more than anybody has to say here.
+/// The longest file, in bytes: far more than any configuration needs.
 const MAX_LEN: usize = 1 << 20;
 
 /// How long the writer of a pipe may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads a regular file that nobody else can have written, see [`trust::check`]. Returns its contents, and what else is known of it.
-/// Fails, with a reason that does not name it, if it is no such file, or longer than [`MAX_LEN`].
+/// Reads a regular file that no other user can have written, see [`trust::check`]. Returns its contents and metadata. Fails, with a
+/// reason that does not name the file, if it is not such a file, or longer than [`MAX_LEN`].
 pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
     let (file, metadata) = open(path)?;
     if !metadata.is_file() {
@@ -31,15 +30,15 @@ pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
     Ok((read_regular(&file)?, metadata))
 }
 
-/// Reads a regular file, or a pipe, be it a FIFO, `/dev/stdin` or a shell's `<(...)`: that is read to its end, which must come
-/// within [`PATIENCE`]. Fails as [`read_trusted_file`] does.
+/// Reads a regular file, or a pipe: a FIFO, `/dev/stdin` or a shell's `<(...)`. A pipe is read to its end, which must come within
+/// [`PATIENCE`]. Fails as [`read_trusted_file`] does.
 pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
     trust::check(path, &file, &metadata)?;
     read(&file, &metadata)
 }
 
-/// The same, even if another user can have written it.
+/// The same for a file that another user can have written.
 pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
     read(&file, &metadata)
@@ -49,13 +48,13 @@ fn read(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
     if metadata.file_type().is_fifo() { read_pipe(file) } else { read_regular(file) }
 }
 
-/// The text that such contents are.
+/// Decodes the contents as UTF-8.
 pub fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
-/// Opens a regular file or a pipe, without a wait for a process at the other end of a FIFO. Nothing else is opened: to open some devices
-/// does something.
+/// Opens a regular file or a pipe, without waiting for a process at the other end of a FIFO. Nothing else is opened: opening some
+/// devices has effects.
 fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let there = fs::metadata(path)?.file_type();
     if !there.is_file() && !there.is_fifo() {
@@ -77,13 +76,13 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
     let give_up_at = Moment::now() + PATIENCE;
     let mut bytes = Vec::new();
     loop {
-        // A FIFO that nobody has opened to write yet is not at its end, though it would be read as if it were.
+        // A FIFO that no process has opened for writing yet reads as if it were at its end, which it is not.
         if !wait_for_news(pipe, give_up_at)? {
             let seconds = PATIENCE.as_secs();
             return Err(io::Error::other(if bytes.is_empty() {
-                format!("nobody has written into this pipe for {seconds}s")
+                format!("no process has written to this pipe for {seconds}s")
             } else {
-                format!("there was no end of this pipe for {seconds}s; its writer must close it")
+                format!("this pipe was still open after {seconds}s; its writer must close it")
             }));
         }
         let mut part = [0; 4096];
@@ -98,7 +97,7 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Waits until there is something to read, or the last writer has gone; `false` if that is not so by `give_up_at`.
+/// Waits for data, or for the last writer to close the pipe. Returns `false` if neither happens by `give_up_at`.
 fn wait_for_news(pipe: &File, give_up_at: Moment) -> io::Result<bool> {
     loop {
         let left = give_up_at.since(Moment::now());

@@ -1,4 +1,4 @@
-//! The system as the rest of the program uses it: time, signals, waiting, descriptors, files that a user has named.
+//! The operating system: time, signals, waiting, descriptors, files that a user has named.
 
 pub mod ancestors;
 pub mod clock;

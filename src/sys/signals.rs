@@ -1,7 +1,7 @@
-//! Signals as a stream of events, and as COMMAND finds them.
+//! Signals as a stream of events, and the state of signals for COMMAND.
 //!
-//! Everything is blocked before there is any thread or child, and read from a descriptor. COMMAND gets the mask and the
-//! dispositions that lockrun was started with; a signal that was ignored stays ignored, for both.
+//! All signals are blocked before there is any thread or child, and read from a descriptor. COMMAND gets the mask and the dispositions
+//! that lockrun was started with. A signal that was ignored stays ignored, for both.
 
 #![allow(unsafe_code)]
 
@@ -24,7 +24,7 @@ pub const FOR_ALL: [libc::c_int; 7] =
 pub struct Caught {
     /// Its number.
     pub signal: libc::c_int,
-    /// Whether a process sent it, by kill(2) and the like; otherwise the kernel did: a terminal, a child's end.
+    /// Whether a process sent it, by kill(2) and the like; otherwise the kernel did, for a terminal or a child's end.
     pub sent: bool,
 }
 
@@ -37,8 +37,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks every signal that was not ignored when lockrun started, and makes them readable. Call once, before any
-    /// thread or child exists.
+    /// Blocks every signal that was not ignored when lockrun started, and makes them readable. To be called once, before any thread
+    /// or child exists.
     pub fn take_over() -> nix::Result<Self> {
         let mut taken = full_set();
         let mut child_was_ignored = false;
@@ -47,7 +47,7 @@ impl Signals {
                 continue;
             }
             if signal == libc::SIGCHLD {
-                // With SIGCHLD ignored the kernel reaps children itself, and no exit status can be had.
+                // While SIGCHLD is ignored, the kernel reaps children itself, and their exit status is lost.
                 child_was_ignored = true;
                 set_disposition(signal, libc::SIG_DFL);
             } else {
@@ -60,13 +60,13 @@ impl Signals {
         Ok(Signals { fd, inherited, child_was_ignored })
     }
 
-    /// The next signal that concerns anybody but ourselves, if there is one. Never waits.
+    /// Returns the next signal that lockrun did not cause itself, if there is one. Never waits.
     pub fn next(&self) -> Option<Caught> {
         loop {
             let info = self.read()?;
             let signal = info.ssi_signo.cast_signed();
-            // A write of ours to a closed pipe, or beyond the limit of a file's size, raises a signal in our own name, and
-            // alarms of ours may have come too late.
+            // A write to a closed pipe, or beyond the limit of a file's size, sends this process a signal in its own name, and an
+            // alarm of its own may arrive late.
             let own_write = matches!(signal, libc::SIGPIPE | libc::SIGXFSZ) && info.ssi_pid == std::process::id();
             let own_alarm = signal == libc::SIGALRM && info.ssi_code == libc::SI_TIMER;
             let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
@@ -78,8 +78,8 @@ impl Signals {
         }
     }
 
-    /// Does what the signals that have come would do to any process: a stop stops lockrun, and one that would end it is
-    /// given back.
+    /// Handles the signals that have come as any process would: stops lockrun for a stop signal, and returns a signal that would
+    /// terminate it.
     pub fn obey(&self) -> Option<libc::c_int> {
         while let Some(caught) = self.next() {
             if is_stop(caught.signal) {
@@ -91,7 +91,7 @@ impl Signals {
         None
     }
 
-    /// Makes `command` begin with the mask and the disposition of SIGCHLD that lockrun was started with, and end with lockrun.
+    /// Makes `command` start with the mask and the disposition of SIGCHLD that lockrun was started with, and end with lockrun.
     pub fn hand_down(&self, command: &mut Command) {
         let (mask, child_was_ignored) = (self.inherited, self.child_was_ignored);
         let restore = move || {
@@ -103,14 +103,14 @@ impl Signals {
             }
             Ok(())
         };
-        // SAFETY: between fork and exec this makes nothing but system calls, on values of its own.
+        // SAFETY: between fork and exec this only makes system calls, on values of its own.
         unsafe { command.pre_exec(restore) };
     }
 
     fn read(&self) -> Option<libc::signalfd_siginfo> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer is as large as said, and the kernel writes one whole record or none.
+        // SAFETY: the buffer has the given size, and the kernel writes one whole record or none.
         let read = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
         if usize::try_from(read) != Ok(size) {
             return None;
@@ -119,12 +119,12 @@ impl Signals {
         Some(unsafe { info.assume_init() })
     }
 
-    /// The mask that lockrun was started with.
+    /// Returns the mask that lockrun was started with.
     pub fn inherited_mask(&self) -> libc::sigset_t {
         self.inherited
     }
 
-    /// Whether SIGCHLD was ignored when lockrun was started.
+    /// Returns whether SIGCHLD was ignored when lockrun was started.
     pub fn child_was_ignored(&self) -> bool {
         self.child_was_ignored
     }
@@ -136,7 +136,7 @@ impl AsFd for Signals {
     }
 }
 
-/// Whether the default action of `signal` ends a process. The mask is not looked at.
+/// Returns whether the default action of `signal` terminates a process. The mask is ignored.
 pub fn is_fatal(signal: libc::c_int) -> bool {
     !matches!(
         signal,
@@ -151,12 +151,12 @@ pub fn is_fatal(signal: libc::c_int) -> bool {
     )
 }
 
-/// Whether a terminal sends `signal`, or a shell for it, to the whole process group in front of it.
+/// Returns whether a terminal, or a shell on its behalf, sends `signal` to the whole foreground process group.
 pub fn is_terminals(signal: libc::c_int) -> bool {
     FOR_ALL.contains(&signal) || is_stop(signal)
 }
 
-/// Whether the default action of `signal` stops a process, and it can be caught.
+/// Returns whether `signal` stops a process by default and can be caught.
 pub fn is_stop(signal: libc::c_int) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
@@ -167,22 +167,22 @@ pub fn stop_self() {
     unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
 }
 
-/// Whether this process is in the process group of its session's leader. No shell is there to continue it, and the kernel stops no
-/// process of such an orphaned group for the terminal's sake.
+/// Returns whether this process is in the process group of its session's leader. No shell could continue it, and the kernel does not
+/// stop processes of such an orphaned group on behalf of the terminal.
 fn is_in_leaders_group() -> bool {
     // SAFETY: plain system calls on ourselves.
     unsafe { libc::getsid(0) == libc::getpgrp() }
 }
 
-/// A descriptor from which the signals of `set` are read, without waiting.
+/// Returns a non-blocking descriptor from which the signals of `set` are read.
 fn signal_fd(set: &libc::sigset_t) -> nix::Result<OwnedFd> {
     // SAFETY: the set is valid; -1 asks for a new descriptor.
     let fd = Errno::result(unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and owned by no other value.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The set of all signals.
+/// Returns the set of all signals.
 pub fn full_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigfillset initialises the set that it is given.
@@ -192,7 +192,7 @@ pub fn full_set() -> libc::sigset_t {
     }
 }
 
-/// Makes `mask` the thread's mask, and gives the one before.
+/// Makes `mask` the thread's mask, and returns the previous one.
 pub fn set_mask(mask: &libc::sigset_t) -> nix::Result<libc::sigset_t> {
     let mut before = MaybeUninit::uninit();
     // SAFETY: both point to sets of the right type; the old one is written on success, which is checked.
@@ -201,7 +201,7 @@ pub fn set_mask(mask: &libc::sigset_t) -> nix::Result<libc::sigset_t> {
     Ok(unsafe { before.assume_init() })
 }
 
-/// What happens on `signal`: `SIG_DFL`, `SIG_IGN` or a handler; `None` for one that cannot be asked about.
+/// Returns the disposition of `signal`: `SIG_DFL`, `SIG_IGN` or a handler; `None` if it cannot be queried.
 fn disposition(signal: libc::c_int) -> Option<libc::sighandler_t> {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: a null new action only asks; the old one is written on success.

@@ -1,5 +1,5 @@
-//! Which files are obeyed: what is in them decides which programs run and where locks live, so only root and the user that lockrun runs
-//! as may have written it, as ssh has it for its own files.
+//! Which configuration files are trusted. They decide which programs run and where locks live, so only root and the user that lockrun
+//! runs as may have been able to write them. ssh has the same rule for its files.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
@@ -12,15 +12,15 @@ use nix::unistd::geteuid;
 use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
 use crate::text::escape::escaped_path;
 
-/// Standard input and the directories of descriptors: the caller of lockrun has opened them, and answers for what can be read there.
+/// Standard input and the directories of descriptors: lockrun's caller has opened these, and is responsible for their contents.
 const STANDARD_INPUT: &str = "/dev/stdin";
 const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
 
-/// The type of the file system that pipes without a name are in: see statfs(2).
+/// The file system type of unnamed pipes: see statfs(2).
 const PIPEFS: FsType = FsType(0x5049_5045);
 
-/// Fails, with a reason that says what to do, if another user but root may have written the `file` that was opened at `path`, or put it
-/// there. `metadata` is that of the open file. The error is never that the file is not found.
+/// Fails, with a reason that says what to do, if another user than root may have written or replaced the `file` that was opened at
+/// `path`. `metadata` is that of the open file. The error is never `NotFound`.
 pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     if is_from_caller(path, file, metadata) {
         return Ok(());
@@ -32,11 +32,11 @@ pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     }
     let walked = absolute(path).and_then(|path| ancestors::walk(&path));
     let (steps, end) =
-        walked.map_err(|error| io::Error::other(format!("cannot look at the directories above it: {error}")))?;
+        walked.map_err(|error| io::Error::other(format!("cannot check the directories above it: {error}")))?;
     if let Some(why) = steps.iter().find_map(|step| judge_step(step, us)) {
         return refuse(why);
     }
-    // What was looked at leads to the file that was opened, and not to another one.
+    // The checked path must lead to the file that was opened, not to another one.
     if (end.dev(), end.ino()) != (metadata.dev(), metadata.ino()) {
         return refuse(
             "another file has taken its place, or its path leads through /proc; name it by another path".into(),
@@ -45,19 +45,19 @@ pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the caller of lockrun has opened the file: it is a descriptor by its path, or a pipe without a name, which nobody else can
-/// open.
+/// Returns whether lockrun's caller has opened the file: its path names a descriptor, or it is an unnamed pipe, which no other process
+/// can open.
 fn is_from_caller(path: &Path, file: &File, metadata: &Metadata) -> bool {
     let is_in = |directory: &&str| path.parent() == Some(Path::new(directory));
     let is_pipe = || fstatfs(file).is_ok_and(|system| system.filesystem_type() == PIPEFS);
     path == Path::new(STANDARD_INPUT) || DESCRIPTORS.iter().any(is_in) || metadata.file_type().is_fifo() && is_pipe()
 }
 
-/// What is wrong with the file itself, if we are `us`.
+/// Returns what is wrong with the file itself for the user `us`, if anything.
 fn judge_file(path: &Path, owner: u32, mode: u32, us: u32) -> Option<String> {
     if owner != 0 && owner != us {
         return Some(format!(
-            "it belongs to uid {owner}, and only files of root and of this user (uid {us}) are obeyed; change its owner, or use another \
+            "it belongs to uid {owner}, and only files of root and of this user (uid {us}) are trusted; change its owner, or use another \
              file"
         ));
     }
@@ -66,21 +66,21 @@ fn judge_file(path: &Path, owner: u32, mode: u32, us: u32) -> Option<String> {
         .then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, escaped_path(path)))
 }
 
-/// What is wrong with a directory or symbolic link on the way, if we are `us`.
+/// Returns what is wrong with a directory or symbolic link on the path for the user `us`, if anything.
 fn judge_step(step: &Step, us: u32) -> Option<String> {
     let Step { path, is_link, owner, mode, .. } = step;
     let path = escaped_path(path);
     if *owner != 0 && *owner != us {
         let kind = if *is_link { "symbolic link" } else { "directory" };
         return Some(format!(
-            "the {kind} {path} on the way to it belongs to uid {owner}, who can replace it; change its owner, or use another file"
+            "the {kind} {path} on its path belongs to uid {owner}, who can replace it; change its owner, or use another file"
         ));
     }
-    // In a sticky directory only the owner of a thing can replace it, and every step is looked at for its owner.
+    // In a sticky directory only the owner of an entry can replace it, and the owner of every step is checked.
     let others_write = !is_link && mode & (GROUP_WRITES | OTHERS_WRITE) != 0 && mode & STICKY == 0;
     others_write.then(|| {
         format!(
-            "others can write to {path}, on the way to it (mode {:03o}), and replace it; chmod go-w {path}",
+            "others can write to {path}, on its path (mode {:03o}), and replace it; chmod go-w {path}",
             mode & 0o7777
         )
     })

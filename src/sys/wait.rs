@@ -18,28 +18,28 @@ use super::signals::{self, Signals};
 
 /// Observes a wait.
 pub trait WaitObserver {
-    /// How often [`WaitObserver::tick`] wants to be called; `None`: never.
+    /// Returns how often to call [`WaitObserver::tick`]; `None`: never.
     fn tick_every(&self) -> Option<Duration>;
 
-    /// Time has passed.
+    /// Called regularly during the wait.
     fn tick(&mut self);
 
-    /// Lockrun is about to be stopped by the terminal.
+    /// Called before lockrun stops for the terminal.
     fn pause(&mut self);
 
-    /// What becomes readable when nobody needs the wait any more.
+    /// Returns a descriptor that becomes readable when the wait has become pointless.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// Does nothing: its arrival alone makes a waiting system call return.
+/// Does nothing: the signal's arrival alone makes a blocking system call return.
 extern "C" fn interrupt(_signal: c_int) {}
 
-/// Runs `call`, a system call that may wait, until it succeeds, fails, or `until` has passed (`None`).
+/// Runs `call`, a system call that may block, until it succeeds, fails, or `until` has passed (`None`).
 ///
-/// While it waits, signals do to lockrun what they do to any process: INT and TERM end it, Ctrl-Z stops it. So this is
-/// only for a wait that leaves nothing behind when lockrun ends in its middle.
+/// During the wait, signals have their default effect: INT and TERM terminate lockrun, Ctrl-Z stops it. So this is only for a wait
+/// that leaves nothing behind when lockrun is terminated.
 pub fn wait_in_call(
     until: Option<Moment>,
     signals: &Signals,
@@ -59,7 +59,7 @@ pub fn wait_in_call(
     result
 }
 
-/// The inherited signal mask, and alarms that make a waiting call return now and then.
+/// Sets the inherited signal mask, and alarms that interrupt a blocking call.
 struct Interruptions {
     blocked: libc::sigset_t,
     alarms: Vec<Timer>,
@@ -67,9 +67,9 @@ struct Interruptions {
 }
 
 impl Interruptions {
-    /// Alarms come at `until` and, if there is one, after each `tick`.
+    /// Sets alarms for `until` and, if there is one, after each `tick`.
     fn start(until: Option<Moment>, tick: Option<Duration>, signals: &Signals) -> nix::Result<Self> {
-        // The deadline's goes on after it: one alone could come just before the call begins to wait.
+        // The alarm of the deadline repeats: a single one could come just before the call blocks.
         let deadline = until.map(|until| alarm(until, Duration::from_millis(20)));
         let ticks = tick.map(|tick| alarm(Moment::now() + tick, tick));
         let alarms = deadline.into_iter().chain(ticks).collect::<nix::Result<Vec<_>>>()?;
@@ -91,7 +91,7 @@ impl Interruptions {
     }
 }
 
-/// A timer that sends SIGALRM at `first`, and then each time after `again`.
+/// Returns a timer that sends SIGALRM at `first`, and then at intervals of `again`.
 fn alarm(first: Moment, again: Duration) -> nix::Result<Timer> {
     let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
     let mut timer = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
@@ -100,13 +100,13 @@ fn alarm(first: Moment, again: Duration) -> nix::Result<Timer> {
     Ok(timer)
 }
 
-/// An action with no flags and an empty mask: without `SA_RESTART`, so that the call is interrupted.
+/// Returns an action with no flags and an empty mask: without `SA_RESTART`, so that the call is interrupted.
 fn plain_action() -> libc::sigaction {
     // SAFETY: all bits zero is a valid action: SIG_DFL, no flags, empty mask, no restorer.
     unsafe { std::mem::zeroed() }
 }
 
-/// Sets the action for SIGALRM, if one is given, and gives the one before.
+/// Sets the action for SIGALRM, if one is given, and returns the previous one.
 fn swap_action(action: Option<&libc::sigaction>) -> nix::Result<libc::sigaction> {
     let mut before = plain_action();
     let action = action.map_or(std::ptr::null(), std::ptr::from_ref);
@@ -115,7 +115,7 @@ fn swap_action(action: Option<&libc::sigaction>) -> nix::Result<libc::sigaction>
     Ok(before)
 }
 
-/// Polls `source` for something to read.
+/// Returns the entry that polls `source` for data to read.
 pub fn readable(source: &impl AsFd) -> PollFd<'_> {
     PollFd::new(source.as_fd(), PollFlags::POLLIN)
 }
@@ -125,25 +125,25 @@ pub fn readable(source: &impl AsFd) -> PollFd<'_> {
 pub enum WakeReason {
     /// There is something to read.
     Ready,
-    /// The time has come.
+    /// The time has passed.
     Time,
-    /// Lockrun was stopped by the terminal, and goes on.
+    /// The terminal stopped lockrun, and it was continued.
     Resumed,
-    /// A signal of this number came, which would end lockrun.
+    /// This signal came, which would terminate lockrun.
     Signal(c_int),
 }
 
-/// Waits, again and again.
+/// Waits, repeatedly.
 pub struct Waiter(Alarm);
 
 impl Waiter {
-    /// Fails when the process has no descriptor left.
+    /// Creates a waiter. Fails if the process has no descriptor left.
     pub fn new() -> nix::Result<Self> {
         Alarm::new().map(Waiter)
     }
 
-    /// Waits until there is something to read from `source`, until `until` if there is an end, or until a signal comes that would
-    /// end lockrun. A signal that would stop lockrun does, and what has changed meanwhile is for the caller to see.
+    /// Waits until there is something to read from `source`, until `until` if it is given, or until a signal comes that would terminate
+    /// lockrun. A signal that would stop lockrun does so; the caller must then check what has changed meanwhile.
     pub fn wait_for(
         &mut self,
         source: Option<BorrowedFd<'_>>,

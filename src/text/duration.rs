@@ -1,13 +1,13 @@
-//! Durations as they are typed and said: plain seconds, or with units.
+//! Durations as they are typed and printed: plain seconds, or with units.
 
 use std::time::Duration;
 
-/// The longest duration that is taken: ten years. More is a slip of the hand, and would overflow the clock.
+/// The longest accepted duration: ten years. More is a typing error, and would overflow the clock.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
 const EXAMPLES: &str = "durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'";
 
-/// Reads plain seconds (`5`, `0.5`) or a duration with units (`500ms`, `2h 30m`). On failure says what is wrong.
+/// Parses plain seconds (`5`, `0.5`) or a duration with units (`500ms`, `2h 30m`). The error says what is wrong.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.bytes().any(|b| b.is_ascii_digit());
@@ -19,13 +19,13 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     match span {
         Some(span) if span > LONGEST => Err(format!("{text:?} is longer than ten years")),
         Some(span) => Ok(span),
-        // What looks like part of a URL is not said again: it could be a password.
+        // Text that looks like part of a URL is not repeated: it could contain a password.
         None if text.contains('@') => Err(format!("has a value that is not a duration; {EXAMPLES}")),
         None => Err(format!("{text:?} is not a duration; {EXAMPLES}")),
     }
 }
 
-/// Says a duration in whole seconds, the way people do: `3m 12s`.
+/// Formats a duration in whole seconds, as in `3m 12s`.
 pub fn say(span: Duration) -> String {
     humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
 }

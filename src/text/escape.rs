@@ -1,12 +1,12 @@
-//! Text of foreign origin, made safe to show: another machine by way of a store, or the user in the wrong place.
+//! Makes foreign text safe to print: from another machine through a store, or typed by the user in the wrong place.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::lock::token::is_of_token;
 
-/// The text with everything escaped that could steer a terminal or deceive its reader: control characters, and the
-/// invisible ones that turn the direction of writing or break a line.
+/// Escapes all characters that could control a terminal or deceive its reader: control characters, and the invisible ones that
+/// change the direction of writing or break a line.
 pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -19,16 +19,16 @@ pub fn escaped(text: &str) -> String {
     safe
 }
 
-/// The path in the same way.
+/// Escapes a path in the same way.
 pub fn escaped_path(path: &Path) -> String {
     escaped(&path.to_string_lossy())
 }
 
-/// JSON, which may be printed on a terminal too, with the same characters escaped as JSON does it. Its value stays the same.
+/// Escapes the same characters in JSON, which may be printed on a terminal, too. The JSON's value stays the same.
 pub fn json_for_terminals(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {
-        // Outside of strings there is none of them but the end of a line.
+        // Outside of strings, the only such character is the end of a line.
         if c != '\n' && is_hostile(c) {
             let _ = write!(safe, "\\u{:04x}", u32::from(c));
         } else {
@@ -38,13 +38,13 @@ pub fn json_for_terminals(json: &str) -> String {
     safe
 }
 
-/// Whether a character could steer a terminal or deceive its reader. All of them lie in the first plane of Unicode.
+/// Returns whether a character could control a terminal or deceive its reader. All of these are in the first plane of Unicode.
 fn is_hostile(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}')
 }
 
-/// The text with whatever could be the user's part of a URL replaced: for words that the user typed in the wrong place.
+/// Replaces everything that could be the user part of a URL, in words that the user may have typed in the wrong place.
 pub fn without_credentials(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
@@ -63,7 +63,7 @@ pub fn without_credentials(text: &str) -> String {
     shown + rest
 }
 
-/// A command line with what could be a secret of ours replaced: whose token it is that stands in it, and passwords in URLs.
+/// Replaces lockrun's secrets in a command line: tokens, and passwords in URLs.
 pub fn without_secrets(command: &str) -> String {
     let mut shown = String::new();
     let command = without_credentials(command);
@@ -83,7 +83,7 @@ pub fn without_secrets(command: &str) -> String {
     shown + rest
 }
 
-/// Like [`escaped`], but for a text of ours of several lines that has foreign text in it.
+/// Escapes foreign text in a message of several lines.
 pub fn escaped_lines(text: &str) -> String {
     text.lines().map(escaped).collect::<Vec<_>>().join("\n")
 }

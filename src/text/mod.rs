@@ -1,4 +1,4 @@
-//! Text that people read: made safe to show, and durations as they are typed and written.
+//! Text that people read: escaping, and durations.
 
 pub mod duration;
 pub mod escape;

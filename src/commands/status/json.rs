@@ -1,16 +1,16 @@
-//! What is known of keys, for programs: an array with an object for each key.
+//! The status of keys for programs: an array with an object for each key.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::words::{between, moment};
+use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 use crate::text::escape::json_for_terminals;
 
-/// The text, with an end of line.
+/// Returns the JSON text, with an end of line.
 pub(super) fn text(keys: &[KeyStatus]) -> String {
     let keys: Vec<Value> = keys.iter().map(key).collect();
     json_for_terminals(&format!("{:#}\n", Value::from(keys)))
@@ -70,7 +70,7 @@ fn past(past: &Past) -> Value {
     )
 }
 
-/// The fields with those of a holder in front.
+/// Prepends the fields of a holder.
 fn with(who: &Holder, fields: Value) -> Value {
     let mut all = if who.is_unknown() {
         json!({ "host": null, "pid": null, "user": null, "command": null })
@@ -83,7 +83,7 @@ fn with(who: &Holder, fields: Value) -> Value {
     all
 }
 
-/// A moment as in `2026-11-21T04:30:00.000Z`.
+/// Formats a moment as in `2026-11-21T04:30:00.000Z`.
 fn time(unix_ms: u64) -> String {
     humantime::format_rfc3339_millis(moment(unix_ms)).to_string()
 }

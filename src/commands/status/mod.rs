@@ -1,9 +1,9 @@
 //! `lockrun status`: who holds which lock, who waits for it, and how the last run went.
 
+mod format;
 mod json;
 mod page;
 mod table;
-mod words;
 
 use std::io::{self, Write as _};
 
@@ -17,15 +17,15 @@ use crate::run::outcome::{HELD, Outcome};
 use crate::store::KeyStatus;
 use crate::supervise::terminal;
 
-/// Prints what is known of all keys as a table, of one key in full, or either as JSON. With a key, ends with 75 if it is held, and
-/// with 69 if something cannot be read. Fails with [`crate::config::settings::UsageError`] if the settings are not right.
+/// Prints the status of all keys as a table, of one key in full, or either as JSON. The outcome is status 75 if the given key is held,
+/// and 69 if a record cannot be read. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
     let mut store = open(settings, None)?;
     let mut keys = match store.list(key.as_ref()) {
         Ok(keys) => keys,
         Err(error) => {
-            report::error(&error.context("cannot tell who holds what"));
+            report::error(&error.context("cannot show the status"));
             return Ok(Outcome::StoreFailed);
         }
     };
@@ -41,7 +41,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     } else {
         table::text(&keys, terminal::stdout_width())
     };
-    io::stdout().write_all(text.as_bytes()).context("cannot print")?;
+    io::stdout().write_all(text.as_bytes()).context("cannot print the status")?;
     if report::errors(&store.left_out()) {
         return Ok(Outcome::StoreFailed);
     }

@@ -1,12 +1,12 @@
-//! All that is known of one key, for people.
+//! The full status of one key, for people.
 
 use std::fmt::Write as _;
 
-use super::words::{between, ending, moment, span};
+use super::format::{between, ending, moment, span};
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 
-/// The text, with an end of line.
+/// Returns the page, with an end of line.
 pub(super) fn text(status: &KeyStatus) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -20,10 +20,10 @@ pub(super) fn text(status: &KeyStatus) -> String {
         line("", &format!("since {} ({held_for})", time(holding.since_ms)));
         let lease = match holding.expires_in {
             Some(left) if holding.revoked => {
-                format!("revoked; free when its command has been stopped, in {} at the latest", span(left))
+                format!("revoked; free when its command has been stopped, within {}", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),
-            None => "no lease that ends".into(),
+            None => "the lease never expires".into(),
         };
         let part = match &holding.value {
             Some(value) => format!("value {}", escaped(value)),
@@ -46,14 +46,14 @@ pub(super) fn text(status: &KeyStatus) -> String {
             let took = span(between(last.started_ms, last.ended_ms));
             let ago = span(between(last.ended_ms, status.now_ms));
             line("", &format!("{}, {} to {}", ending(last.ending), time(last.started_ms), time(last.ended_ms)));
-            line("", &format!("it took {took}, and ended {ago} ago"));
+            line("", &format!("it took {took} and ended {ago} ago"));
         }
         None => line("last run", "none is known"),
     }
     text
 }
 
-/// A moment as in `2026-11-21 04:30:00Z`.
+/// Formats a moment as in `2026-11-21 04:30:00Z`.
 fn time(unix_ms: u64) -> String {
     let time = humantime::format_rfc3339_seconds(moment(unix_ms)).to_string();
     time.replace('T', " ")

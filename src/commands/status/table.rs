@@ -1,15 +1,15 @@
-//! What is known of many keys, for people: a line for each holder, or for a key that has none.
+//! The status of many keys, for people: a line for each holder, or for a key without a holder.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::words::{between, ending, span};
+use super::format::{between, ending, span};
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 
 const COLUMNS: usize = 7;
 const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "WAITING", "LAST RUN", "HOLDER"];
 
-/// The columns that give way on a narrow terminal, and how narrow they may get.
+/// The columns that shrink on a narrow terminal, and their least widths.
 const KEY: (usize, usize) = (0, 12);
 const HOLDER: (usize, usize) = (COLUMNS - 1, 8);
 
@@ -17,7 +17,7 @@ const GAP: usize = 2;
 
 type Row = [String; COLUMNS];
 
-/// The text, with an end of line. No line is wider than `width`, if there is one.
+/// Returns the table, with an end of line. No line is wider than `width`, if one is given.
 pub(super) fn text(keys: &[KeyStatus], width: Option<usize>) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let rows: Vec<Row> = std::iter::once(headings).chain(keys.iter().flat_map(rows)).collect();
@@ -31,9 +31,9 @@ pub(super) fn text(keys: &[KeyStatus], width: Option<usize>) -> String {
         let needed = widths.iter().sum::<usize>() + GAP * (COLUMNS - 1);
         let mut surplus = needed.saturating_sub(width);
         for (column, least) in [HOLDER, KEY] {
-            let gives = widths[column].saturating_sub(least).min(surplus);
-            widths[column] -= gives;
-            surplus -= gives;
+            let cut = widths[column].saturating_sub(least).min(surplus);
+            widths[column] -= cut;
+            surplus -= cut;
         }
     }
     rows.iter().map(|row| line(row, &widths, width)).collect()
@@ -85,7 +85,7 @@ fn line(row: &Row, widths: &[usize; COLUMNS], width: Option<usize>) -> String {
     line.trim_end().to_owned() + "\n"
 }
 
-/// The text, cut to fit `width` columns.
+/// Cuts the text to fit `width` columns.
 fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

@@ -391,7 +391,7 @@ fn a_password_that_others_can_read_is_warned_of() {
         let output = call.run().exited(0).printed("ran\n");
         assert_eq!(output.stderr().lines().count(), usize::from(warns), "{mode:o}: {output}");
         if warns {
-            let output = output.said(&format!("warning: {}", user.file().display())).said(":2 has a password");
+            let output = output.said(&format!("warning: {}", user.file().display())).said(":2 contains a password");
             assert!(!output.stderr().contains("hushhush"), "{output}");
         }
     }

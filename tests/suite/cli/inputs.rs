@@ -113,7 +113,7 @@ fn a_pipe_without_an_end_is_given_up() {
     let store = Store::file();
     script(&store, "bash", "\"$@\" --store-file <(yes)", &RUN).exited(64).printed("").said("longer than 1 MiB");
     script(&store, "bash", "\"$@\" --store-file <(true)", &RUN).exited(64).printed("").said("/dev/fd/");
-    is_refused(silent.wait(), &fifo, "nobody has written");
-    is_refused(open.wait(), Path::new("/dev/stdin"), "no end");
+    is_refused(silent.wait(), &fifo, "no process has written");
+    is_refused(open.wait(), Path::new("/dev/stdin"), "still open");
     assert!(!store.locks().exists());
 }

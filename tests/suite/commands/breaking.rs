@@ -54,10 +54,10 @@ on_every_store!(another_holders_fence_changes_nothing, |store| {
     let second = token(store, "fence", &["--ttl", "10m"]);
     for other in [old, fence(store, "fence") + 1, 0] {
         let output = break_lock(store, "fence", &["--fence", &other.to_string()]).exited(75);
-        output.printed("").said("is not held under that fence, and stays with ");
+        output.printed("").said("is not held under that fence: it stays with ");
     }
     renew(store, "fence", &second, &[]).exited(0).silent();
-    break_lock(store, "fence", &["--fence", "one"]).exited(64).said("not a fence");
+    break_lock(store, "fence", &["--fence", "one"]).exited(64).said("not a fencing token");
     break_lock(store, "fence", &["--fence", &fence(store, "fence").to_string()]).exited(0).said("was taken from");
     assert!(!is_held(store, "fence"));
 });
@@ -90,7 +90,7 @@ fn a_run_is_stopped_before_the_next_begins() {
     let mut next = next.spawn();
     until_waiting(&store, "broken", 1);
     let output = break_lock(&store, "broken", &[]).exited(0).printed("").said("was taken from");
-    output.said("it is free when its command has been stopped, in ");
+    output.said("it will be free when its command has been stopped, within ");
     let told = status(&store, "broken");
     assert_eq!((&told["held"], &told["holders"][0]["revoked"]), (&Value::from(true), &Value::from(true)));
     // Once more: nothing changes, and whose it was is still known.

@@ -252,7 +252,10 @@ on_every_store!(a_release_waits_for_the_command, |store| {
     let mut run = Lockrun::new(store).key("busy").sh("echo $LOCKRUN_TOKEN; echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
     let ours = run.stdout().lines().next().expect("a token").to_owned();
-    release(store, "busy", &ours).exited(0).printed("").said("will be free when the command has ended");
+    release(store, "busy", &ours)
+        .exited(0)
+        .printed("")
+        .said("will be released when the command that runs under it has ended");
     assert!(!is_free(store, "busy"), "its command still runs");
     release(store, "busy", STRANGER).exited(79).said("is held by");
     run.signal(Signal::SIGTERM);

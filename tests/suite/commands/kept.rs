@@ -90,7 +90,7 @@ on_every_store!(a_release_outdoes_keep, |store| {
     let mut run = keep(store, &["--ttl", "10m"], "echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
     let ours = run.run.stdout().lines().next().expect("a token").to_owned();
-    release(store, "kept", &ours).exited(0).said("will be free when");
+    release(store, "kept", &ours).exited(0).said("will be released when");
     run.finish().exited(0);
     assert!(!is_held(store, "kept"));
 });

@@ -89,7 +89,7 @@ on_every_store!(only_a_program_follows_what_is_no_integer, |store| {
         };
         assert_eq!(next(&call().arg(format!("--from={from}")).args(["--next", "echo"])), from);
         let counted = call().args(["--from", "1"]).command(["echo", "ran"]).run();
-        counted.exited(125).printed("").said(&format!("\"{from}\", is no integer")).said("--next");
+        counted.exited(125).printed("").said(&format!("\"{from}\", is not an integer")).said("--next");
     }
 });
 

@@ -85,7 +85,7 @@ on_every_store!(what_is_no_value_is_an_error, |store| {
     ] {
         let program = Program::new(script);
         let output = program.of(reserve(store, "7")).command(["echo", "ran"]).run().exited(125).printed("");
-        let output = output.said("no value of the sequence \"seq\" is reserved").said(why).said("called with \"7\"");
+        let output = output.said("cannot reserve a value of the sequence \"seq\"").said(why).said("called with \"7\"");
         assert!(output.stderr().lines().count() == 1 && !output.stderr().contains('\x1b'), "{output}");
     }
     for program in ["/no/such/program", "no-such-program", "/etc", "/dev/null"] {

@@ -279,7 +279,7 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let fifo = directory.path().join("fifo");
     mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
-    only_warned(with_events(store, &fifo).run(), "nobody reads it");
+    only_warned(with_events(store, &fifo).run(), "no process reads it");
 
     let reader = || OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo).expect("a reader");
     let mut first = reader();
@@ -314,7 +314,7 @@ on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
         let mut run = Lockrun::bare().command([&traced[..], &run].concat()).spawn_alone();
         run.wait_for_line("ran");
         // The tracer itself would wait.
-        run.wait_for_stderr("keeps its writer waiting; the run goes on");
+        run.wait_for_stderr("a write takes too long; the run continues");
         assert!(!is_held(store, "k"), "{call}");
     }
 });

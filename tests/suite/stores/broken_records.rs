@@ -87,7 +87,7 @@ fn a_run_whose_particulars_are_lost_is_broken() {
     break_lock(&store, "broken", &[])
         .exited(0)
         .said("was taken from")
-        .said("it is free when its command has been stopped");
+        .said("it will be free when its command has been stopped");
     assert!(is_held(&store, "broken"), "its command may still run");
     run.wait().exited(79).said("it was revoked by ");
     assert!(is_free(&store, "broken"));

@@ -225,7 +225,7 @@ fn an_end_that_cannot_be_written() {
     assert!(is_free(&store, "end"));
     for options in [["--keep", "--ttl=10m"], ["--min-hold", "10m"]] {
         let run = Lockrun::new(&store).key(options[0]).args(options).sh(&script(0)).run().exited(0);
-        run.said("is free, although it was to be kept: cannot write");
+        run.said("is free, although it should have been kept: cannot write");
         assert!(is_free(&store, options[0]), "{options:?}");
     }
     let run = reserve(&store, "7").sh(&script(0)).run().exited(0);

@@ -1,4 +1,4 @@
-//! How spans of time and endings are said, in as few characters as will do.
+//! Short forms of times, spans and endings.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,17 +7,17 @@ use crate::lock::ending::Ending;
 /// The last moment that can be written as a date: the end of the year 9999.
 const LAST_MS: u64 = 253_402_300_799_999;
 
-/// Returns the moment of a time in milliseconds of Unix time, or the last one that can be written as a date if that is earlier.
+/// Returns the moment `unix_ms` milliseconds after the Unix epoch, or the last one that can be written as a date if that is earlier.
 pub(super) fn moment(unix_ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(unix_ms.min(LAST_MS))
 }
 
-/// The span between two moments in milliseconds; none if they are the wrong way round.
+/// Returns the span between two moments in milliseconds; zero if they are in the wrong order.
 pub(super) fn between(earlier_ms: u64, later_ms: u64) -> Duration {
     Duration::from_millis(later_ms.saturating_sub(earlier_ms))
 }
 
-/// A span by its two greatest units, such as `3m 12s` or `2d 5h`.
+/// Formats a span by its two greatest units, such as `3m 12s` or `2d 5h`.
 pub(super) fn span(span: Duration) -> String {
     const UNITS: [(&str, u64); 4] = [("d", 24 * 60 * 60), ("h", 60 * 60), ("m", 60), ("s", 1)];
     let mut left = span.as_secs();
@@ -33,7 +33,7 @@ pub(super) fn span(span: Duration) -> String {
     said.join(" ")
 }
 
-/// How a command ended.
+/// Describes how a command ended.
 pub(super) fn ending(ending: Option<Ending>) -> String {
     match ending {
         Some(Ending::Exited(0)) => "ok".into(),

@@ -1,4 +1,4 @@
-//! What clap cannot say of words: that `--wait` takes the next one only if it is a duration.
+//! Prepares the command line for clap, which cannot express that `--wait` takes the next word only if it is a duration.
 
 use std::ffi::OsString;
 
@@ -8,20 +8,20 @@ use super::name;
 use crate::text::duration;
 
 /// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5`, where the word is a duration and stands among lockrun's own
-/// options. A word that is no duration is left to be the command. Everything from `--` or the first word that is no
-/// option on is COMMAND's, and is not touched.
-pub fn normalize_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> {
+/// options. A word that is not a duration remains the command. Everything from `--` or the first word that is not an option
+/// belongs to COMMAND and is not changed.
+pub fn normalize_wait(command: &Command, args: Vec<OsString>) -> Vec<OsString> {
     let takes_value = |find: &dyn Fn(&Arg) -> bool| {
         command.get_arguments().find(|arg| find(arg)).is_some_and(|arg| arg.get_action().takes_values())
     };
-    let mut tied = Vec::with_capacity(words.len());
-    let mut words = words.into_iter().peekable();
-    while let Some(word) = words.next() {
+    let mut normal = Vec::with_capacity(args.len());
+    let mut args = args.into_iter().peekable();
+    while let Some(word) = args.next() {
         let text = word.to_str().unwrap_or_default();
         let mut waits = false;
         let mut wants_value = false;
         if text == "--" || !text.starts_with('-') || text == "-" {
-            tied.push(word);
+            normal.push(word);
             break;
         } else if let Some(long) = text.strip_prefix("--") {
             waits = long == name::WAIT;
@@ -34,42 +34,42 @@ pub fn normalize_wait(command: &Command, words: Vec<OsString>) -> Vec<OsString> 
             wants_value = value.is_empty();
             if short == 'w' {
                 if !before.is_empty() {
-                    tied.push(format!("-{before}").into());
+                    normal.push(format!("-{before}").into());
                 }
                 let value = value.strip_prefix('=').unwrap_or(value);
                 if value.is_empty() {
                     waits = true;
                 } else {
-                    tied.push(format!("--{}={value}", name::WAIT).into());
+                    normal.push(format!("--{}={value}", name::WAIT).into());
                     continue;
                 }
             }
         }
         if waits {
-            // A word in front of `--` cannot be the command: if it is no duration either, the reader of the value says so.
-            let before_dashes = words.clone().nth(1).is_some_and(|after| after == "--");
+            // A word in front of `--` cannot be the command: if it is not a duration either, the value's parser reports it.
+            let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
             let is_value = |next: &OsString| {
                 let text = next.to_str().unwrap_or_default();
                 duration::parse(text).is_ok() || (before_dashes && !text.starts_with('-'))
             };
-            let value = words.next_if(is_value);
-            tied.push(value.map_or_else(
+            let value = args.next_if(is_value);
+            normal.push(value.map_or_else(
                 || OsString::from("--wait"),
                 |value| {
-                    let mut tie = OsString::from("--wait=");
-                    tie.push(value);
-                    tie
+                    let mut option = OsString::from("--wait=");
+                    option.push(value);
+                    option
                 },
             ));
             continue;
         }
-        tied.push(word);
+        normal.push(word);
         if wants_value {
-            tied.extend(words.next());
+            normal.extend(args.next());
         }
     }
-    tied.extend(words);
-    tied
+    normal.extend(args);
+    normal
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::cli::command;
 
-    fn tied(words: &[&str]) -> Vec<String> {
+    fn normalized(words: &[&str]) -> Vec<String> {
         let words = words.iter().map(OsString::from).collect();
         normalize_wait(&command(), words).into_iter().map(|word| word.into_string().expect("is UTF-8")).collect()
     }
@@ -96,7 +96,7 @@ mod tests {
             (&["-k", "a", "-w", "5x", "--", "run"], &["-k", "a", "--wait=5x", "--", "run"]),
             (&["-k", "a", "-w", "-v", "--", "run"], &["-k", "a", "--wait", "-v", "--", "run"]),
         ] {
-            assert_eq!(tied(typed), meant, "{typed:?}");
+            assert_eq!(normalized(typed), meant, "{typed:?}");
         }
     }
 
@@ -110,7 +110,7 @@ mod tests {
             &["-k", "a", "--", "-w", "5"],
             &["-k", "a", "-c", "-w", "-v"],
         ] {
-            assert_eq!(tied(words), words);
+            assert_eq!(normalized(words), words);
         }
     }
 }
