@@ -12,6 +12,7 @@ mod release;
 mod renewer;
 mod start;
 mod takeover;
+mod wait;
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use crate::lock::token::Token;
 use crate::report;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{self, Claim, Grant, Release, Store};
+use crate::store::{Backend, Claim, Grant, Release};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::parent::{self, ForkSide};
 use crate::supervise::{Launch, Running};
@@ -38,7 +39,7 @@ use start::{Begun, Start};
 
 /// Runs `plan`, with the signals that were taken over. Returns an error of lockrun's own.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
-    let store = match store::open(plan.store.clone(), plan.terms.store_timeout) {
+    let store = match plan.store.open(plan.terms.store_timeout) {
         Ok(store) => store,
         Err(why) => {
             report::say(&why);
@@ -99,7 +100,7 @@ impl<'a> Run<'a> {
     }
 
     /// Acquires the lock, runs COMMAND and releases the lock. On a store of leases this is the guardian's work.
-    fn carry_out(self, mut store: Box<dyn Store>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
+    fn carry_out(self, mut store: Box<dyn Backend>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
         let launch = self.launch();
         let mut start = match Start::new(self.plan, &launch, signals, guardian) {
             Ok(start) => start,
@@ -144,7 +145,7 @@ impl<'a> Run<'a> {
     /// Acquires the lock, or reserves the next value of a sequence, for the `start`.
     fn acquire(
         &self,
-        store: &mut dyn Store,
+        store: &mut dyn Backend,
         signals: &Signals,
         start: &mut Start<'_>,
         guardian: Option<&Guardian>,
