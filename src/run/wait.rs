@@ -167,3 +167,6 @@ fn pause(span: Duration, waiter: &mut Waiter<'_>, watcher: &mut dyn Watcher) -> 
         _ => Ok(None),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -72,11 +72,6 @@ impl FileStore {
         Directory::open(self.directory.as_deref())
     }
 
-    fn is_removed_over_and_over(&self, key: &Key) -> Result<RequestError, StoreError> {
-        let path = self.directory()?.show(key);
-        Ok(anyhow!("the lock file {path} is removed over and over; find out by what").into())
-    }
-
     /// The lock file of `key`, if the key was ever used.
     fn lock_file(&self, key: &Key) -> Result<Option<LockFile>, StoreError> {
         LockFile::open(&self.directory()?, &directory::file_name(key))
@@ -105,7 +100,7 @@ impl Store for FileStore {
                 Found::Vanished => self.place = None,
             }
         }
-        Err(self.is_removed_over_and_over(&claim.key)?)
+        Err(vanishes(&self.directory()?, &claim.key))
     }
 
     fn sleep(
@@ -205,7 +200,7 @@ impl Sequences for FileStore {
             }
             return Ok(reserved);
         }
-        Err(self.is_removed_over_and_over(&claim.key)?)
+        Err(vanishes(&directory, &claim.key))
     }
 }
 
@@ -254,6 +249,10 @@ fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) -> R
         },
     }
     Ok(())
+}
+
+fn vanishes(directory: &Directory, key: &Key) -> RequestError {
+    anyhow!("the lock file {} is removed over and over; find out by what", directory.show(key)).into()
 }
 
 /// The claim, as the rules want it. Those that wait stand in the kernel's queue, not in the state.
