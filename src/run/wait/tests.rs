@@ -1,5 +1,6 @@
 //! The loop on a store that answers as a test wants it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use anyhow::anyhow;
@@ -64,6 +65,14 @@ impl Store for Scripted {
 /// Looks on, and goes on waiting or not.
 struct Onlooker {
     goes_on: bool,
+    /// As often it says that lockrun is stopped.
+    stops: Cell<u32>,
+}
+
+impl Onlooker {
+    fn new(goes_on: bool) -> Self {
+        Onlooker { goes_on, stops: Cell::new(0) }
+    }
 }
 
 impl WaitObserver for Onlooker {
@@ -78,7 +87,14 @@ impl WaitObserver for Onlooker {
 
 impl Watcher for Onlooker {
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
+        assert_eq!(self.stops.get(), 0, "the lock was asked for in the name of a lockrun that is stopped");
         if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let stops = self.stops.get();
+        self.stops.set(stops.saturating_sub(1));
+        stops > 0
     }
 }
 
@@ -115,7 +131,7 @@ fn wait(
     let (tries, sleeps) = (tries.into_iter().collect(), sleeps.into_iter().collect());
     let mut store = Scripted { tries, sleeps, ..Scripted::default() };
     let signals = Signals::take_over().expect("signals can be blocked");
-    let wait = Wait { until, signals: &signals, watcher: &mut Onlooker { goes_on } };
+    let wait = Wait { until, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
     let acquired = in_turn(&mut store, &claim(), wait).map_err(|error| error.to_string());
     (acquired, store)
 }
@@ -196,6 +212,16 @@ fn patience_with_an_outage_ends() {
     let claim = claim();
     let heard_at = Some(Moment::from_boot(Duration::ZERO));
     let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, in_flight: false };
-    let waited = attempt.wait(None, &mut Waiter::new(&signals), &mut Onlooker { goes_on: true });
+    let waited = attempt.wait(None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
+}
+
+#[test]
+fn nothing_is_asked_for_while_lockrun_is_stopped() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
+    let mut watcher = Onlooker { goes_on: true, stops: Cell::new(2) };
+    let wait = Wait { until: None, signals: &signals, watcher: &mut watcher };
+    let acquired = in_turn(&mut store, &claim(), wait).expect("the store does not fail");
+    assert_eq!(acquired, Acquired::Mine(GRANT));
 }
