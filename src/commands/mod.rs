@@ -21,7 +21,7 @@ use crate::config::settings::{DEFAULT_STORE_TIMEOUT, Settings, UsageError};
 use crate::lock::key::Key;
 use crate::report;
 use crate::run::outcome::Outcome;
-use crate::store::{self, Held, Store};
+use crate::store::{Backend, Held};
 use crate::text::escape::escaped;
 
 /// Runs `subcommand` with its `settings`. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
@@ -39,9 +39,9 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
 }
 
 /// Opens the store that the settings name. A request takes at most `timeout`, else the settings' own time-out.
-fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Store>, UsageError> {
+fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Backend>, UsageError> {
     let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
-    Ok(store::open(settings.store()?, timeout)?)
+    Ok(settings.store()?.open(timeout)?)
 }
 
 /// Reports that a lock is not, or no longer, held under the token, and returns the outcome.

@@ -21,10 +21,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let really = !settings.typed_switch(name::DRY_RUN);
     let mut store = open(settings, None)?;
     match store.prune(span, really) {
-        Ok(keys) => {
-            let names: String = keys.iter().map(|key| escaped(key.as_str()) + "\n").collect();
+        Ok(pruned) => {
+            let names: String = pruned.found.iter().map(|key| escaped(key.as_str()) + "\n").collect();
             io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;
-            Ok(if report::errors(&store.left_out()) { Outcome::StoreFailed } else { Outcome::Printed })
+            Ok(if report::errors(&pruned.unreadable) { Outcome::StoreFailed } else { Outcome::Printed })
         }
         Err(error) => {
             report::error(&error.context("cannot remove old keys"));

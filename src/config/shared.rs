@@ -15,6 +15,8 @@ use crate::store::Address;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
+/// Where locks live, if nothing else is set: in the default directory.
+const DEFAULT_STORE: &str = "file:";
 /// The length of a lease, if nothing else is set.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// The longest that one request to the store may take, if nothing else is set and there is no lease to keep.
@@ -92,7 +94,7 @@ impl Settings<'_> {
     pub fn store(&self) -> Result<Address, UsageError> {
         let names = [name::STORE, name::STORE_FILE];
         let Some((layer, which)) = self.one_of(&names, |layer, name| Ok(layer.value(name).map(|_| true)))? else {
-            return Ok(Address::File(None));
+            return Ok(Address::parse(DEFAULT_STORE)?);
         };
         let value = layer.value(which).unwrap_or_default();
         let spelled = layer.spell(which);

@@ -5,11 +5,12 @@ use std::time::Duration;
 use super::enclosing::EnclosingLocks;
 use super::outcome::Outcome;
 use super::progress::Progress;
+use super::wait::{self, Acquired, Wait};
 use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Acquired, Claim, Grant, Held, Holding, Store, StoreError, Wait};
+use crate::store::{Claim, Grant, Held, Holding, Store, StoreError, Tried};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -38,7 +39,7 @@ pub fn acquire(
     let Patience { on_held, held_status } = patience;
     let began = Moment::now();
     let answer = match on_held {
-        OnHeld::Fail | OnHeld::Skip => store.acquire(claim, None).map(Answer::of),
+        OnHeld::Fail | OnHeld::Skip => wait::try_once(store, claim).map(Answer::of),
         OnHeld::Wait(span) => {
             let until = span.map(|span| began + span);
             acquire_or_wait(store, claim, until, outer, reporter, signals, guardian)
@@ -92,11 +93,10 @@ enum Answer {
 }
 
 impl Answer {
-    fn of(acquired: Acquired) -> Self {
-        match acquired {
-            Acquired::Mine(grant) => Answer::Mine(grant),
-            Acquired::Held(held) => Answer::Held(held),
-            Acquired::Interrupted(signal) => Answer::Interrupted(signal),
+    fn of(tried: Tried) -> Self {
+        match tried {
+            Tried::Mine(grant) => Answer::Mine(grant),
+            Tried::Held(held) => Answer::Held(held),
         }
     }
 }
@@ -114,27 +114,29 @@ fn acquire_or_wait(
     // With several slots another one may come free.
     let waits_for_itself = |held: &Held| claim.slots == 1 && outer.has(held.token.as_ref());
     if !outer.is_empty() {
-        match store.acquire(claim, None)? {
-            Acquired::Held(held) if waits_for_itself(&held) => return Ok(Answer::SelfDeadlock(held)),
-            Acquired::Held(_) => {
+        match wait::try_once(store, claim)? {
+            Tried::Mine(grant) => return Ok(Answer::Mine(grant)),
+            Tried::Held(held) if waits_for_itself(&held) => return Ok(Answer::SelfDeadlock(held)),
+            Tried::Held(_) => {
                 if let Some(held) = self_deadlock(store, claim, outer) {
                     return Ok(Answer::SelfDeadlock(held));
                 }
             }
-            acquired => return Ok(Answer::of(acquired)),
         }
     }
     let watcher = &mut Progress::new(reporter, &waits_for_itself, guardian);
-    Ok(match store.acquire(claim, Some(Wait { until, signals, watcher }))? {
+    Ok(match wait::in_turn(store, claim, Wait { until, signals, watcher })? {
+        Acquired::Mine(grant) => Answer::Mine(grant),
         Acquired::Held(held) if waits_for_itself(&held) => Answer::SelfDeadlock(held),
-        acquired => Answer::of(acquired),
+        Acquired::Held(held) => Answer::Held(held),
+        Acquired::Interrupted(signal) => Answer::Interrupted(signal),
     })
 }
 
 /// The last of the holders that we run under, if there are so many of them that they leave none of the slots that the claim could
 /// get. What the store does not tell is no reason not to wait.
 fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Held> {
-    let status = store.list(Some(&claim.key)).ok()?.pop()?;
+    let status = store.list(Some(&claim.key)).ok()?.found.pop()?;
     // One that was revoked can come free before its command has ended.
     let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.revoked;
     let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();

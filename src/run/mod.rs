@@ -12,6 +12,7 @@ mod release;
 mod renewer;
 mod start;
 mod takeover;
+mod wait;
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use crate::lock::lease::{Lease, Ttl};
 use crate::lock::token::Token;
 use crate::report;
 use crate::report::reporter::Reporter;
-use crate::store::{self, Claim, Grant, Release, Store};
+use crate::store::{Backend, Claim, Grant, Release};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::parent::{self, ForkSide};
 use crate::supervise::{Launch, Prepared, Running, VALUE};
@@ -36,7 +37,7 @@ use renewer::{Renewer, SharedStore};
 
 /// Carries out `plan`. Fails if lockrun itself fails.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
-    let store = match store::open(plan.store.clone(), plan.terms.store_timeout) {
+    let store = match plan.store.open(plan.terms.store_timeout) {
         Ok(store) => store,
         Err(why) => {
             report::say(&why);
@@ -97,7 +98,7 @@ impl<'a> Run<'a> {
     }
 
     /// Acquires the lock, runs COMMAND and releases the lock. On a store with leases the guardian does this.
-    fn carry_out(self, mut store: Box<dyn Store>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
+    fn carry_out(self, mut store: Box<dyn Backend>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
         let launch = self.launch();
         let (mut prepared, renewer) = match self.prepare(&launch, signals, guardian) {
             Ok(prepared) => prepared,
@@ -142,7 +143,7 @@ impl<'a> Run<'a> {
     /// Acquires the lock, or reserves the next value of a sequence, which `prepared` gets as a variable.
     fn acquire(
         &self,
-        store: &mut dyn Store,
+        store: &mut dyn Backend,
         signals: &Signals,
         prepared: &mut Prepared<'_>,
         guardian: Option<&Guardian>,

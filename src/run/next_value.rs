@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
-use crate::sys::wait::{self, WaitObserver, WakeReason};
+use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 use crate::text::escape::escaped;
 
 /// The longest value, in bytes.
@@ -99,7 +99,7 @@ fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<E
 }
 
 fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<WakeReason, String> {
-    let woken = wait::wait_for(source, until, signals, &mut Patient);
+    let woken = Waiter::new(signals).wait_for(source, until, &mut Patient);
     woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
 }
 

@@ -6,10 +6,11 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use super::wait::Watcher;
 use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Held, Watcher};
+use crate::store::Held;
 use crate::supervise::guardian::Guardian;
 use crate::supervise::terminal;
 use crate::sys::clock::Moment;

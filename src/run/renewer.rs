@@ -15,7 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::lock::lease::{Answer, Due, Lease};
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Claim, Held, Renewed, Store, StoreError};
+use crate::store::{Backend, Claim, Held, Renewed, StoreError};
 use crate::supervise::guardian::Control;
 use crate::sys::clock::{Alarm, Moment};
 use crate::sys::wait::readable;
@@ -24,16 +24,16 @@ use crate::sys::wait::readable;
 const STACK: usize = 512 * 1024;
 
 /// A store that the renewer shares until the main thread takes it back. One thread at a time uses it.
-pub struct SharedStore(Arc<Mutex<Option<Box<dyn Store>>>>);
+pub struct SharedStore(Arc<Mutex<Option<Box<dyn Backend>>>>);
 
 impl SharedStore {
     /// Shares `store`.
-    pub fn new(store: Box<dyn Store>) -> Self {
+    pub fn new(store: Box<dyn Backend>) -> Self {
         SharedStore(Arc::new(Mutex::new(Some(store))))
     }
 
     /// Takes the store back, after which nothing is renewed. Waits for a renewal in progress.
-    pub fn take_back(self) -> Box<dyn Store> {
+    pub fn take_back(self) -> Box<dyn Backend> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it is taken back once")
     }
 }

@@ -7,7 +7,7 @@ use super::outcome::Outcome;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Claim, Grant, Reserved, Store, StoreError, Wanted, integer};
+use crate::store::{Backend, Claim, Grant, RequestError, Reserved, Sequences, Wanted, integer};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::text::escape::escaped;
@@ -46,7 +46,7 @@ pub enum Order {
 /// Reserves the next value of the key's sequence that no other run has reserved. Returns the grant and the value. If there is none,
 /// this has been reported, and the run's outcome is returned.
 pub fn reserve(
-    store: &mut dyn Store,
+    store: &mut dyn Backend,
     claim: &Claim,
     sequence: &Sequence,
     reporter: &Reporter,
@@ -64,7 +64,8 @@ pub fn reserve(
             reporter.tell(Event::Acquired { fence: grant.fence, slot: None, value: Some(&value), waited });
             Ok((grant, value))
         }
-        Err(Failure::Store(error)) => {
+        Err(Failure::Store(failed)) => {
+            let error = failed.cancel(store, claim);
             reporter.fail(&error.context(format!("cannot reserve a value of the sequence \"{key}\"")));
             Err(Outcome::StoreFailed)
         }
@@ -81,19 +82,19 @@ pub fn reserve(
 
 /// Why there is no value.
 enum Failure {
-    Store(StoreError),
+    Store(RequestError),
     Nothing(String),
     Interrupted(i32),
 }
 
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
+impl From<RequestError> for Failure {
+    fn from(error: RequestError) -> Self {
         Failure::Store(error)
     }
 }
 
 /// Reserves the next integer, which the store computes.
-fn count(store: &mut dyn Store, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
+fn count(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
     match store.reserve(claim, &Wanted::Next { from, step })? {
         Reserved::Mine(grant, value) => Ok((grant, value)),
         Reserved::NoNext(last) if integer(&last).is_some() => {
@@ -117,7 +118,7 @@ fn after(program: &OsString, value: &str, signals: &Signals) -> Result<String, F
 
 /// Tries one candidate after the other until one is free.
 fn search(
-    store: &mut dyn Store,
+    store: &mut dyn Sequences,
     claim: &Claim,
     from: &str,
     mut after: impl FnMut(&str) -> Result<String, Failure>,
@@ -148,9 +149,6 @@ mod tests {
     use crate::lock::key::Key;
     use crate::lock::lease::Ttl;
     use crate::lock::token::Token;
-    use crate::report::diagnostic::Diagnostic;
-    use crate::store::{Acquired, KeyStatus, Release, Released, Renewed, Revoked, Wait};
-    use std::time::Duration;
 
     /// A store in which the first values of a sequence are reserved, and which is only asked for more.
     struct Full {
@@ -158,8 +156,8 @@ mod tests {
         asked: u32,
     }
 
-    impl Store for Full {
-        fn reserve(&mut self, _: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+    impl Sequences for Full {
+        fn reserve(&mut self, _: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
             let Wanted::Value { value, after: None, steps } = wanted else { panic!("not asked for: {wanted:?}") };
             self.asked += 1;
             assert_eq!((value, *steps), (&self.asked.to_string(), self.asked));
@@ -167,38 +165,6 @@ mod tests {
                 return Ok(Reserved::Taken);
             }
             Ok(Reserved::Mine(Grant { fence: 1, slot: 0, lease_from: None }, value.clone()))
-        }
-
-        fn acquire(&mut self, _: &Claim, _: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-            unreachable!("a search only reserves")
-        }
-
-        fn cancel(&mut self, _: &Claim, _: bool) {
-            unreachable!("a search only reserves")
-        }
-
-        fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
-            unreachable!("a search only reserves")
-        }
-
-        fn release(&mut self, _: &Key, _: &Token, _: Release) -> Result<Released, StoreError> {
-            unreachable!("a search only reserves")
-        }
-
-        fn list(&mut self, _: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
-            unreachable!("a search only reserves")
-        }
-
-        fn revoke(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<Revoked, StoreError> {
-            unreachable!("a search only reserves")
-        }
-
-        fn prune(&mut self, _: Duration, _: bool) -> Result<Vec<Key>, StoreError> {
-            unreachable!("a search only reserves")
-        }
-
-        fn diagnose(&mut self) -> Vec<Diagnostic> {
-            unreachable!("a search only reserves")
         }
     }
 

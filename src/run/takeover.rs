@@ -4,14 +4,14 @@ use super::Run;
 use super::outcome::Outcome;
 use crate::config::plan::Plan;
 use crate::report::event::Event;
-use crate::store::{Claim, Release, Store};
+use crate::store::{Backend, Claim, Release};
 use crate::supervise::Why;
 use crate::supervise::parent::End;
 use crate::sys::clock::Moment;
 
 /// Returns the outcome of a run whose guardian came to this `end`. Before that, cancels the claim or releases the lock if the guardian
 /// may not have done so.
-pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Store>) -> Outcome {
+pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     match end {
         End::Guarded(ending) => Outcome::Ended(ending),
         End::Gone => {

@@ -1,249 +1,74 @@
 //! Where locks live: the interface that every store keeps, and how one is chosen by its URL.
+//!
+//! A store only answers: each method is one request. How a run waits for a lock that is held, sits out an outage and cancels what it
+//! has asked for is written once, in [`crate::run::wait`].
 
 mod address;
-pub mod file;
-pub mod redis;
+mod answers;
+mod error;
+mod file;
+mod redis;
+mod url;
 
-use std::fmt;
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 pub use address::Address;
+pub use answers::*;
+pub use error::{RequestError, RequestState, StoreError};
 
 pub use crate::lock::claim::Claim;
 pub use crate::lock::state::{Release, Retain, Wanted, integer};
 
-use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
-use crate::sys::signals::Signals;
-use crate::sys::wait::WaitObserver;
-use crate::text::duration;
+use crate::sys::wait::{WaitObserver, Waiter};
 
-/// A lock that is ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// The fencing token: greater than that of every earlier acquisition of the key.
-    pub fence: u64,
-    /// Which of the slots is ours, from 0.
-    pub slot: u32,
-    /// The moment at which the request left that acquired the lock, if it is held under a lease: that counts from then. `None`: the
-    /// kernel holds it, for as long as lockrun or COMMAND lives.
-    pub lease_from: Option<Moment>,
+/// The kinds of stores. One more is a folder of its own, and a line here.
+static KINDS: [Kind; 2] = [file::KIND, redis::KIND];
+
+/// A kind of store.
+struct Kind {
+    /// What its URLs begin with, as messages spell it.
+    schemes: &'static [&'static str],
+    /// The parameters that its URLs may have. None of them is a secret.
+    parameters: &'static [&'static str],
+    /// Whether its locks are leases, which run out if they are not renewed.
+    has_leases: bool,
+    /// Reads a URL that begins with one of the schemes. Connects to nothing and opens nothing. On failure returns what is wrong with
+    /// the URL, to be said after it, without its password.
+    parse: fn(url: &str) -> Result<Box<dyn Location>, String>,
 }
 
-/// A lock that another holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Whose, as far as it is known.
-    pub holder: Option<Holder>,
-    /// How long it has been.
-    pub since: Option<Duration>,
-    /// How long its lease still runs, if it is a lease that ends.
-    pub expires_in: Option<Duration>,
-    /// Our place in the queue, from 0, where there is one.
-    pub place: Option<u64>,
-    /// Under which token. For comparing: who knows it can release the lock.
-    pub token: Option<Token>,
+/// Where a store of one kind is.
+trait Location: Send + Sync {
+    /// Opens the store, see [`Address::open`].
+    fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String>;
 }
-
-/// Says the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
-impl fmt::Display for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };
-        write!(f, "{holder} for {}", span(self.since))
-    }
-}
-
-fn span(since: Option<Duration>) -> String {
-    since.map_or_else(|| "an unknown time".into(), duration::say)
-}
-
-/// The answer to a request for a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acquired {
-    /// It is ours.
-    Mine(Grant),
-    /// Another holds it, and the patience is at its end.
-    Held(Held),
-    /// A signal of this number ended the wait. Nothing of ours is left in the store.
-    Interrupted(i32),
-}
-
-/// The answer to a renewal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Renewed {
-    /// The lock is ours for another ttl.
-    Mine,
-    /// It is not ours any more. Another may hold it.
-    NotMine(Option<Held>),
-    /// It was revoked, by whom.
-    Revoked(Holder),
-}
-
-/// What came of releasing a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// It is free.
-    Free,
-    /// It stays held, as was asked.
-    Retained,
-    /// It is free, but how the run ended could not be recorded, nor that it is to stay: for this reason.
-    Unrecorded(String),
-    /// It will be free when the command has ended that runs under it.
-    WhenItEnds,
-    /// It was not ours. Another may hold it.
-    NotMine(Option<Held>),
-}
-
-/// What came of taking a lock from its holders.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Revoked {
-    /// There was nothing to take.
-    Free,
-    /// It is held, but not by whom was meant.
-    Others(Vec<Held>),
-    /// It was revoked where it could be.
-    Taken {
-        /// From these.
-        from: Vec<Held>,
-        /// It stays with these.
-        living: Vec<Living>,
-        /// It is free after this time at the latest.
-        free_in: Duration,
-        /// A command may still run under it, and will not hear of it.
-        untold: bool,
-    },
-}
-
-/// A living process of this machine that holds a lock: the kernel lets nobody take it away.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Living {
-    /// Whose the lock is.
-    pub held: Held,
-    /// The processes with whose end it is free, as far as we may look into them.
-    pub pids: Vec<u32>,
-}
-
-/// What came of reserving a value of a sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reserved {
-    /// It is ours.
-    Mine(Grant, String),
-    /// Another has reserved it.
-    Taken,
-    /// There is no integer after this value, or it is none.
-    NoNext(String),
-    /// The last value is this one, not the one after which a value was wanted.
-    Moved(Option<String>),
-}
-
-/// What is known of one key. Times are milliseconds of Unix time on the store's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyStatus {
-    /// The key.
-    pub key: Key,
-    /// When this was so.
-    pub now_ms: u64,
-    /// The fencing token that was given out last.
-    pub fence: u64,
-    /// Who holds it, the longest first.
-    pub holders: Vec<Holding>,
-    /// Who waits for it, the next first, as far as the store knows the order.
-    pub waiters: Vec<Waiting>,
-    /// The last run, or lock taken by hand, that is over.
-    pub last: Option<Past>,
-    /// The last value of its sequence that was used, if it has one.
-    pub value: Option<String>,
-}
-
-impl KeyStatus {
-    /// What is known of a key that was never used.
-    pub fn never_used(key: Key) -> Self {
-        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None, value: None }
-    }
-}
-
-/// A holder of a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holding {
-    /// Who.
-    pub who: Holder,
-    /// Since when.
-    pub since_ms: u64,
-    /// How long the lease still runs, if it is one that ends.
-    pub expires_in: Option<Duration>,
-    /// The fencing token.
-    pub fence: u64,
-    /// The slot, from 0.
-    pub slot: u32,
-    /// The value of the sequence that it has reserved, if it has.
-    pub value: Option<String>,
-    /// Whether the lock was revoked, and is only held until the command is dead.
-    pub revoked: bool,
-    /// Under which token. For comparing: who knows it can release the lock.
-    pub token: Option<Token>,
-}
-
-/// A waiter for a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// Who.
-    pub who: Holder,
-    /// Since when, where that is known.
-    pub since_ms: Option<u64>,
-}
-
-/// A run that is over.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Past {
-    /// Whose it was.
-    pub who: Holder,
-    /// When it got the lock.
-    pub started_ms: u64,
-    /// When it released the lock.
-    pub ended_ms: u64,
-    /// How its command ended, if one was started.
-    pub ending: Option<Ending>,
-}
-
-/// How to wait for a lock that is held.
-pub struct Wait<'a> {
-    /// Until when; `None`: for ever.
-    pub until: Option<Moment>,
-    /// The signals, some of which end the wait.
-    pub signals: &'a Signals,
-    /// Hears how the wait goes.
-    pub watcher: &'a mut dyn Watcher,
-}
-
-/// Looks on while lockrun waits.
-pub trait Watcher: WaitObserver {
-    /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
-    /// Tells whether to go on waiting.
-    fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
-
-    /// Whether lockrun, for which another process waits, is stopped. Then nothing is to be taken in its name.
-    fn is_stopped(&self) -> bool {
-        false
-    }
-}
-
-/// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
-pub type StoreError = anyhow::Error;
 
 /// A store of locks.
 ///
-/// An error from [`Store::acquire`] or [`Store::renew`] means that the outcome is unknown: it may have been done. `acquire`
-/// cleans up after itself by the token as well as it can.
+/// The time is the store's own wherever it matters to a lock. No request takes longer than the timeout with which the store was opened.
+/// An error means that the outcome is unknown: what was asked for may have been done.
 pub trait Store: Send {
-    /// Takes the lock; if it is held, waits for it as `wait` says, or not at all. While it waits, a signal that would end
-    /// lockrun ends the wait.
-    fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError>;
+    /// Asks for the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. To ask again under the same token
+    /// is to be safe, whatever the answer was.
+    ///
+    /// After an error the claim may hold the lock all the same, or stand in the queue: see [`RequestError::request`].
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
+
+    /// Sleeps, in the queue that the claim has joined by its last try, until it is worth trying again, until `until`, or until a signal
+    /// comes that would end lockrun. The `waiter` waits on a descriptor or in a system call for it, and lets the `observer` look on.
+    fn sleep(
+        &mut self,
+        claim: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError>;
 
     /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
@@ -251,56 +76,43 @@ pub trait Store: Send {
     /// Releases the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 
-    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. If the
-    /// request `is_in_flight`, it may still be on its way, and gets nothing when it arrives. As well as that can be done.
-    fn cancel(&mut self, claim: &Claim, is_in_flight: bool);
+    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. If a
+    /// request is `in_flight`, it may still be on its way, and gets nothing when it arrives. As well as that can be done.
+    fn cancel(&mut self, claim: &Claim, in_flight: bool);
 
-    /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
-    /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.
-    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError>;
-
-    /// What is known of `key`, or of every key that is held, waited for or has been held; in the order of their names.
-    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError>;
+    /// Returns what is known of `key`, or of every key that is held, waited for or has been held; in the order of their names. For a
+    /// `key` that cannot be read this is an error; among all of them it is told beside the others.
+    fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError>;
 
     /// Takes the lock from its holders, or from the one with this `fence`, as `by` wants: it cannot renew it any more. Where a
     /// command runs under it, the lock is free only when that has ended, which a holder that hears of it sees to, or with its
     /// lease; or, if it must be so, `now`.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError>;
+}
 
-    /// Forgets the keys that are free and have not been held for `unused_for`, or only finds them. Gives their names.
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError>;
+/// A store that counts: it keeps a sequence of values under a key.
+pub trait Sequences {
+    /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
+    /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.
+    ///
+    /// After an error a value may be reserved all the same: see [`RequestError::request`].
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError>;
+}
 
-    /// What the last [`Store::list`] of all keys, or [`Store::prune`], has left out because it cannot be read: why, and what to
-    /// do, for each.
-    fn left_out(&mut self) -> Vec<StoreError> {
-        Vec::new()
-    }
+/// A store from which old keys can be removed.
+pub trait Prune {
+    /// Removes the keys that are free and have not been held for `unused_for`, or only finds them. Returns their names.
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError>;
+}
 
+/// A store that can tell how fit it is for locks.
+pub trait Diagnose {
     /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
-    /// at least one diagnostic is given.
+    /// returns at least one diagnostic.
     fn diagnose(&mut self) -> Vec<Diagnostic>;
 }
 
-/// Opens the store at `address`. Connects to nothing yet. `timeout` bounds every single request. On failure says what is
-/// wrong with the files that the address names.
-pub fn open(address: Address, timeout: Duration) -> Result<Box<dyn Store>, String> {
-    Ok(match address {
-        Address::File(directory) => Box::new(file::FileStore::new(directory)),
-        Address::Redis(server) => Box::new(redis::RedisStore::new(*server, timeout)?),
-    })
-}
+/// Everything that lockrun can ask of a store.
+pub trait Backend: Store + Sequences + Prune + Diagnose {}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_holder_is_named() {
-        let holder = Holder { host: "web-1".into(), pid: 4242, user: "deploy".into(), command: "./report.sh".into() };
-        let message = crate::report::held(
-            &Key::new("nightly-report".as_ref()).expect("is a key"),
-            &Held { holder: Some(holder), since: Some(Duration::from_secs(192)), ..Held::default() },
-        );
-        assert_eq!(message, "lock \"nightly-report\" is held by web-1 pid 4242 (deploy: ./report.sh) for 3m 12s");
-    }
-}
+impl<T: Store + Sequences + Prune + Diagnose> Backend for T {}

@@ -1,6 +1,7 @@
 //! The operating system: time, signals, waiting, descriptors, files that a user has named.
 
 pub mod ancestors;
+pub mod backoff;
 pub mod clock;
 pub mod descriptor;
 pub mod input;

@@ -1,4 +1,4 @@
-//! A system call that waits, interruptible: by a deadline, and by the signals that would end lockrun.
+//! Waiting, interruptible: by a deadline, and by the signals that would end lockrun.
 
 #![allow(unsafe_code)]
 
@@ -36,30 +36,7 @@ pub trait WaitObserver {
 /// Does nothing: the signal's arrival alone makes a blocking system call return.
 extern "C" fn interrupt(_signal: c_int) {}
 
-/// Runs `call`, a system call that may block, until it succeeds, fails, or `until` has passed (`None`).
-///
-/// During the wait, signals have their default effect: INT and TERM terminate lockrun, Ctrl-Z stops it. So this is only for a wait
-/// that leaves nothing behind when lockrun is terminated.
-pub fn wait_in_call(
-    until: Option<Moment>,
-    signals: &Signals,
-    watcher: &mut (impl WaitObserver + ?Sized),
-    mut call: impl FnMut() -> nix::Result<()>,
-) -> nix::Result<Option<()>> {
-    let interruptions = Interruptions::start(until, watcher.tick_every(), signals)?;
-    let result = loop {
-        match call() {
-            Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(None),
-            Err(Errno::EINTR) => watcher.tick(),
-            Err(errno) => break Err(errno),
-            Ok(()) => break Ok(Some(())),
-        }
-    };
-    interruptions.end()?;
-    result
-}
-
-/// Sets the inherited signal mask, and alarms that interrupt a blocking call.
+/// The inherited signal mask, and alarms that interrupt a blocking call.
 struct Interruptions {
     blocked: libc::sigset_t,
     alarms: Vec<Timer>,
@@ -133,32 +110,40 @@ pub enum WakeReason {
     Signal(c_int),
 }
 
-/// Waits, repeatedly.
-pub struct Waiter(Alarm);
+/// Waits repeatedly: until there is something to read, a deadline passes, or a signal comes that would terminate lockrun.
+pub struct Waiter<'a> {
+    signals: &'a Signals,
+    /// Created when it is first needed.
+    alarm: Option<Alarm>,
+}
 
-impl Waiter {
-    /// Creates a waiter. Fails if the process has no descriptor left.
-    pub fn new() -> nix::Result<Self> {
-        Alarm::new().map(Waiter)
+impl<'a> Waiter<'a> {
+    /// Creates a waiter. Takes nothing from the system before the first wait.
+    pub fn new(signals: &'a Signals) -> Self {
+        Waiter { signals, alarm: None }
     }
 
     /// Waits until there is something to read from `source`, until `until` if it is given, or until a signal comes that would terminate
-    /// lockrun. A signal that would stop lockrun does so; the caller must then check what has changed meanwhile.
+    /// lockrun. A signal that would stop lockrun does so; the caller must then check what has changed meanwhile. Fails if the process has
+    /// no descriptor left.
     pub fn wait_for(
         &mut self,
         source: Option<BorrowedFd<'_>>,
         until: Option<Moment>,
-        signals: &Signals,
-        watcher: &mut (impl WaitObserver + ?Sized),
+        observer: &mut dyn WaitObserver,
     ) -> nix::Result<WakeReason> {
-        let alarm = &mut self.0;
-        let mut next_tick = watcher.tick_every().map(|span| Moment::now() + span);
+        let signals = self.signals;
+        let alarm = match &mut self.alarm {
+            Some(alarm) => alarm,
+            none => none.insert(Alarm::new()?),
+        };
+        let mut next_tick = observer.tick_every().map(|span| Moment::now() + span);
         loop {
             while let Some(caught) = signals.next() {
                 if signals::is_stop(caught.signal) {
-                    watcher.pause();
+                    observer.pause();
                     signals::stop_self();
-                    watcher.tick();
+                    observer.tick();
                     return Ok(WakeReason::Resumed);
                 } else if signals::is_fatal(caught.signal) {
                     return Ok(WakeReason::Signal(caught.signal));
@@ -169,12 +154,12 @@ impl Waiter {
                 return Ok(WakeReason::Time);
             }
             if next_tick.is_some_and(|at| now >= at) {
-                watcher.tick();
-                next_tick = watcher.tick_every().map(|span| now + span);
+                observer.tick();
+                next_tick = observer.tick_every().map(|span| now + span);
             }
             alarm.set(next_tick.into_iter().chain(until).min())?;
             let mut fds = vec![readable(signals), readable(alarm)];
-            let more = [source, watcher.lifeline()].map(|fd| fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            let more = [source, observer.lifeline()].map(|fd| fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
             fds.extend(more.into_iter().flatten());
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -190,14 +175,27 @@ impl Waiter {
             }
         }
     }
-}
 
-/// The same for a process that waits once.
-pub fn wait_for(
-    source: Option<BorrowedFd<'_>>,
-    until: Option<Moment>,
-    signals: &Signals,
-    watcher: &mut (impl WaitObserver + ?Sized),
-) -> nix::Result<WakeReason> {
-    Waiter::new()?.wait_for(source, until, signals, watcher)
+    /// Runs `call`, a system call that may wait, until it succeeds, fails, or `until` has passed (`None`).
+    ///
+    /// While it waits, signals do to lockrun what they do to any process: INT and TERM end it, Ctrl-Z stops it. So this is
+    /// only for a wait that leaves nothing behind when lockrun ends in its middle.
+    pub fn wait_in_call(
+        &mut self,
+        until: Option<Moment>,
+        observer: &mut dyn WaitObserver,
+        mut call: impl FnMut() -> nix::Result<()>,
+    ) -> nix::Result<Option<()>> {
+        let interruptions = Interruptions::start(until, observer.tick_every(), self.signals)?;
+        let result = loop {
+            match call() {
+                Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(None),
+                Err(Errno::EINTR) => observer.tick(),
+                Err(errno) => break Err(errno),
+                Ok(()) => break Ok(Some(())),
+            }
+        };
+        interruptions.end()?;
+        result
+    }
 }

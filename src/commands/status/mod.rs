@@ -14,7 +14,7 @@ use crate::cli::name;
 use crate::config::settings::Settings;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
-use crate::store::KeyStatus;
+use crate::store::{KeyStatus, Listing};
 use crate::supervise::terminal;
 
 /// Prints the status of all keys as a table, of one key in full, or either as JSON. The outcome is status 75 if the given key is held,
@@ -22,8 +22,8 @@ use crate::supervise::terminal;
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
     let mut store = open(settings, None)?;
-    let mut keys = match store.list(key.as_ref()) {
-        Ok(keys) => keys,
+    let Listing { found: mut keys, unreadable } = match store.list(key.as_ref()) {
+        Ok(listing) => listing,
         Err(error) => {
             report::error(&error.context("cannot show the status"));
             return Ok(Outcome::StoreFailed);
@@ -42,7 +42,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         table::text(&keys, terminal::stdout_width())
     };
     io::stdout().write_all(text.as_bytes()).context("cannot print the status")?;
-    if report::errors(&store.left_out()) {
+    if report::errors(&unreadable) {
         return Ok(Outcome::StoreFailed);
     }
     let is_held = keys.iter().any(|status| !status.holders.is_empty());

@@ -114,7 +114,12 @@ impl LockFile {
 
     /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for one that is only passing.
     pub(super) fn enter_now(&self) -> nix::Result<bool> {
-        let give_up_at = Moment::now() + PATIENCE;
+        self.enter_within(PATIENCE)
+    }
+
+    /// The same, but waits for one that is only passing no longer than `patience`.
+    pub(super) fn enter_within(&self, patience: Duration) -> nix::Result<bool> {
+        let give_up_at = Moment::now() + patience;
         loop {
             match self.flock(FlockArg::LockExclusiveNonblock) {
                 Ok(()) => return Ok(true),

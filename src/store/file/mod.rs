@@ -15,27 +15,33 @@ mod lock_file;
 mod record;
 mod turnstile;
 mod unreadable;
+mod url;
 mod waiters;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 
 use super::{
-    Acquired, Claim, Held, KeyStatus, Release, Released, Renewed, Reserved, Revoked, Store, StoreError, Wait, Wanted,
+    Claim, Diagnose, IfHeld, KeyStatus, Listing, Prune, Release, Released, Renewed, RequestError, Reserved, Revoked,
+    Sequences, Store, StoreError, Tried, Wakeup, Wanted,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, Ask, Facts as _, FenceExhausted, LockState, OnHeld};
+use crate::lock::state::{Ask, Facts as _, FenceExhausted, LockState, OnHeld};
 use crate::lock::token::Token;
 use crate::report::diagnostic::Diagnostic;
+use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter};
 use directory::Directory;
 use facts::KernelFacts;
 use lock_file::LockFile;
-use turnstile::{Found, Passed};
+use turnstile::{Found, Place};
 use unreadable::Unreadable;
+
+pub(super) use url::KIND;
 
 /// How often a lock file may vanish between our opening and locking it before we give up.
 const VANISHED_MAX: u32 = 100;
@@ -44,8 +50,9 @@ const VANISHED_MAX: u32 = 100;
 #[derive(Debug)]
 pub struct FileStore {
     directory: Option<PathBuf>,
+    /// Where a claim waits.
+    place: Option<Place>,
     locked: Option<Locked>,
-    left_out: Vec<StoreError>,
 }
 
 /// A slot that we hold.
@@ -57,8 +64,8 @@ struct Locked {
 
 impl FileStore {
     /// The store in `directory`, or in the default one.
-    pub fn new(directory: Option<PathBuf>) -> Self {
-        FileStore { directory, locked: None, left_out: Vec::new() }
+    fn new(directory: Option<PathBuf>) -> Self {
+        FileStore { directory, place: None, locked: None }
     }
 
     fn directory(&self) -> Result<Directory, StoreError> {
@@ -72,29 +79,39 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn acquire(&mut self, claim: &Claim, mut wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-        let directory = self.directory()?;
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         for _ in 0..VANISHED_MAX {
-            let file = LockFile::open_or_create(&directory, &claim.key)?;
-            let take = || take(&directory, &file, claim);
-            let passed = match &mut wait {
-                Some(wait) => turnstile::wait(&file, wait, take)?,
-                None if is_full(&directory, &file, claim)? => Passed::Held(file.holder()?),
-                None => turnstile::pass(&file, take)?,
+            let place = match &mut self.place {
+                Some(place) => place,
+                none => none.insert(Place::at(Directory::open(self.directory.as_deref())?, claim)?),
             };
-            match passed {
-                Passed::Mine(grant) => {
-                    if grant.lease_from.is_none() {
-                        self.locked = Some(Locked { file, slot: grant.slot });
-                    }
-                    return Ok(Acquired::Mine(grant));
+            match place.ask(claim, if_held)? {
+                Found::Mine(grant) => {
+                    let file = self.place.take().map(Place::into_file).filter(|_| grant.lease_from.is_none());
+                    self.locked = file.map(|file| Locked { file, slot: grant.slot });
+                    return Ok(Tried::Mine(grant));
                 }
-                Passed::Held(held) => return Ok(Acquired::Held(held)),
-                Passed::Interrupted(signal) => return Ok(Acquired::Interrupted(signal)),
-                Passed::Vanished => {}
+                Found::Held(held) => {
+                    if if_held == IfHeld::Leave {
+                        self.place = None;
+                    }
+                    return Ok(Tried::Held(held));
+                }
+                Found::Vanished => self.place = None,
             }
         }
-        bail!("the lock file {} is removed over and over; find out by what", directory.show(&claim.key))
+        Err(vanishes(&self.directory()?, &claim.key))
+    }
+
+    fn sleep(
+        &mut self,
+        _: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError> {
+        let Some(place) = &mut self.place else { return Ok(Wakeup::TryAgain) };
+        Ok(place.sleep(until, waiter, observer)?)
     }
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
@@ -122,15 +139,50 @@ impl Store for FileStore {
         Ok(recorded.unwrap_or_else(|error| Released::Unrecorded(format!("{error:#}"))))
     }
 
-    fn cancel(&mut self, claim: &Claim, is_in_flight: bool) {
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) {
+        // One that waits stands in the kernel's queue, and nowhere else.
+        if self.place.take().is_some() {
+            return;
+        }
         let cancel = |state: &mut LockState, facts: &KernelFacts<'_>| {
-            Ok(state.cancel(&claim.token, claim.request.as_ref(), is_in_flight, facts).answer)
+            Ok(state.cancel(&claim.token, claim.request.as_ref(), in_flight, facts).answer)
         };
         // If this fails, the lock stays until its lease runs out.
         let _ = self.lock_file(&claim.key).and_then(|file| file.map(|file| file.edit(cancel)).transpose());
     }
 
-    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
+    fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        let directory = self.directory()?;
+        let names = match key {
+            Some(key) => vec![directory::file_name(key)],
+            None => directory.names()?,
+        };
+        let waiters = waiters::all()?;
+        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+        for name in names {
+            let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
+            let looked = file.look(|state, facts| {
+                let key = answers::key_in(state, &name);
+                key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
+            });
+            // All the others are still worth reporting. A request for this key alone gets the error.
+            match key {
+                None => note(looked, &mut listing)?,
+                Some(_) => listing.found.extend(looked?),
+            }
+        }
+        listing.found.sort_by(|a, b| a.key.as_str().cmp(b.key.as_str()));
+        Ok(listing)
+    }
+
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
+        file.edit(|state, facts| Ok(answers::revoked(state.revoke(fence, by, now, facts).answer, &file, facts.now())))
+    }
+}
+
+impl Sequences for FileStore {
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
         let directory = self.directory()?;
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
@@ -148,39 +200,14 @@ impl Store for FileStore {
             }
             return Ok(reserved);
         }
-        bail!("the lock file {} is removed over and over; find out by what", directory.show(&claim.key))
+        Err(vanishes(&directory, &claim.key))
     }
+}
 
-    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
+impl Prune for FileStore {
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
         let directory = self.directory()?;
-        let names = match key {
-            Some(key) => vec![directory::file_name(key)],
-            None => directory.names()?,
-        };
-        let waiters = waiters::all()?;
-        let mut found = Vec::new();
-        for name in names {
-            let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
-            let looked = file.look(|state, facts| {
-                let key = answers::key_in(state, &name);
-                key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
-            });
-            // All the others are still worth reporting. A request for this key alone gets the error.
-            let looked = if key.is_none() { self.unless_unreadable(looked)? } else { Some(looked?) };
-            found.extend(looked.flatten());
-        }
-        found.sort_by(|a, b| a.key.as_str().cmp(b.key.as_str()));
-        Ok(found)
-    }
-
-    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
-        file.edit(|state, facts| Ok(answers::revoked(state.revoke(fence, by, now, facts).answer, &file, facts.now())))
-    }
-
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
-        let directory = self.directory()?;
-        let mut forgotten = Vec::new();
+        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         for name in directory.names()? {
             let Some(file) = LockFile::open(&directory, &name)? else { continue };
             // Who waits is not to be disturbed for nothing.
@@ -198,75 +225,34 @@ impl Store for FileStore {
                 }
                 Ok(key)
             });
-            forgotten.extend(self.unless_unreadable(looked)?.flatten());
+            note(looked, &mut listing)?;
         }
-        forgotten.sort_by(|a, b| a.as_str().cmp(b.as_str()));
-        Ok(forgotten)
+        listing.found.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        Ok(listing)
     }
+}
 
-    fn left_out(&mut self) -> Vec<StoreError> {
-        std::mem::take(&mut self.left_out)
-    }
-
+impl Diagnose for FileStore {
     fn diagnose(&mut self) -> Vec<Diagnostic> {
         diagnose::diagnose(self.directory.as_deref())
     }
 }
 
-impl FileStore {
-    /// What came of a file among others; nothing, if its record cannot be read, which is told later. What may never have been
-    /// a lock's file is nobody's business.
-    fn unless_unreadable<T>(&mut self, result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-        match result {
-            Ok(found) => Ok(Some(found)),
-            Err(error) => {
-                let is_foreign = error.downcast_ref::<Unreadable>().map(Unreadable::is_foreign);
-                match is_foreign {
-                    Some(true) => {}
-                    Some(false) => self.left_out.push(error),
-                    None => return Err(error),
-                }
-                Ok(None)
-            }
-        }
+/// Adds what was found in a file among others to the `listing`. What may never have been a lock's file is nobody's business.
+fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) -> Result<(), StoreError> {
+    match looked {
+        Ok(found) => listing.found.extend(found),
+        Err(error) => match error.downcast_ref::<Unreadable>().map(Unreadable::is_foreign) {
+            Some(true) => {}
+            Some(false) => listing.unreadable.push(error),
+            None => return Err(error),
+        },
     }
+    Ok(())
 }
 
-/// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: a run that is there for
-/// a moment sends those to the end of the kernel's queue who are next.
-fn is_full(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<bool, StoreError> {
-    if claim.by_hand {
-        // It may be asked for again under the token of one of them.
-        return Ok(false);
-    }
-    for slot in 0..claim.slots {
-        if !file.slot_is_taken(slot)? {
-            return Ok(false);
-        }
-    }
-    file.has_its_name(directory)
-}
-
-/// Takes the lowest free slot of the claim's. For a run that is past the turnstile.
-fn take(directory: &Directory, file: &LockFile, claim: &Claim) -> Result<Found, StoreError> {
-    if !file.has_its_name(directory)? {
-        return Ok(Found::Vanished);
-    }
-    file.edit(|state, facts| {
-        let applied = state.acquire(&ask(claim, claim.by_hand), facts).map_err(|error| no_fence(error, file))?;
-        if claim.by_hand {
-            facts.free_taken()?;
-        }
-        Ok(match applied.answer {
-            state::Acquired::Mine { fence, slot, leased } => Found::Mine(answers::grant(fence, slot, leased)),
-            state::Acquired::Held { first, .. } => {
-                let held = first.map(|first| answers::held(first, facts.now())).unwrap_or_default();
-                Found::Taken(held, applied.look_at_ms.map(clock::at_boot_ms))
-            }
-            // No request is on its way to a file.
-            state::Acquired::Cancelled => Found::Taken(Held::default(), None),
-        })
-    })
+fn vanishes(directory: &Directory, key: &Key) -> RequestError {
+    anyhow!("the lock file {} is removed over and over; find out by what", directory.show(key)).into()
 }
 
 /// The claim, as the rules want it. Those that wait stand in the kernel's queue, not in the state.

@@ -1,16 +1,19 @@
-//! Waiting in turn for a lock file: in the kernel's queue for the turnstile, and at the turnstile until a slot is free.
+//! A claim at a lock file: in the kernel's queue for the turnstile, and at the turnstile until a slot is free.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
+use super::directory::Directory;
 use super::lock_file::LockFile;
-use crate::store::{Grant, Held, StoreError, Wait, Watcher};
+use super::{answers, ask, clock, no_fence};
+use crate::lock::state::{self, Facts as _};
+use crate::store::{Claim, Grant, Held, IfHeld, StoreError, Wakeup};
 use crate::sys::clock::Moment;
-use crate::sys::wait::{WaitObserver, WakeReason, wait_for, wait_in_call};
+use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
 /// The kernel tells that a file was closed just before it takes the closer's locks away: so after a change we look again, with
 /// pauses that double from the first to the last. Where the kernel tells us nothing, the last goes on.
@@ -19,138 +22,198 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::fr
 /// A change whose news was lost is seen after so long at the latest.
 const LOOK_ANYWAY: Duration = Duration::from_secs(5);
 
-/// What came of looking for a free slot.
+/// What came of asking for a slot.
 pub(super) enum Found {
-    /// We have one.
+    /// One is ours.
     Mine(Grant),
-    /// None is free. The first lease that ends does so then.
-    Taken(Held, Option<Moment>),
-    /// The file has lost its name: another one is the lock now.
-    Vanished,
-}
-
-/// How it went.
-pub(super) enum Passed {
-    /// The lock is ours.
-    Mine(Grant),
-    /// It is not, and the patience is at its end.
+    /// None is free, or others are before us.
     Held(Held),
-    /// A signal of this number ended the wait.
-    Interrupted(i32),
     /// The file has lost its name: another one is the lock now.
     Vanished,
 }
 
-/// Goes through the turnstile, takes a slot with `take`, and leaves the turnstile to the next one. Does not wait.
-pub(super) fn pass(file: &LockFile, take: impl Fn() -> Result<Found, StoreError>) -> Result<Passed, StoreError> {
-    if !file.enter_now().with_context(|| fails(file))? {
-        return Ok(Passed::Held(file.holder()?));
-    }
-    let found = take();
-    file.leave().with_context(|| fails(file))?;
-    Ok(match found? {
-        Found::Mine(grant) => Passed::Mine(grant),
-        Found::Taken(held, _) => Passed::Held(held),
-        Found::Vanished => Passed::Vanished,
-    })
+/// A claim's place at a lock file. When it is dropped, the file is closed, and with that whatever of the kernel's locks on it is ours
+/// comes free.
+#[derive(Debug)]
+pub(super) struct Place {
+    directory: Directory,
+    file: LockFile,
+    /// Whether we have joined the queue.
+    is_queued: bool,
+    /// Whether the turnstile is ours: we are the next to get the lock.
+    is_next: bool,
+    /// When the first lease ends under which a slot is held.
+    lease_ends_at: Option<Moment>,
+    /// Once we have slept at the turnstile.
+    changes: Option<Changes>,
+    look_again: Option<Duration>,
 }
 
-/// The same, but waits for its turn at the turnstile, and there for a slot.
-pub(super) fn wait(
-    file: &LockFile,
-    wait: &mut Wait<'_>,
-    take: impl Fn() -> Result<Found, StoreError>,
-) -> Result<Passed, StoreError> {
-    let Wait { until, signals, watcher } = wait;
-    let mut turn = Turn { file, watcher: *watcher, is_ours: false };
-    let mut changes: Option<Changes> = None;
-    let mut look_again = None;
-    loop {
-        if !turn.is_ours && !file.enter_now().with_context(|| fails(file))? {
-            let held = file.holder()?;
-            if turn.watcher.waiting(&held).is_break() {
-                return Ok(Passed::Held(held));
-            }
-            // The kernel queues us. A signal ends us there as it would anybody; nothing is left behind.
-            let entered = wait_in_call(*until, signals, turn.watcher, || file.enter());
-            if entered.with_context(|| fails(file))?.is_none() {
-                return Ok(Passed::Held(file.holder()?));
-            }
+impl Place {
+    /// Opens the lock file of the claim, and creates it if need be.
+    pub(super) fn at(directory: Directory, claim: &Claim) -> Result<Self, StoreError> {
+        let file = LockFile::open_or_create(&directory, &claim.key)?;
+        Ok(Place {
+            directory,
+            file,
+            is_queued: false,
+            is_next: false,
+            lease_ends_at: None,
+            changes: None,
+            look_again: None,
+        })
+    }
+
+    /// Goes through the turnstile if nobody is at it, takes the lowest free slot of the claim's, and leaves the turnstile to the next
+    /// one. If no slot is free, stays there if a claim is to be queued. Does not wait.
+    pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Found, StoreError> {
+        if !self.is_next && !self.enter(claim, if_held)? {
+            self.is_queued |= if_held == IfHeld::Queue;
+            return Ok(Found::Held(self.file.holder()?));
         }
-        turn.is_ours = true;
-        let (held, ends_at) = match take()? {
-            Found::Mine(grant) => return Ok(Passed::Mine(grant)),
-            Found::Vanished => return Ok(Passed::Vanished),
-            Found::Taken(held, ends_at) => (held, ends_at),
+        self.is_next = true;
+        let found = self.take(claim);
+        match found {
+            Ok(Found::Held(_)) if if_held == IfHeld::Queue => self.is_queued = true,
+            _ => self.leave()?,
+        }
+        found
+    }
+
+    fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<bool, StoreError> {
+        let entered = match if_held {
+            // Nobody who only passes is waited for any more.
+            IfHeld::Leave if self.is_queued => self.file.enter_within(Duration::ZERO),
+            IfHeld::Leave if self.is_full(claim)? => return Ok(false),
+            _ => self.file.enter_now(),
         };
-        if until.is_some_and(|until| Moment::now() >= until) || turn.watcher.waiting(&held).is_break() {
-            return Ok(Passed::Held(held));
+        entered.with_context(|| self.cannot_lock())
+    }
+
+    /// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: a run that is there for
+    /// a moment sends those to the end of the kernel's queue who are next.
+    fn is_full(&self, claim: &Claim) -> Result<bool, StoreError> {
+        if claim.by_hand {
+            // It may be asked for again under the token of one of them.
+            return Ok(false);
         }
-        file.stay().with_context(|| fails(file))?;
-        let Some(changes) = &changes else {
+        for slot in 0..claim.slots {
+            if !self.file.slot_is_taken(slot)? {
+                return Ok(false);
+            }
+        }
+        self.file.has_its_name(&self.directory)
+    }
+
+    /// Takes the lowest free slot of the claim's. For one that is past the turnstile.
+    fn take(&mut self, claim: &Claim) -> Result<Found, StoreError> {
+        if !self.file.has_its_name(&self.directory)? {
+            return Ok(Found::Vanished);
+        }
+        self.file.edit(|state, facts| {
+            let applied =
+                state.acquire(&ask(claim, claim.by_hand), facts).map_err(|error| no_fence(error, &self.file))?;
+            if claim.by_hand {
+                facts.free_taken()?;
+            }
+            Ok(match applied.answer {
+                state::Acquired::Mine { fence, slot, leased } => Found::Mine(answers::grant(fence, slot, leased)),
+                state::Acquired::Held { first, .. } => {
+                    self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
+                    Found::Held(first.map(|first| answers::held(first, facts.now())).unwrap_or_default())
+                }
+                // No request is on its way to a file.
+                state::Acquired::Cancelled => Found::Held(Held::default()),
+            })
+        })
+    }
+
+    /// Sleeps until it is our turn at the turnstile, or, if it is, until something about the lock has changed; until `until`, or until a
+    /// signal comes that would end lockrun.
+    pub(super) fn sleep(
+        &mut self,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, StoreError> {
+        if !self.is_next {
+            // The kernel queues us. A signal ends us there as it would anybody; nothing is left behind.
+            let entered = waiter.wait_in_call(until, observer, || self.file.enter());
+            self.is_next = entered.with_context(|| self.cannot_lock())?.is_some();
+            return Ok(Wakeup::TryAgain);
+        }
+        self.file.stay().with_context(|| self.cannot_lock())?;
+        let Some(changes) = &self.changes else {
             // It may have changed before we watched it.
-            changes = Some(Changes::of(file));
-            continue;
+            self.changes = Some(Changes::of(&self.file));
+            return Ok(Wakeup::TryAgain);
         };
         if changes.0.is_none() {
-            look_again = Some(LOOK_AGAIN.1);
+            self.look_again = Some(LOOK_AGAIN.1);
         }
-        let look_at = Moment::now() + look_again.unwrap_or(LOOK_ANYWAY);
-        let wake_at = [*until, ends_at].into_iter().flatten().fold(look_at, Moment::min);
-        match wait_for(changes.0.as_ref().map(|inotify| inotify.as_fd()), Some(wake_at), signals, &mut turn)
-            .with_context(|| fails(file))?
-        {
-            WakeReason::Signal(signal) => return Ok(Passed::Interrupted(signal)),
+        let look_at = Moment::now() + self.look_again.unwrap_or(LOOK_ANYWAY);
+        let wake_at = [until, self.lease_ends_at].into_iter().flatten().fold(look_at, Moment::min);
+        let mut turn = Turn { file: &self.file, is_ours: true, observer };
+        let woken = waiter.wait_for(changes.as_fd(), Some(wake_at), &mut turn);
+        self.is_next = turn.is_ours;
+        match woken.with_context(|| self.cannot_lock())? {
+            WakeReason::Signal(signal) => return Ok(Wakeup::Signal(signal)),
             WakeReason::Ready => {
                 changes.take_in();
-                look_again = Some(LOOK_AGAIN.0);
+                self.look_again = Some(LOOK_AGAIN.0);
             }
             // Our turn has passed to another: back into the queue.
             WakeReason::Resumed => {}
-            WakeReason::Time => look_again = look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1),
+            WakeReason::Time => {
+                self.look_again = self.look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1);
+            }
         }
+        Ok(Wakeup::TryAgain)
+    }
+
+    /// Lets the next one come to the turnstile.
+    fn leave(&mut self) -> Result<(), StoreError> {
+        self.is_next = false;
+        self.file.leave().with_context(|| self.cannot_lock())
+    }
+
+    /// The lock file, in which a slot is ours now.
+    pub(super) fn into_file(self) -> LockFile {
+        self.file
+    }
+
+    fn cannot_lock(&self) -> String {
+        format!("cannot lock {}", self.file.path())
     }
 }
 
-fn fails(file: &LockFile) -> String {
-    format!("cannot lock {}", file.path())
-}
-
-/// Our turn at the turnstile. It is given up when this ends, and while lockrun is stopped by the terminal: the others must
-/// not wait for one that stands still.
+/// Our turn at the turnstile. It is given up while lockrun is stopped by the terminal: the others must not wait for one that stands
+/// still.
 struct Turn<'a> {
     file: &'a LockFile,
-    watcher: &'a mut dyn Watcher,
     is_ours: bool,
-}
-
-impl Turn<'_> {
-    fn give_up(&mut self) {
-        if std::mem::take(&mut self.is_ours) {
-            // If this fails, the end of the process does it.
-            let _ = self.file.leave();
-        }
-    }
+    observer: &'a mut dyn WaitObserver,
 }
 
 impl WaitObserver for Turn<'_> {
     fn tick_every(&self) -> Option<Duration> {
-        self.watcher.tick_every()
+        self.observer.tick_every()
     }
 
     fn tick(&mut self) {
-        self.watcher.tick();
+        self.observer.tick();
     }
 
     fn pause(&mut self) {
-        self.give_up();
-        self.watcher.pause();
+        if std::mem::take(&mut self.is_ours) {
+            // If this fails, the end of the process does it.
+            let _ = self.file.leave();
+        }
+        self.observer.pause();
     }
-}
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.give_up();
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.observer.lifeline()
     }
 }
 
@@ -158,6 +221,7 @@ impl Drop for Turn<'_> {
 ///
 /// They are never closed: for that the kernel makes us wait some milliseconds (for all processors to be done with them), which
 /// must not stand between the lock and COMMAND. The end of the process closes them.
+#[derive(Debug)]
 struct Changes(Option<ManuallyDrop<Inotify>>);
 
 impl Changes {
@@ -170,6 +234,10 @@ impl Changes {
             nix::Result::Ok(ManuallyDrop::new(inotify))
         };
         Changes(watch().ok())
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.as_ref().map(|inotify| inotify.as_fd())
     }
 
     /// Reads the news, which say only that there are any.

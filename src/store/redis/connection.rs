@@ -13,17 +13,17 @@ use redis::{Cmd, Value};
 use super::reply::UnexpectedReply;
 use super::resp::{Answer, Answers, Unread};
 use super::script;
+use super::url::Server;
 use crate::net::dial::dial;
 use crate::net::stream::Stream;
 use crate::net::tls::Tls;
-use crate::store::StoreError;
-use crate::store::address::Server;
+use crate::store::{RequestError, RequestState, StoreError};
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
 /// The codes of errors that a server gives for a while: it reads its data, runs another's script, is being demoted or has lost
 /// its primary, cannot write to its disk, is full, or serves too many.
-const PASSING: [&str; 11] = [
+const TRANSIENT: [&str; 11] = [
     "LOADING",
     "BUSY",
     "UNBLOCKED",
@@ -188,12 +188,26 @@ impl Failure {
 
     /// Whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary for
     /// a moment.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Failure::Unreachable(_) | Failure::Closed | Failure::NoAnswer(_) => true,
             Failure::UnexpectedReply(_) => false,
-            Failure::Refused { error, .. } => PASSING.iter().any(|code| has_code(error, code)),
+            Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
+    }
+
+    /// What has become of a request for a lock that failed so.
+    pub(super) fn request_state(&self) -> RequestState {
+        match self {
+            Failure::Unreachable(_) => RequestState::Unsent,
+            Failure::Closed | Failure::NoAnswer(_) => RequestState::InFlight,
+            Failure::UnexpectedReply(_) | Failure::Refused { .. } => RequestState::Answered,
+        }
+    }
+
+    /// The failure of a request for a lock.
+    pub(super) fn of_request(&self, server: &Server) -> RequestError {
+        RequestError { error: self.explain(server), is_transient: self.is_transient(), request: self.request_state() }
     }
 
     /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.

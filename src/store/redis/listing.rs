@@ -1,13 +1,16 @@
-//! Looking at all locks there are. One that cannot be read spoils no other.
+//! All locks there are: looked at, and pruned. One that cannot be read spoils no other.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use redis::{Cmd, Value};
 
 use super::connection::Failure;
-use super::{RedisStore, keys, reply};
+use super::reply::UnexpectedReply;
+use super::script::{LIST, PRUNE};
+use super::{RedisStore, keys, millis, reply};
 use crate::lock::key::Key;
-use crate::store::StoreError;
+use crate::store::{KeyStatus, Listing, Prune, StoreError};
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
@@ -15,8 +18,26 @@ use crate::text::escape::escaped;
 const FLIGHT: usize = 50;
 
 impl RedisStore {
+    /// What is known of every key.
+    pub(super) fn list_all(&mut self) -> Result<Listing<KeyStatus>, StoreError> {
+        let keys = self.all_keys()?;
+        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
+        self.ask_each(keys, &scripts, |key, reply| reply::read_status(key, reply).map(Some))
+    }
+}
+
+impl Prune for RedisStore {
+    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
+        let keys = self.all_keys()?;
+        let prune = |key: &Key| self.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
+        let scripts: Vec<Cmd> = keys.iter().map(prune).collect();
+        self.ask_each(keys, &scripts, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
+    }
+}
+
+impl RedisStore {
     /// All keys that have ever been held under our prefix, in the order of their names.
-    pub(super) fn all_keys(&mut self) -> Result<Vec<Key>, StoreError> {
+    fn all_keys(&mut self) -> Result<Vec<Key>, StoreError> {
         let pattern = keys::pattern(&self.server.prefix);
         let mut found = BTreeSet::new();
         let mut cursor = "0".to_owned();
@@ -31,23 +52,25 @@ impl RedisStore {
         }
     }
 
-    /// The answers to `scripts` that are safe to run twice, one for each of the `keys`. A key under which its script fails for what
-    /// it finds there is left out.
-    pub(super) fn answers_of_each(&mut self, keys: Vec<Key>, scripts: &[Cmd]) -> Result<Vec<(Key, Value)>, StoreError> {
-        self.left_out.clear();
-        let mut answers = Vec::with_capacity(keys.len());
+    /// What `read` makes of the answers to `scripts` that are safe to run twice, one for each of the `keys`. A key under which its script
+    /// fails for what it finds there cannot be read.
+    fn ask_each<T>(
+        &mut self,
+        keys: Vec<Key>,
+        scripts: &[Cmd],
+        read: impl Fn(Key, &Value) -> Result<Option<T>, UnexpectedReply>,
+    ) -> Result<Listing<T>, StoreError> {
+        let mut listing = Listing { found: Vec::with_capacity(keys.len()), unreadable: Vec::new() };
         for (key, answer) in keys.into_iter().zip(self.answers(scripts)?) {
-            match answer {
-                Ok(reply) => answers.push((key, reply)),
-                Err(failure) => self.leave_out(&key, &failure),
+            match answer.and_then(|reply| read(key.clone(), &reply).map_err(Failure::UnexpectedReply)) {
+                Ok(found) => listing.found.extend(found),
+                Err(failure) => {
+                    let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
+                    listing.unreadable.push(failure.explain(&self.server).context(what));
+                }
             }
         }
-        Ok(answers)
-    }
-
-    pub(super) fn leave_out(&mut self, key: &Key, failure: &Failure) {
-        let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
-        self.left_out.push(failure.explain(&self.server).context(what));
+        Ok(listing)
     }
 
     /// The answers to scripts that are safe to run twice. They travel together, some at a time. Fails where the next script would

@@ -14,6 +14,7 @@ mod resp;
 mod retry;
 mod rights;
 mod script;
+mod url;
 mod waiting;
 
 use std::thread;
@@ -22,9 +23,9 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use serde_json::json;
 
-use super::address::Server;
 use super::{
-    Acquired, Claim, KeyStatus, Release, Released, Renewed, Reserved, Retain, Revoked, Store, StoreError, Wait, Wanted,
+    Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, RequestState, Reserved,
+    Retain, Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted,
 };
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
@@ -35,10 +36,14 @@ use crate::net::endpoint::Endpoint;
 use crate::net::tls::Tls;
 use crate::report::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter};
 use connection::{Connection, Failure};
 use reply::{AcquireReply, Handoff, UnexpectedReply};
-use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
-use waiting::Seen;
+use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
+use url::Server;
+use waiting::{Place, Seen};
+
+pub(super) use url::KIND;
 
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeats", "mailbox:", "sequence"];
@@ -46,13 +51,6 @@ const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeat
 /// How long the one to whom a release has handed the lock is left alone, to claim it and to start its command. Only after
 /// that do we look whether it listens, and end: both would take up what it needs, the server and perhaps a processor.
 const CLAIM_FIRST: Duration = Duration::from_millis(2);
-
-/// Whether a request for the lock may still be on its way to the server when the claim is cancelled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doubt {
-    None,
-    Pending,
-}
 
 /// A store in one Redis or Valkey.
 pub struct RedisStore {
@@ -62,32 +60,21 @@ pub struct RedisStore {
     connection: Option<Connection>,
     /// The server most likely has our scripts already.
     knows_scripts: bool,
-    /// Once a request for the lock went unanswered it may still be on its way, whatever was answered since.
-    doubt: Doubt,
-    /// Whether we have stood in the queue.
-    has_joined: bool,
-    /// What the last look at all keys has left out, as [`Store::left_out`] tells it.
-    left_out: Vec<StoreError>,
+    /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
+    in_flight: bool,
+    /// Our place in the queue, since we have stood there once.
+    place: Option<Place>,
 }
 
 impl RedisStore {
     /// The store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with
     /// the files that TLS needs.
-    pub fn new(server: Server, timeout: Duration) -> Result<Self, String> {
+    fn new(server: Server, timeout: Duration) -> Result<Self, String> {
         let tls = match &server.endpoint {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore {
-            server,
-            tls,
-            timeout,
-            connection: None,
-            knows_scripts: false,
-            doubt: Doubt::None,
-            has_joined: false,
-            left_out: Vec::new(),
-        })
+        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, in_flight: false, place: None })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -124,55 +111,17 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// Asks for the lock once. With `wait`, joins the queue or stays in it; without, leaves it. A waiter tells whom it has
-    /// `seen` holding the lock.
-    ///
-    /// After a failure the claim may have been granted all the same: ask again under the same token, or cancel it.
-    fn ask(&mut self, claim: &Claim, wait: bool, seen: Option<&Seen>) -> Result<AcquireReply, Failure> {
+    /// Asks for the lock once. A waiter tells whom it has seen holding the lock.
+    fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<AcquireReply, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let seen = self.place.as_ref().and_then(|place| place.seen.as_ref());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
-        let script = script.arg(u8::from(wait)).arg(caution).arg(seen);
+        let script = script.arg(u8::from(if_held == IfHeld::Queue)).arg(caution).arg(seen);
         let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(request(claim)).take();
         let sent_at = Moment::now();
         let reply = self.run(&script, self.timeout)?;
         AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
-    }
-
-    /// Gives up on a claim after a failure, as an error.
-    fn give_up(&mut self, claim: &Claim, failure: &Failure) -> StoreError {
-        self.cancel_after(claim, failure);
-        failure.explain(&self.server)
-    }
-
-    /// Takes back a claim whose answer was not heard, or came from where we are not welcome.
-    fn cancel_after(&mut self, claim: &Claim, failure: &Failure) {
-        match failure {
-            Failure::Unreachable(_) if !self.has_joined => {}
-            Failure::Unreachable(_) | Failure::Refused { .. } | Failure::UnexpectedReply(_) => {
-                self.cancel_claim(claim, self.doubt);
-            }
-            Failure::Closed | Failure::NoAnswer(_) => self.cancel_claim(claim, Doubt::Pending),
-        }
-    }
-
-    /// Takes back a claim, and leaves the queue. As well as it can be done; if it cannot, the lease runs out. What the token held
-    /// before stays. It must not be used again, unless it is the user's own: then a request that comes late may get the lock, and
-    /// so may the next one.
-    fn cancel_claim(&mut self, claim: &Claim, doubt: Doubt) {
-        // Something of ours may be there.
-        let matters = self.has_joined || doubt == Doubt::Pending;
-        let doubt = if claim.request.is_some() { Doubt::None } else { doubt };
-        // With its text: it may be on its way for long, and nobody would be there to send that if the server did not know the script.
-        self.knows_scripts = false;
-        let mut script = self.script(&RELEASE, &claim.key, &claim.token);
-        let script = script.arg("").arg(u8::from(doubt == Doubt::Pending)).arg("cancel").arg(0).arg(0);
-        let script = script.arg(request(claim)).take();
-        let patience = self.timeout / 2;
-        let reply = if matters { self.run_until_answered(&script, patience) } else { self.run(&script, patience) };
-        if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
-            self.confirm_handoff(&claim.key, handed);
-        }
     }
 
     /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, the other waiters find
@@ -203,21 +152,40 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    fn acquire(&mut self, claim: &Claim, wait: Option<Wait<'_>>) -> Result<Acquired, StoreError> {
-        let Some(wait) = wait else {
-            return match self.ask(claim, false, None) {
-                Ok(AcquireReply::Mine(grant, handed)) => {
-                    self.confirm_handoff(&claim.key, handed);
-                    Ok(Acquired::Mine(grant))
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+        match self.ask(claim, if_held) {
+            Ok(AcquireReply::Mine(grant, handed)) => {
+                self.confirm_handoff(&claim.key, handed);
+                Ok(Tried::Mine(grant))
+            }
+            Ok(AcquireReply::NotMine { held, ttl, look_in, handed, now }) => {
+                self.confirm_handoff(&claim.key, handed);
+                if if_held == IfHeld::Queue {
+                    self.place = Some(Place::after(self.place.take(), held.holder.is_some(), ttl, now, look_in));
                 }
-                Ok(AcquireReply::NotMine { held, handed, .. }) => {
-                    self.confirm_handoff(&claim.key, handed);
-                    Ok(Acquired::Held(held))
-                }
-                Err(failure) => Err(self.give_up(claim, &failure)),
-            };
-        };
-        self.wait_in_turn(claim, wait)
+                Ok(Tried::Held(held))
+            }
+            Err(failure) => {
+                self.in_flight |= failure.request_state() == RequestState::InFlight;
+                Err(failure.of_request(&self.server))
+            }
+        }
+    }
+
+    fn sleep(
+        &mut self,
+        claim: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError> {
+        // The server has them from us. What takes time is done before our turn comes.
+        self.knows_scripts = true;
+        script::take_hashes();
+        self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
+            // The lock was not asked for.
+            RequestError { request: RequestState::Unsent, ..failure.of_request(&self.server) }
+        })
     }
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
@@ -244,11 +212,12 @@ impl Store for RedisStore {
             }
         };
         let ending = ending.to_string();
-        let doubt = u8::from(self.doubt == Doubt::Pending);
+        let in_flight = u8::from(self.in_flight);
         // By it a release by hand that is tried again knows that it was done before.
         let request = if how == Release::ByHand { Token::random().as_str().to_owned() } else { String::new() };
         let mut script = self.script(&RELEASE, key, token);
-        let script = script.arg(ending).arg(doubt).arg(mode).arg(span).arg(u8::from(uses_value)).arg(&request).take();
+        let script =
+            script.arg(ending).arg(in_flight).arg(mode).arg(span).arg(u8::from(uses_value)).arg(&request).take();
         // A lock that never expires has no second chance.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
@@ -260,41 +229,30 @@ impl Store for RedisStore {
         released.map_err(|strange| self.is_strange(strange))
     }
 
-    fn cancel(&mut self, claim: &Claim, is_in_flight: bool) {
-        self.cancel_claim(claim, if is_in_flight { Doubt::Pending } else { self.doubt });
+    /// If this cannot be done, the lease runs out. The token must not be used again, unless it is the user's own: then a request that
+    /// comes late may get the lock, and so may the next one.
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) {
+        let in_flight = in_flight || self.in_flight;
+        // Something of ours may be there.
+        let matters = self.place.is_some() || in_flight;
+        let voids_late_requests = in_flight && claim.request.is_none();
+        // With its text: it may be on its way for long, and nobody would be there to send that if the server did not know the script.
+        self.knows_scripts = false;
+        let mut script = self.script(&RELEASE, &claim.key, &claim.token);
+        let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
+        let script = script.arg(request(claim)).take();
+        let timeout = self.timeout / 2;
+        let reply = if matters { self.run_until_answered(&script, timeout) } else { self.run(&script, timeout) };
+        if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
+            self.confirm_handoff(&claim.key, handed);
+        }
     }
 
-    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, StoreError> {
-        let mut script = self.script(&RESERVE, &claim.key, &claim.token);
-        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
-        let script = match wanted {
-            Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
-            Wanted::Value { value, after, steps } => {
-                script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()).arg(steps)
-            }
-        };
-        let script = script.take();
-        let sent_at = Moment::now();
-        let reply = self.run(&script, self.timeout).map_err(|failure| self.give_up(claim, &failure))?;
-        reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))
-    }
-
-    fn list(&mut self, key: Option<&Key>) -> Result<Vec<KeyStatus>, StoreError> {
-        if let Some(key) = key {
-            let reply = self.answer(&self.bare_script(&LIST, key))?;
-            let status = reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))?;
-            return Ok(vec![status]);
-        }
-        let keys = self.all_keys()?;
-        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
-        let mut found = Vec::with_capacity(keys.len());
-        for (key, reply) in self.answers_of_each(keys, &scripts)? {
-            match reply::read_status(key.clone(), &reply) {
-                Ok(status) => found.push(status),
-                Err(strange) => self.leave_out(&key, &Failure::UnexpectedReply(strange)),
-            }
-        }
-        Ok(found)
+    fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        let Some(key) = key else { return self.list_all() };
+        let reply = self.answer(&self.bare_script(&LIST, key))?;
+        let status = reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))?;
+        Ok(Listing { found: vec![status], unreadable: Vec::new() })
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
@@ -306,21 +264,26 @@ impl Store for RedisStore {
         self.confirm_handoff(key, handed);
         Ok(taken)
     }
+}
 
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Vec<Key>, StoreError> {
-        let keys = self.all_keys()?;
-        let scripts: Vec<Cmd> = keys
-            .iter()
-            .map(|key| self.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take())
-            .collect();
-        let answers = self.answers_of_each(keys, &scripts)?;
-        Ok(answers.into_iter().filter(|(_, reply)| *reply == Value::Int(1)).map(|(key, _)| key).collect())
+impl Sequences for RedisStore {
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
+        let mut script = self.script(&RESERVE, &claim.key, &claim.token);
+        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let script = match wanted {
+            Wanted::Next { from, step } => script.arg("step").arg(from).arg(step),
+            Wanted::Value { value, after, steps } => {
+                script.arg("value").arg(value).arg(after.as_deref().unwrap_or_default()).arg(steps)
+            }
+        };
+        let script = script.take();
+        let sent_at = Moment::now();
+        let reply = self.run(&script, self.timeout).map_err(|failure| failure.of_request(&self.server))?;
+        Ok(reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))?)
     }
+}
 
-    fn left_out(&mut self) -> Vec<StoreError> {
-        std::mem::take(&mut self.left_out)
-    }
-
+impl Diagnose for RedisStore {
     fn diagnose(&mut self) -> Vec<Diagnostic> {
         diagnose::diagnose(self)
     }

@@ -7,7 +7,7 @@ use redis::Cmd;
 use super::connection::Failure;
 use super::keys;
 use crate::report::diagnostic::Diagnostic;
-use crate::store::address::Server;
+use crate::store::redis::url::Server;
 
 /// Stands for the scratch key in a harmless call.
 const KEY: &str = "KEY";

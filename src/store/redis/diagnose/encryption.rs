@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::net::endpoint::Endpoint;
 use crate::net::resolve::resolve;
 use crate::report::diagnostic::Diagnostic;
-use crate::store::address::Server;
+use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
 /// Whether anybody on the way to `server` could read its password; looks its name up within `timeout`.
@@ -38,14 +38,11 @@ fn judge(server: &Server, local: bool) -> Diagnostic {
 mod tests {
     use super::*;
     use crate::report::diagnostic::Level;
-    use crate::store::Address;
+    use crate::store::redis::url;
 
     #[test]
     fn a_password_in_clear_is_found() {
-        let level = |url: &str, local: bool| {
-            let Ok(Address::Redis(server)) = Address::parse(url) else { panic!("is a URL: {url}") };
-            judge(&server, local).level
-        };
+        let level = |url: &str, local: bool| judge(&url::parse(url).expect(url), local).level;
         assert_eq!(level("redis://u:pw@db", false), Level::Warn);
         assert_eq!(level("redis://u:pw@db", true), Level::Ok);
         assert_eq!(level("redis://db", false), Level::Ok);

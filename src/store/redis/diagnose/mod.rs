@@ -19,7 +19,7 @@ use super::rights::Missing;
 use super::{KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
 use crate::report::diagnostic::Diagnostic;
-use crate::store::address::Server;
+use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use report::Report;
 use server::Greeting;

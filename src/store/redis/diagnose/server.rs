@@ -5,9 +5,9 @@ use redis::Value;
 use super::Session;
 use super::report::Report;
 use crate::report::diagnostic::Diagnostic;
-use crate::store::address::Server;
 use crate::store::redis::connection::Failure;
 use crate::store::redis::reply;
+use crate::store::redis::url::Server;
 
 /// The oldest Redis whose scripts and users are as lockrun needs them.
 const OLDEST: u32 = 6;
@@ -99,10 +99,10 @@ pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server
 mod tests {
     use super::*;
     use crate::report::diagnostic::Level;
-    use crate::store::Address;
+    use crate::store::redis::url;
 
     fn worst(product: &str, version: &str, mode: &str, role: &str) -> Option<Level> {
-        let Ok(Address::Redis(server)) = Address::parse("redis://127.0.0.1") else { panic!("is a URL") };
+        let server = url::parse("redis://127.0.0.1").expect("is a URL");
         let [product, version, mode, role] = [product, version, mode, role].map(str::to_owned);
         let greeting = Greeting { product, version, mode, role };
         judge(Some(&greeting), None, &server).into_iter().map(|diagnostic| diagnostic.level).max()

@@ -11,7 +11,7 @@ use crate::lock::token::Token;
 use crate::report::diagnostic::Diagnostic;
 use crate::store::redis::RedisStore;
 use crate::store::redis::reply::AcquireReply;
-use crate::store::{Acquired, Claim, Release, Released, Renewed, Store, StoreError};
+use crate::store::{Claim, IfHeld, Release, Released, Renewed, Store, StoreError, Tried};
 
 /// Long enough for a slow server, short enough if we die in the middle.
 const TTL: Duration = Duration::from_mins(1);
@@ -36,7 +36,8 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
         request: None,
     };
     let (first, second) = (claim(), claim());
-    let Acquired::Mine(before) = store.acquire(&first, None)? else { bail!("a lock that is free is not granted") };
+    let tried = store.try_acquire(&first, IfHeld::Leave).map_err(|failed| failed.cancel(store, &first))?;
+    let Tried::Mine(before) = tried else { bail!("a lock that is free is not granted") };
     let AcquireReply::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
     let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be released") };
@@ -52,5 +53,5 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
 
 /// Asks once, as a waiter.
 fn ask(store: &mut RedisStore, claim: &Claim) -> Result<AcquireReply, StoreError> {
-    store.ask(claim, true, None).map_err(|failure| failure.explain(&store.server))
+    store.ask(claim, IfHeld::Queue).map_err(|failure| failure.explain(&store.server))
 }

@@ -1,0 +1,172 @@
+//! Waiting for a lock, above all stores: one tries, sleeps and tries again, as long as there is patience, through stops of lockrun and
+//! outages of the store; and whatever ends the wait, nothing of the claim stays in the store.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use crate::store::{Claim, Grant, Held, IfHeld, RequestError, RequestState, Store, StoreError, Tried, Wakeup};
+use crate::sys::backoff::Backoff;
+use crate::sys::clock::Moment;
+use crate::sys::signals::Signals;
+use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
+
+/// For how long a waiter that had reached the store bears with its absence: a restart or a fail-over is over by then.
+const OUTAGE_MAX: Duration = Duration::from_mins(1);
+
+/// How often a waiter for whom lockrun is stopped looks whether it goes on.
+const STOPPED: Duration = Duration::from_millis(100);
+
+/// How to wait for a lock that is held.
+pub struct Wait<'a> {
+    /// Until when; `None`: for ever.
+    pub until: Option<Moment>,
+    /// The signals, some of which end the wait.
+    pub signals: &'a Signals,
+    /// Hears how the wait goes.
+    pub watcher: &'a mut dyn Watcher,
+}
+
+/// Looks on while lockrun waits.
+pub trait Watcher: WaitObserver {
+    /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
+    /// Returns whether to go on waiting.
+    fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
+
+    /// Whether lockrun, for which another process waits, is stopped. Then nothing is to be taken in its name.
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+/// How a wait for a lock has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// The lock is ours.
+    Mine(Grant),
+    /// Another holds it, and the patience is at its end.
+    Held(Held),
+    /// A signal of this number ended the wait.
+    Interrupted(i32),
+}
+
+/// Asks for the lock once, and does not wait. After an error the claim is cancelled.
+pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreError> {
+    store.try_acquire(claim, IfHeld::Leave).map_err(|failed| failed.cancel(store, claim))
+}
+
+/// Acquires the lock, in turn with the other waiters. If it does not get it, the claim has left the queue and is cancelled.
+pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
+    let Wait { until, signals, watcher } = wait;
+    let mut attempt = Attempt { store, claim, heard_at: None, in_flight: false };
+    let acquired = attempt.wait(until, &mut Waiter::new(signals), watcher);
+    match acquired {
+        // The store has been left by the last request, if it was not by the grant.
+        Ok(Done::Granted(grant)) => Ok(Acquired::Mine(grant)),
+        Ok(Done::OutOfPatience(held)) => Ok(Acquired::Held(held)),
+        Ok(Done::Hopeless(held)) => {
+            attempt.cancel();
+            Ok(Acquired::Held(held))
+        }
+        Ok(Done::Signal(signal)) => {
+            attempt.cancel();
+            Ok(Acquired::Interrupted(signal))
+        }
+        Err(failed) => {
+            attempt.note(&failed);
+            if attempt.heard_at.is_some() || failed.request != RequestState::Unsent {
+                attempt.cancel();
+            }
+            Err(failed.error)
+        }
+    }
+}
+
+/// Why a wait is over.
+enum Done {
+    /// The lock is ours.
+    Granted(Grant),
+    /// The lock was still held when the patience was at its end, and we have left the queue.
+    OutOfPatience(Held),
+    /// The watcher does not want to wait for this holder.
+    Hopeless(Held),
+    /// A signal of this number came.
+    Signal(i32),
+}
+
+/// A claim that waits.
+struct Attempt<'a> {
+    store: &'a mut dyn Store,
+    claim: &'a Claim,
+    /// When the store last said that we are in the queue. Before it has been heard of once, its absence is an error like any other.
+    heard_at: Option<Moment>,
+    /// Whether a request may still be on its way to the store, whatever was answered since.
+    in_flight: bool,
+}
+
+impl Attempt<'_> {
+    fn wait(
+        &mut self,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Done, RequestError> {
+        let mut backoff = Backoff::new();
+        loop {
+            // It is as if we did not listen, until lockrun goes on: then we ask what has become of our place.
+            while watcher.is_stopped() {
+                if let Some(signal) = pause(STOPPED, waiter, watcher)? {
+                    return Ok(Done::Signal(signal));
+                }
+            }
+            let is_last = until.is_some_and(|until| Moment::now() >= until);
+            match self.store.try_acquire(self.claim, if is_last { IfHeld::Leave } else { IfHeld::Queue }) {
+                Ok(Tried::Mine(grant)) => return Ok(Done::Granted(grant)),
+                Ok(Tried::Held(held)) if is_last => return Ok(Done::OutOfPatience(held)),
+                Ok(Tried::Held(held)) => {
+                    self.heard_at = Some(Moment::now());
+                    if watcher.waiting(&held).is_break() {
+                        return Ok(Done::Hopeless(held));
+                    }
+                    match self.store.sleep(self.claim, until, waiter, watcher) {
+                        Ok(Wakeup::TryAgain) => {
+                            backoff = Backoff::new();
+                            continue;
+                        }
+                        Ok(Wakeup::Signal(signal)) => return Ok(Done::Signal(signal)),
+                        // That it answered before is no proof that the next try will do better: the pauses grow.
+                        Err(failed) if failed.is_transient => {}
+                        Err(failed) => return Err(failed),
+                    }
+                }
+                Err(failed) if failed.is_transient && !is_last && self.bears_with_an_outage() => self.note(&failed),
+                Err(failed) => return Err(failed),
+            }
+            if let Some(signal) = pause(backoff.next(), waiter, watcher)? {
+                return Ok(Done::Signal(signal));
+            }
+        }
+    }
+
+    fn bears_with_an_outage(&self) -> bool {
+        self.heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX)
+    }
+
+    fn note(&mut self, failed: &RequestError) {
+        self.in_flight |= failed.request == RequestState::InFlight;
+    }
+
+    fn cancel(&mut self) {
+        self.store.cancel(self.claim, self.in_flight);
+    }
+}
+
+/// Waits for `span`. Returns the signal that came, if one did that would end lockrun.
+fn pause(span: Duration, waiter: &mut Waiter<'_>, watcher: &mut dyn Watcher) -> Result<Option<i32>, StoreError> {
+    match waiter.wait_for(None, Some(Moment::now() + span), watcher)? {
+        WakeReason::Signal(signal) => Ok(Some(signal)),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

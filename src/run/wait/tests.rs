@@ -1,0 +1,227 @@
+//! The loop on a store that answers as a test wants it.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use anyhow::anyhow;
+
+use super::*;
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::token::Token;
+use crate::store::{KeyStatus, Listing, Release, Released, Renewed, Revoked};
+
+const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None };
+
+/// A store whose answers are given in advance.
+#[derive(Default)]
+struct Scripted {
+    tries: VecDeque<Answer>,
+    sleeps: VecDeque<Result<Wakeup, RequestError>>,
+    /// What it was asked for.
+    asked: Vec<IfHeld>,
+    /// Each time that the claim was cancelled: whether a request was said to be in flight.
+    cancelled: Vec<bool>,
+}
+
+impl Store for Scripted {
+    fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+        self.asked.push(if_held);
+        self.tries.pop_front().expect("it is not asked so often")
+    }
+
+    fn sleep(
+        &mut self,
+        _: &Claim,
+        _: Option<Moment>,
+        _: &mut Waiter<'_>,
+        _: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError> {
+        self.sleeps.pop_front().unwrap_or(Ok(Wakeup::TryAgain))
+    }
+
+    fn cancel(&mut self, _: &Claim, in_flight: bool) {
+        self.cancelled.push(in_flight);
+    }
+
+    fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
+        unreachable!("a waiter has nothing to renew")
+    }
+
+    fn release(&mut self, _: &Key, _: &Token, _: Release) -> Result<Released, StoreError> {
+        unreachable!("a waiter has nothing to release")
+    }
+
+    fn list(&mut self, _: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        unreachable!("a waiter does not look around")
+    }
+
+    fn revoke(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<Revoked, StoreError> {
+        unreachable!("a waiter takes nothing away")
+    }
+}
+
+/// Looks on, and goes on waiting or not.
+struct Onlooker {
+    goes_on: bool,
+    /// As often it says that lockrun is stopped.
+    stops: Cell<u32>,
+}
+
+impl Onlooker {
+    fn new(goes_on: bool) -> Self {
+        Onlooker { goes_on, stops: Cell::new(0) }
+    }
+}
+
+impl WaitObserver for Onlooker {
+    fn tick_every(&self) -> Option<Duration> {
+        None
+    }
+
+    fn tick(&mut self) {}
+
+    fn pause(&mut self) {}
+}
+
+impl Watcher for Onlooker {
+    fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
+        assert_eq!(self.stops.get(), 0, "the lock was asked for in the name of a lockrun that is stopped");
+        if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let stops = self.stops.get();
+        self.stops.set(stops.saturating_sub(1));
+        stops > 0
+    }
+}
+
+/// The answer to a try.
+type Answer = Result<Tried, RequestError>;
+
+const MINE: Answer = Ok(Tried::Mine(GRANT));
+
+const HELD: Answer = Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, place: None, token: None }));
+
+fn failed<T>(is_transient: bool, request: RequestState) -> Result<T, RequestError> {
+    Err(RequestError { error: anyhow!("the store fails"), is_transient, request })
+}
+
+fn claim() -> Claim {
+    Claim {
+        key: Key::new("k".as_ref()).expect("is a key"),
+        token: Token::random(),
+        ttl: Ttl::None,
+        holder: Holder::default(),
+        slots: 1,
+        by_hand: false,
+        request: None,
+    }
+}
+
+/// Waits until `until` for a lock in a store that answers so. Returns what came of it, in words if it failed, and the store.
+fn wait(
+    tries: impl IntoIterator<Item = Answer>,
+    sleeps: impl IntoIterator<Item = Result<Wakeup, RequestError>>,
+    until: Option<Moment>,
+    goes_on: bool,
+) -> (Result<Acquired, String>, Scripted) {
+    let (tries, sleeps) = (tries.into_iter().collect(), sleeps.into_iter().collect());
+    let mut store = Scripted { tries, sleeps, ..Scripted::default() };
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let wait = Wait { until, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
+    let acquired = in_turn(&mut store, &claim(), wait).map_err(|error| error.to_string());
+    (acquired, store)
+}
+
+/// The same for ever.
+fn wait_for_ever(tries: impl IntoIterator<Item = Answer>) -> (Result<Acquired, String>, Scripted) {
+    wait(tries, [], None, true)
+}
+
+#[test]
+fn a_lock_that_is_ours_is_not_cancelled() {
+    let (acquired, store) = wait_for_ever([HELD, HELD, MINE]);
+    assert_eq!(acquired, Ok(Acquired::Mine(GRANT)));
+    assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Queue; 3], vec![]));
+}
+
+#[test]
+fn the_last_try_leaves_the_queue() {
+    let (acquired, store) = wait([HELD], [], Some(Moment::now()), true);
+    assert_eq!(acquired, Ok(Acquired::Held(Held::default())));
+    assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Leave], vec![]));
+}
+
+#[test]
+fn who_does_not_want_to_wait_leaves_the_queue() {
+    let (acquired, store) = wait([HELD], [], None, false);
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Held(Held::default())), vec![false]));
+}
+
+#[test]
+fn a_signal_leaves_the_queue() {
+    let (acquired, store) = wait([HELD], [Ok(Wakeup::Signal(15))], None, true);
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Interrupted(15)), vec![false]));
+}
+
+#[test]
+fn a_store_that_was_never_heard_of_is_not_waited_for() {
+    for (request, cancelled) in
+        [(RequestState::Unsent, vec![]), (RequestState::Answered, vec![false]), (RequestState::InFlight, vec![true])]
+    {
+        let (acquired, store) = wait_for_ever([failed(true, request)]);
+        assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), cancelled), "{request:?}");
+    }
+}
+
+#[test]
+fn an_outage_is_sat_out() {
+    let outage = [RequestState::InFlight, RequestState::Unsent].map(|request| failed(true, request));
+    let (acquired, store) = wait_for_ever([HELD].into_iter().chain(outage).chain([HELD, MINE]));
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), vec![]));
+}
+
+#[test]
+fn a_sleep_that_fails_for_a_while_is_tried_again() {
+    let (acquired, store) = wait([HELD, MINE], [failed(true, RequestState::Unsent)], None, true);
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), vec![]));
+}
+
+#[test]
+fn what_does_not_pass_ends_the_wait_and_leaves_the_queue() {
+    let (acquired, store) = wait_for_ever([HELD, failed(false, RequestState::Unsent)]);
+    assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), vec![false]));
+    let (acquired, store) = wait([HELD], [failed(false, RequestState::Unsent)], None, true);
+    assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), vec![false]));
+}
+
+#[test]
+fn a_request_stays_in_flight_whatever_is_answered_later() {
+    let tries = [HELD, failed(true, RequestState::InFlight), HELD, failed(false, RequestState::Answered)];
+    let (_, store) = wait_for_ever(tries);
+    assert_eq!(store.cancelled, [true]);
+}
+
+#[test]
+fn patience_with_an_outage_ends() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted { tries: [failed(true, RequestState::Unsent)].into(), ..Scripted::default() };
+    let claim = claim();
+    let heard_at = Some(Moment::from_boot(Duration::ZERO));
+    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, in_flight: false };
+    let waited = attempt.wait(None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
+    assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
+}
+
+#[test]
+fn nothing_is_asked_for_while_lockrun_is_stopped() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
+    let mut watcher = Onlooker { goes_on: true, stops: Cell::new(2) };
+    let wait = Wait { until: None, signals: &signals, watcher: &mut watcher };
+    let acquired = in_turn(&mut store, &claim(), wait).expect("the store does not fail");
+    assert_eq!(acquired, Acquired::Mine(GRANT));
+}
