@@ -59,6 +59,8 @@ pub(super) enum Failure {
     Unreachable(io::Error),
     /// The connection was closed before an answer came.
     Closed,
+    /// The same, and the server could not be reached again.
+    Gone(io::Error),
     /// No answer came in time, or none that could be read: what it was.
     NoAnswer(&'static str),
     /// An answer came that a Redis would not give.
@@ -190,7 +192,7 @@ impl Failure {
     /// a moment.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::NoAnswer(_) => true,
+            Failure::Unreachable(_) | Failure::Closed | Failure::Gone(_) | Failure::NoAnswer(_) => true,
             Failure::UnexpectedReply(_) => false,
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
@@ -200,7 +202,7 @@ impl Failure {
     pub(super) fn request_state(&self) -> RequestState {
         match self {
             Failure::Unreachable(_) => RequestState::Unsent,
-            Failure::Closed | Failure::NoAnswer(_) => RequestState::InFlight,
+            Failure::Closed | Failure::Gone(_) | Failure::NoAnswer(_) => RequestState::InFlight,
             Failure::UnexpectedReply(_) | Failure::Refused { .. } => RequestState::Answered,
         }
     }
@@ -219,7 +221,7 @@ impl Failure {
     /// The failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
-            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Unreachable(error) | Failure::Gone(error) => anyhow!("cannot reach {server}: {error}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::UnexpectedReply(UnexpectedReply) => {
                 anyhow!("unexpected reply from {server}: is it a Redis server?")

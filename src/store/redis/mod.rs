@@ -95,6 +95,7 @@ impl RedisStore {
 
     /// Sends a script as it is.
     fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        let was_sent = self.connection.is_some();
         if let Some(connection) = &mut self.connection {
             match connection.request(script, deadline) {
                 Err(Failure::Closed) => self.connection = None,
@@ -105,7 +106,11 @@ impl RedisStore {
                 reply => return reply,
             }
         }
-        let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
+        let mut connection =
+            Connection::open(&self.server, self.tls.as_ref(), deadline).map_err(|failure| match failure {
+                Failure::Unreachable(error) if was_sent => Failure::Gone(error),
+                failure => failure,
+            })?;
         let reply = connection.request(script, deadline)?;
         self.connection = Some(connection);
         Ok(reply)
