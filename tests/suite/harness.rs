@@ -11,7 +11,7 @@ use crate::support::processes::find_program;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::pty::Terminal;
 use crate::support::resp::Reply;
-use crate::support::{LONG, Lockrun, Redis, eventually, witness};
+use crate::support::{LONG, LeaseServer, Lockrun, Redis, eventually, witness};
 
 fn connect(proxy: &Proxy) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("the proxy listens");
@@ -48,7 +48,7 @@ fn redis_restarts_and_pauses() {
 #[test]
 fn proxy_disturbs() {
     let redis = Redis::start();
-    let proxy = Proxy::to(redis.port());
+    let proxy = Proxy::before(&redis);
     let stream = connect(&proxy);
     assert_eq!(ping(&stream).expect("a reply"), "+PONG\r\n");
     assert_eq!(ping(&stream).expect("a reply"), "+PONG\r\n");

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::support::sequence::{Reserver, fail, next, peek, reserve, reserved, status};
 use crate::support::store::on_every_store;
-use crate::support::{Lockrun, Store, eventually};
+use crate::support::{Lockrun, Store, eventually, redis_keys};
 
 /// One of lockrun's other commands in this store.
 fn other(store: &Store, words: &[&str]) -> Lockrun {
@@ -64,7 +64,7 @@ fn hostile_values_are_escaped() {
     let redis = store.as_redis().expect("a server");
     let hostile = "\x1b[31m\u{202e}x\nlockrun: all is well";
     let _run = Reserver::begin(&reserve(&store, "\u{202e}held").args(["--next", "echo"]));
-    redis.ask(&["HSET", "lockrun:{seq}:sequence", "last", hostile]);
+    redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", hostile]);
     let harmless = |text: &str| {
         assert!(!text.contains(['\x1b', '\u{202e}']) && !text.contains("\nlockrun: all is well"), "{text:?}");
     };
@@ -80,7 +80,7 @@ fn hostile_values_are_escaped() {
     let told = reserve(&store, "1").args(["--next", "/no\x1b[31m"]).command(["true"]).run().exited(125).said("/no");
     harmless(&told.stderr());
     // A hostile value is no value for a command either.
-    redis.ask(&["HSET", "lockrun:{seq}:sequence", "last", "1"]);
+    redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", "1"]);
     let verbose =
         reserve(&store, "1").arg("-v").command(["true"]).run().exited(0).said("value \"2\" of \"seq\" reserved");
     harmless(&verbose.stderr());

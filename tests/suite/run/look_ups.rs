@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::support::holder::write_script;
 use crate::support::processes::PATH;
-use crate::support::{LONG, Lockrun, Store, eventually};
+use crate::support::{LONG, LeaseServer, Lockrun, Store, eventually, redis_keys};
 
 /// Knows one name, and says so in a way that takes longer than it lives: its output ends when it has long been dead.
 const GETENT: &str = "#!/bin/sh
@@ -31,12 +31,12 @@ fn a_name_can_be_looked_up_while_a_command_runs() {
     let mut run = call.sh(&format!("echo ready; while ! [ -e {} ]; do sleep 0.01; done", go.display())).spawn();
     run.wait_for_line("ready");
     let ends = || {
-        let holders = redis.ask(&["ZRANGE", "lockrun:{named}:holders", "0", "0", "WITHSCORES"]);
+        let holders = redis.ask(&["ZRANGE", &redis_keys::holders("named"), "0", "0", "WITHSCORES"]);
         holders.list().get(1).map(|score| score.text().to_owned())
     };
     let (look_ups, before) = (|| fs::read_to_string(at("asked")).unwrap_or_default().lines().count(), ends());
     let asked = look_ups();
-    redis.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+    redis.hang_up();
     eventually(LONG, "the lease is renewed, or lost", || ends() != before);
     fs::write(&go, "").expect("our own directory");
     run.wait().exited(0).silent();

@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 use crate::support::holder::is_free;
 use crate::support::processes::{find_program, is_alive, send, state};
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Store, eventually, witness};
 
 pub(crate) const PROMPT: &str = "prompt$ ";
@@ -132,12 +132,10 @@ on_every_store!(a_run_can_be_suspended_and_resumed, |store| {
 });
 
 // "A run that is suspended past its lease is ended", before the lock passes on.
-#[test]
-fn a_run_suspended_past_its_lease_is_dead() {
-    let store = Store::redis();
+on_every_lease_store!(a_run_suspended_past_its_lease_is_dead, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let record = directory.path().join("record");
-    let mut terminal = shell(&store);
+    let mut terminal = shell(store);
     let words = witness::command(&record, "old", &[]);
     let script = directory.path().join("witness.py");
     std::fs::write(&script, &words[2]).expect("the script is written");
@@ -147,7 +145,7 @@ fn a_run_suspended_past_its_lease_is_dead() {
         &format!("lockrun -k tty --ttl 3s --kill-after 500ms {python} {script} {} old", record.display()),
     );
     terminal.wait_for("ready");
-    let next = Lockrun::new(&store).key("tty").args(["--wait", "-v"]);
+    let next = Lockrun::new(store).key("tty").args(["--wait", "-v"]);
     let mut next = next.command(witness::command(&record, "next", &[])).spawn();
     next.wait_for_stderr("waiting");
     terminal.type_keys("\x1a");
@@ -164,7 +162,7 @@ fn a_run_suspended_past_its_lease_is_dead() {
     next.kill_everything();
     let lives = witness::lives(&record);
     assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
-}
+});
 
 // "It shares lockrun's group like any job of a shell, so that pipelines keep working and nobody steals the foreground."
 on_every_store!(a_pager_reads_the_keyboard, |store| {
@@ -213,15 +211,13 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
 });
 
 // "A signal ends a wait", and the wait for an answer too: Ctrl-C while the lock is on its way.
-#[test]
-fn an_interrupt_ends_an_attempt() {
-    let store = Store::redis();
-    let proxy = Proxy::to(store.as_redis().expect("a server").port());
+on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
+    let proxy = store.proxy();
     // Long enough for somebody to press a key, and within the time that a request may take.
     proxy.set(Mode::Delay(Duration::from_secs(3)));
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
-    let mut terminal = shell(&store);
+    let mut terminal = shell(store);
     enter(&mut terminal, &format!("lockrun --store {} -k tty touch {}", proxy.url(), trace.display()));
     eventually(LONG, "the request is on its way", || proxy.flights() > 0);
     terminal.type_keys("\x03");
@@ -229,8 +225,8 @@ fn an_interrupt_ends_an_attempt() {
     enter(&mut terminal, "echo status $?");
     terminal.wait_for("status 130");
     assert!(!trace.exists(), "the command was started");
-    assert!(is_free(&store, "tty"));
-}
+    assert!(is_free(store, "tty"));
+});
 
 /// The process id that the command has written into this file.
 pub(crate) fn written(file: &Path) -> i32 {
