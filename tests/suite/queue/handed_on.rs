@@ -87,10 +87,6 @@ fn a_command_runs_where_memory_is_copied() {
     let store = Store::file();
     let holder = Holder::new(&store, KEY);
     let waiter = join(&store, &waiter(&store.url()).sh("echo ran; exit 3"));
-    let copied = std::thread::scope(|threads| {
-        threads.spawn(|| holder.end());
-        crate::support::steps::give_it_a_copy(&waiter.run);
-        waiter.run.wait()
-    });
-    copied.exited(3).printed("ran\n").silent();
+    crate::support::steps::give_it_a_copy(&waiter.run, || drop(holder.end()));
+    waiter.run.wait().exited(3).printed("ran\n").silent();
 }

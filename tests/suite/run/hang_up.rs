@@ -8,10 +8,10 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::terminal::written;
 use crate::support::holder::is_free;
 use crate::support::processes::{is_alive, send, state};
 use crate::support::pty::Terminal;
+use crate::support::shell::written;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod birth;
 pub(crate) mod calm;
+pub(crate) mod config;
 pub(crate) mod deadline;
 pub(crate) mod fake;
 pub(crate) mod hand;
@@ -22,8 +23,10 @@ pub(crate) mod queue;
 pub(crate) mod records;
 pub(crate) mod redis;
 pub(crate) mod redis_keys;
+pub(crate) mod refusal;
 pub(crate) mod resp;
 pub(crate) mod sequence;
+pub(crate) mod shell;
 pub(crate) mod slots;
 pub(crate) mod steps;
 pub(crate) mod store;
