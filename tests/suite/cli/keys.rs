@@ -77,7 +77,7 @@ on_every_store!(names_lock_independently, |store| {
         assert!(files.iter().all(|file| file.file_type().expect("ours").is_file()), "{files:?}");
         assert_eq!(files.len(), names.len(), "one file a name: {files:?}");
     }
-    if let Some(redis) = store.as_redis() {
+    if let Store::Redis(redis) = store {
         let keys = redis.keys();
         assert!(keys.iter().all(|key| redis_keys::is_ours(key)), "{keys:?}");
     }

@@ -173,15 +173,15 @@ on_every_store!(a_waiter_wakes_at_once, |store| {
 // "A waiter interrupted leaves nothing."
 on_every_store!(an_interrupted_waiter_leaves_nothing, |store| {
     let token = token(store, "cut", &["--ttl", "10m"]);
-    let keys = || store.as_redis().map(|redis| redis.keys());
-    let before = keys();
+    let left = || store.lease_server().map(|server| server.left("cut", true));
+    let before = left();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let waiter = acquire(store, "cut", &["--wait"]).spawn();
         until_waiting(store, "cut", 1);
         waiter.signal(signal);
         waiter.wait().died_of(signal).printed("").silent();
         until_waiting(store, "cut", 0);
-        assert_eq!(keys(), before, "after {signal}");
+        assert_eq!(left(), before, "after {signal}");
     }
     release(store, "cut", &token).exited(0).silent();
     assert!(!is_held(store, "cut"));

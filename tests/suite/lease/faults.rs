@@ -45,7 +45,7 @@ impl Case {
         let words = witness::command(&record, "old", &["fork", "setsid"]);
         let call = Lockrun::at(url).key(key).args(["--ttl", "5s", "--kill-after", "500ms", "--store-timeout", "2s"]);
         let mut old = call.command(words).spawn();
-        if !old.comes_to(|old| old.has_line("ready")) {
+        if !old.comes_to(|old| old.has_line("ready") && witness::lives(&record)[0].processes == 3) {
             late(&format!("the old run has ended: {}", old.stderr()));
         }
         Case { key: key.to_owned(), old, next: None, record }
@@ -84,7 +84,12 @@ impl<'a> Scene<'a> {
             case.queue(store);
         }
         for case in &mut scene.cases {
-            case.next.as_mut().expect("just started").wait_for_stderr("waiting");
+            let next = case.next.as_mut().expect("just started");
+            let waits = |next: &Running| next.stderr().contains("waiting");
+            next.comes_to(|next| waits(next) || next.has_line("ready"));
+            if !waits(next) || case.old.has_ended() {
+                late(&format!("the old run has lost its lease too early: {}", case.old.stderr()));
+            }
         }
         scene
     }

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use crate::support::hand::{acquire, break_lock, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
+use crate::support::sequence::{Reserver, reserve};
+use crate::support::store::on_redis;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Output, Redis, Store, eventually, redis_keys};
 
 fn server(store: &Store) -> &Redis {
@@ -243,3 +245,29 @@ fn a_fence_ahead_of_the_clock_is_not_forgotten() {
     other(&store, &["prune", "--older-than", "0"]).exited(0).printed("").silent();
     assert_eq!(next_fence(&store, &[]), 9_007_199_254_740_995);
 }
+
+// "What comes out of a store was written by another machine: control characters are escaped before a terminal sees them."
+on_redis!(hostile_values_are_escaped, |store, redis| {
+    let hostile = "\x1b[31m\u{202e}x\nlockrun: all is well";
+    let _run = Reserver::begin(&reserve(store, "\u{202e}held").args(["--next", "echo"]));
+    redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", hostile]);
+    let harmless = |text: &str| {
+        assert!(!text.contains(['\x1b', '\u{202e}']) && !text.contains("\nlockrun: all is well"), "{text:?}");
+    };
+    for words in [&["status"][..], &["status", "--key", "seq"], &["status", "--json"]] {
+        let output = other(store, words);
+        assert!(output.stdout().contains("all is well") && output.stdout().contains("held"), "{output}");
+        harmless(&output.stdout());
+    }
+    let counted = reserve(store, "1").command(["true"]).run().exited(125).said("all is well");
+    harmless(&counted.stderr());
+    let asked = reserve(store, "1").args(["--next", "false"]).command(["true"]).run().exited(125).said("all is well");
+    harmless(&asked.stderr());
+    let told = reserve(store, "1").args(["--next", "/no\x1b[31m"]).command(["true"]).run().exited(125).said("/no");
+    harmless(&told.stderr());
+    // A hostile value is no value for a command either.
+    redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", "1"]);
+    let verbose =
+        reserve(store, "1").arg("-v").command(["true"]).run().exited(0).said("value \"2\" of \"seq\" reserved");
+    harmless(&verbose.stderr());
+});

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::support::calm::{late, stays_in_time_for};
+use crate::support::hand::{all, token};
 use crate::support::monitor::{self, Monitor};
 use crate::support::proxy::Proxy;
 use crate::support::slots::{self, SharedRecord, Slot, TELL};
@@ -164,6 +165,19 @@ on_redis!(slots_are_granted_in_order_at_a_cost_that_does_not_grow, |store, redis
         let limit = count * 4 + count / 20 + 2 * 8;
         assert!(sent <= limit, "{sent} commands for {count} hand-offs: {counts:?}");
     }
+});
+
+// "`status` in a number of store commands that does not grow by more than a constant a key."
+on_redis!(status_of_many_keys, |store, redis| {
+    const KEYS: usize = 100;
+    for number in 0..KEYS {
+        token(store, &format!("key-{number}"), &["--ttl", "1h"]);
+    }
+    let monitor = Monitor::of(redis);
+    assert_eq!(all(store).len(), KEYS);
+    let counts = monitor.counts(redis);
+    let sent: usize = counts.values().sum();
+    assert!(sent <= KEYS + 20, "{counts:?}");
 });
 
 // "What that costs does not grow with the number of waiters": one that wants to be alone and lives, and behind it twelve that do not.

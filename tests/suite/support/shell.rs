@@ -61,6 +61,7 @@ impl OldAndNext {
         let (python, script, arguments) = (&words[0], script.display(), words[3..].join(" "));
         enter(&mut terminal, &format!("lockrun -k tty --ttl 5s --kill-after 500ms {python} {script} {arguments}"));
         terminal.wait_for("ready");
+        eventually(LONG, "all of it stamps", || witness::lives(&record)[0].processes == 1 + children.len());
         let call = Lockrun::new(store).key("tty").args(["--wait", "-v", "--ttl", "10m"]);
         let mut next = call.command(witness::command(&record, "next", &[])).spawn();
         next.wait_for_stderr("waiting");
