@@ -16,6 +16,8 @@ use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, eventually, proc
 // "Unknown (an error, possibly done: clean up by token)": what arrives after its withdrawal takes nothing, also if mail lies there that
 // the waiter had not taken when its place in the queue was forgotten.
 on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
+    // The server knows the scripts from then on.
+    assert!(is_free(store, "mail"));
     let proxy = store.proxy();
     let holder = Holder::new(store, "mail");
     let call = Lockrun::at(&proxy.url()).key("mail").args(["--wait", "--ttl", "none", "--store-timeout", "1s"]);
@@ -47,6 +49,8 @@ on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
 // "Redis commands a second of one idle waiter": one whose connection is closed whenever it waits tries again, but not
 // without a pause.
 on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
+    // The server knows the scripts from then on.
+    assert!(is_free(store, "closed"));
     let proxy = store.proxy();
     let holder = Holder::new(store, "closed");
     proxy.set(Mode::CloseAt("\r\nBLPOP\r\n"));

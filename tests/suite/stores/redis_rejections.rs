@@ -103,6 +103,8 @@ on_redis!(requests_are_rejected_for_a_while, |store, redis| {
 // "\"No answer\" is not: retry until it is time for TERM": so it is with an answer to a renewal that no script gives, however deep it
 // is or large it claims to be. It is read on the small stack of a thread.
 on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
+    // The server knows the scripts from then on.
+    assert!(is_free(store, "bounds"));
     let proxy = store.proxy();
     let call = Lockrun::at(&proxy.url()).key("bounds").args(["--ttl", "1h", "--renew-every", "100ms"]);
     let call = call.args(["--store-timeout", "1s"]);
@@ -123,6 +125,8 @@ on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
 
 // "69: the store refuses us": a user who may do all but wait is told so, and the server is left in peace.
 on_redis!(a_user_who_may_not_wait, |store, redis| {
+    // The server knows the scripts from then on.
+    assert!(is_free(store, "refused"));
     redis.ask(&["ACL", "SETUSER", "hasty", "on", ">pw", "~*", "+@all", "-blpop"]);
     let holder = Holder::new(store, "refused");
     let before = redis.requests();
