@@ -111,7 +111,7 @@ on_every_lease_store!(a_slot_that_was_not_claimed_is_not_had_later, |store| {
     queue.join(2);
     queue.stop([0]);
     held.remove(0).end();
-    eventually(LONG, "the second one has the slot", || queue.begun() == ["1"]);
+    queue.have_begun(&["1"]);
     held.remove(0).end();
     eventually(LONG, "the other slot stands unused", || holders(store, "faults") == 1);
     queue.signal_all(Signal::SIGCONT);
@@ -136,9 +136,9 @@ on_every_lease_store!(the_server_restarts, |store| {
     queue.settles();
     call.clone().sh(":").run().exited(75);
     held.remove(1).end();
-    eventually(LONG, "the first waiter runs", || queue.begun() == ["0"]);
+    queue.have_begun(&["0"]);
     held.remove(1).end();
-    eventually(LONG, "the second one runs", || queue.begun() == ["0", "1"]);
+    queue.have_begun(&["0", "1"]);
     gate.open();
     let record = SharedRecord::read(&queue.all_end(), 3).in_any_order(0..2);
     assert_eq!((record.run(0).slot, record.run(1).slot), (1, 2));

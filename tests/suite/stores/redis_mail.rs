@@ -75,7 +75,7 @@ on_redis!(who_hands_a_lock_without_an_end_on_to_the_dead_dies_too, |store, redis
     let mut queue = Queue::through(&proxy.url(), store, "both").with(&["--ttl", "none"]);
     queue.join_to("exec sleep 600");
     holder.end();
-    eventually(LONG, "the first one runs", || queue.begun() == ["0"]);
+    queue.have_begun(&["0"]);
     eventually(LONG, "the lock is its own", || queue.length() == 0);
     let mut second = Lockrun::new(store).key("both").arg("--wait").sh(":").spawn();
     eventually(LONG, "the second one waits", || queue.length() == 1 && queue.asleep() == 1);

@@ -200,6 +200,17 @@ impl<'a> Queue<'a> {
             .collect()
     }
 
+    /// Waits until as many have begun to run, these in this order. A waiter that got no processor for half a second may have been
+    /// passed by.
+    #[track_caller]
+    pub(crate) fn have_begun(&self, tags: &[&str]) {
+        eventually(LONG, &format!("{} have begun", tags.len()), || self.begun().len() >= tags.len());
+        let begun = self.begun();
+        if begun != tags {
+            late(&format!("{begun:?} have begun, not {tags:?}"));
+        }
+    }
+
     /// What the commands have written so far.
     pub(crate) fn written(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
