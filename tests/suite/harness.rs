@@ -1,17 +1,20 @@
 //! The tests' own tools do what the tests rely on.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::support::calm::{in_time, judge, late};
 use crate::support::processes::find_program;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::pty::Terminal;
 use crate::support::resp::Reply;
-use crate::support::{LONG, Lockrun, Redis, eventually, witness};
+use crate::support::{LONG, LeaseServer, Lockrun, Redis, eventually, stays_true_for, witness};
 
 fn connect(proxy: &Proxy) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("the proxy listens");
@@ -48,7 +51,7 @@ fn redis_restarts_and_pauses() {
 #[test]
 fn proxy_disturbs() {
     let redis = Redis::start();
-    let proxy = Proxy::to(redis.port());
+    let proxy = Proxy::before(&redis);
     let stream = connect(&proxy);
     assert_eq!(ping(&stream).expect("a reply"), "+PONG\r\n");
     assert_eq!(ping(&stream).expect("a reply"), "+PONG\r\n");
@@ -122,4 +125,48 @@ fn witness_stamps_until_it_is_killed() {
     let both = [lives[0].clone(), lives[0].clone()];
     assert!(witness::smallest_margin(&both) < Some(0));
     assert_eq!(witness::smallest_margin(&lives[..1]), None);
+}
+
+// A contract that is broken fails at once, however busy the machine is.
+#[test]
+fn a_broken_contract_fails_at_once() {
+    let tried = Cell::new(0);
+    let broken = || {
+        tried.set(tried.get() + 1);
+        panic!("broken");
+    };
+    assert!(catch_unwind(AssertUnwindSafe(|| judge(broken))).is_err());
+    assert_eq!(tried.get(), 1);
+}
+
+// One that is late each time fails, too.
+#[test]
+#[should_panic(expected = "always too late")]
+fn a_contract_that_is_always_late_fails() {
+    judge(|| in_time(Duration::from_secs(2), Duration::from_secs(1), "always too late"));
+}
+
+// One that was late once on a busy machine is kept; on a quiet one it is not.
+#[test]
+fn a_contract_that_was_late_once_is_tried_again_on_a_busy_machine() {
+    let tried = Cell::new(0);
+    let once_late = || {
+        tried.set(tried.get() + 1);
+        if tried.get() == 1 {
+            late("for once");
+        }
+    };
+    let kept = catch_unwind(AssertUnwindSafe(|| judge(once_late))).is_ok();
+    assert_eq!(tried.get(), if kept { 2 } else { 1 });
+}
+
+// What is to stay true is looked at all along.
+#[test]
+#[should_panic(expected = "five looks")]
+fn what_does_not_stay_true_is_seen() {
+    let looks = Cell::new(0);
+    stays_true_for(LONG, "five looks", || {
+        looks.set(looks.get() + 1);
+        looks.get() <= 5
+    });
 }

@@ -1,7 +1,8 @@
 //! Black-box tests: the program itself against real files, real servers and real terminals.
 //!
 //! Above each test stands the sentence of the contract that it proves. A test that speaks of a lock runs on
-//! every store (`on_every_store!`), so that each keeps the same promises.
+//! every store (`on_every_store!`), one that speaks of a lease, a queue or a server on every lease store
+//! (`on_every_lease_store!`), so that each keeps the same promises. What is one store's own stands in `stores`.
 
 mod support;
 

@@ -1,14 +1,14 @@
 //! Everything that can be typed wrongly ends with 64, says what is wrong, and touches nothing.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use serde_json::json;
 use tempfile::TempDir;
 
+use crate::support::Lockrun;
 use crate::support::fake::{Fake, Manner};
-use crate::support::{Lockrun, Output};
+use crate::support::refusal::{is_refused, marked, touches_nothing};
 
 /// Words that are wrong, and what the message must name.
 type Case<'a> = (&'a [&'a str], &'a str);
@@ -157,62 +157,6 @@ const BAD_SUBCOMMANDS: &[Case<'static>] = &[
     (&["help", "aquire"], "aquire"),
 ];
 
-/// URLs that are no store's.
-const BAD_URLS: &[Case<'static>] = &[
-    (&[""], "store"),
-    (&["locks"], "locks"),
-    (&["/var/lock"], "/var/lock"),
-    (&["ftp://127.0.0.1/"], "ftp"),
-    (&["http://127.0.0.1/"], "http"),
-    (&["memcached://127.0.0.1"], "memcached"),
-    (&["redis:"], "redis:"),
-    (&["redis://"], "host"),
-    (&["redis:///0"], "host"),
-    (&["redis://:6379"], "redis://"),
-    (&["redis://127.0.0.1:0"], "port"),
-    (&["redis://127.0.0.1:65536"], "port"),
-    (&["redis://127.0.0.1:port"], "port"),
-    (&["redis://127.0.0.1/x"], "x"),
-    (&["redis://127.0.0.1/-1"], "-1"),
-    (&["redis://127.0.0.1/0/1"], "0/1"),
-    (&["redis://127.0.0.1/99999999999999999999"], "99999999999999999999"),
-    (&["redis://127.0.0.1/?frobnicate=1"], "frobnicate"),
-    (&["redis://127.0.0.1/?prefix="], "prefix"),
-    (&["redis+unix://"], "redis+unix"),
-    (&["redis+unix:relative.sock"], "redis+unix"),
-    (&["rediss://127.0.0.1/?ca=/no/such/ca.pem"], "/no/such/ca.pem"),
-    (&["rediss://127.0.0.1/?cert=/no/such/cert.pem&key=/no/such/key.pem"], "/no/such/"),
-    (&["rediss://127.0.0.1/?cert=/etc/hostname"], "key"),
-    (&["file:relative/path"], "relative/path"),
-    (&["file://host/path"], "host"),
-    (&["file:/tmp/?frobnicate=1"], "frobnicate"),
-];
-
-/// It was refused, by its own words, and named what is wrong.
-#[track_caller]
-fn is_refused(output: Output, wanted: &str) {
-    let output = output.exited(64).printed("").said(wanted);
-    assert!(output.stderr().starts_with("lockrun: "), "{output}");
-}
-
-/// Runs the case on a directory that does not exist and on a server that counts its guests.
-#[track_caller]
-fn touches_nothing(case: impl Fn(Lockrun) -> Output, wanted: &str) {
-    let directory = TempDir::new().expect("a temporary directory");
-    let url = format!("file:{}/locks", directory.path().display());
-    is_refused(case(Lockrun::at(&url).directory(directory.path())), wanted);
-    let left = fs::read_dir(directory.path()).expect("our own directory").count();
-    assert_eq!(left, 0, "something was created");
-    let server = Fake::start(Manner::Silent);
-    is_refused(case(Lockrun::at(&server.url())), wanted);
-    assert_eq!(server.connections(), 0, "the store was asked");
-}
-
-/// A command whose run would be seen.
-fn marked(call: Lockrun) -> Output {
-    call.command(["echo", "ran"]).run()
-}
-
 // "64: the command line is wrong." "Values that cannot work together are refused before anything is touched."
 #[test]
 fn options() {
@@ -290,49 +234,6 @@ fn the_variables_of_a_run() {
     }
 }
 
-// "`--store URL`": one of the forms of the table, or refused.
-#[test]
-fn store_urls() {
-    let directory = TempDir::new().expect("a temporary directory");
-    for (words, wanted) in BAD_URLS {
-        let url = words[0];
-        let call = Lockrun::bare().directory(directory.path()).key("k");
-        is_refused(marked(call.clone().args(["--store", url])), wanted);
-        if !url.is_empty() {
-            is_refused(marked(call.env("LOCKRUN_STORE", url)), wanted);
-        }
-    }
-    let left = fs::read_dir(directory.path()).expect("our own directory").count();
-    assert_eq!(left, 0, "something was created");
-    let not_text = OsStr::from_bytes(b"file:/tmp/\xff");
-    let output = marked(Lockrun::bare().key("k").arg("--store").arg(not_text));
-    // A directory's name need not be text: either it is taken, or refused with a reason.
-    assert!(matches!(output.status, Some(0 | 64 | 69)), "{output}");
-}
-
-// "`--store-file PATH`: read the store's URL from a file": one that is there and holds one URL.
-#[test]
-fn store_files() {
-    let directory = TempDir::new().expect("a temporary directory");
-    let file = |name: &str, text: &[u8]| -> OsString {
-        let path = directory.path().join(name);
-        fs::write(&path, text).expect("a file");
-        path.into_os_string()
-    };
-    let call = |path: &OsStr| marked(Lockrun::bare().key("k").arg("--store-file").arg(path));
-    is_refused(call(OsStr::new("/no/such/file")), "/no/such/file");
-    is_refused(call(directory.path().as_os_str()), "store-file");
-    is_refused(call(&file("empty", b"")), "store-file");
-    is_refused(call(&file("blank", b"\n \n")), "store-file");
-    is_refused(call(&file("not-text", b"\xff\xfe\n")), "store-file");
-    is_refused(call(&file("scheme", b"ftp://127.0.0.1\n")), "ftp");
-    let good = file("good", b"file:\n");
-    touches_nothing(|call| marked(call.key("k").arg("--store-file").arg(&good)), "--store");
-    let bad = file("secret", b"redis://:hushhush@127.0.0.1:port\n");
-    let output = call(&bad).exited(64).said("port");
-    assert!(!output.stderr().contains("hushhush"), "{output}");
-}
-
 // "Every option but `--key` also has a `LOCKRUN_…` variable": a bad value in one is as bad, and named.
 #[test]
 fn variables() {
@@ -350,103 +251,4 @@ fn variables() {
     }
     let missing = Lockrun::bare().key("k").env("LOCKRUN_STORE_FILE", "/no/such/file");
     is_refused(marked(missing), "/no/such/file");
-}
-
-// "What comes out is escaped before a terminal sees it": what was typed comes out as harmless as what was stored.
-#[test]
-fn a_bad_word_is_no_danger_to_a_terminal() {
-    for words in [["--ttl", "\x1b[31m"], ["--key", "\x1b]0;x\x07"], ["--store", "x\x1b[2J:"], ["--\x1b[2J", "x"]] {
-        let output = marked(Lockrun::bare().args(words).args(["--key", "k"])).exited(64);
-        assert!(!output.stderr().contains(['\x1b', '\x07']), "{output}");
-    }
-}
-
-// "A URL's password never appears in a message": also when the URL is mistyped, or typed in the wrong place.
-#[test]
-fn no_password_in_a_refusal() {
-    for words in [
-        ["--store", "redis:u:secret@h"],
-        ["--store", "redis:/u:secret@h"],
-        ["--store", "redis:///u:secret@h"],
-        ["--store", "u:secret@h:6379"],
-        ["--store", ":secret@h:6379"],
-        ["--store", "redis://h?password=secret"],
-        ["--store", "redis://u:secret@h:port"],
-        ["--store-file", "redis://u:secret@h"],
-        ["--ttl", "redis://u:secret@h"],
-        ["--skip=redis://u:secret@h", "--"],
-        ["--stoer=redis://u:secret@h", "--"],
-    ] {
-        let output = marked(Lockrun::bare().key("k").args(words)).exited(64).printed("").said("lockrun: ");
-        assert!(!output.stderr().contains("secret"), "{output}");
-    }
-    let output = marked(Lockrun::bare().key("k").env("LOCKRUN_STORE", "u:secret@h:6379")).exited(64);
-    assert!(!output.stderr().contains("secret"), "{output}");
-}
-
-/// Text that would steer a terminal, turn the direction of writing, and begin a line of its own.
-const HOSTILE: &str = "\x1b[31m\u{202e}\u{9b}x\rlockrun: y\nlockrun: z";
-
-/// Nothing of [`HOSTILE`] is said as it stands, and all is said in so many lines.
-#[track_caller]
-fn is_harmless(output: &Output, lines: usize) {
-    let said = output.stderr();
-    let is_bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
-    assert!(!said.contains(is_bad) && said.lines().count() == lines, "{output}");
-    assert!(said.lines().all(|line| line.starts_with("lockrun: ")), "{output}");
-}
-
-// "Control characters are escaped before a terminal sees them", wherever they come from: a variable, a configuration file or an
-// argument, and what is said of it takes one line.
-#[test]
-fn no_value_steers_a_terminal() {
-    let directory = TempDir::new().expect("a temporary directory");
-    let here = || Lockrun::bare().key("k").directory(directory.path());
-    let path = format!("/nonexistent/{HOSTILE}");
-    let url = format!("file:{path}");
-    let values = [
-        ("store", HOSTILE, 64),
-        ("store", &url, 69),
-        ("store-file", &path, 64),
-        ("slots", HOSTILE, 64),
-        ("fail", HOSTILE, 64),
-        ("skip", HOSTILE, 64),
-        ("wait", HOSTILE, 64),
-        ("conflict-exit-code", HOSTILE, 64),
-        ("ttl", HOSTILE, 64),
-        ("renew-every", HOSTILE, 64),
-        ("store-timeout", HOSTILE, 64),
-        ("on-lost", HOSTILE, 64),
-        ("min-hold", HOSTILE, 64),
-        ("keep", HOSTILE, 64),
-        ("max-runtime", HOSTILE, 64),
-        ("kill-after", HOSTILE, 64),
-        ("descendants", HOSTILE, 64),
-        ("events", &path, 0),
-        ("verbose", HOSTILE, 64),
-        ("quiet", HOSTILE, 64),
-    ];
-    let ours = format!("file:{}", directory.path().join("locks").display());
-    for (name, value, status) in values {
-        let stored = |call: Lockrun| if name.starts_with("store") { call } else { call.args(["--store", &ours]) };
-        let variable = format!("LOCKRUN_{}", name.to_ascii_uppercase().replace('-', "_"));
-        is_harmless(&stored(here().env(&variable, value)).command(["true"]).run().exited(status), 1);
-        let home = TempDir::new().expect("a temporary directory");
-        fs::create_dir(home.path().join("lockrun")).expect("a directory");
-        fs::write(home.path().join("lockrun/config.toml"), format!("{name} = {}", json!(value))).expect("a file");
-        let configured = stored(here().env("XDG_CONFIG_HOME", home.path())).command(["true"]).run().exited(status);
-        is_harmless(&configured, 1);
-        let typed = stored(here().arg(format!("--{name}={value}"))).command(["true"]).run().exited(status);
-        assert!(typed.stderr().lines().all(|line| line.starts_with("lockrun: ")), "{typed}");
-        let lines = typed.stderr().lines().count();
-        is_harmless(&typed, lines);
-    }
-    for path in ["/nonexistent/lockrun-x\u{1b}[31m", HOSTILE] {
-        is_harmless(&here().args(["--store", &ours]).command([path]).run().exited(127), 1);
-        is_harmless(&Lockrun::bare().arg(path).run().exited(64), 1);
-    }
-    let renew = Lockrun::bare().arg("renew").env("LOCKRUN_KEY", HOSTILE).env("LOCKRUN_TOKEN", HOSTILE).run();
-    is_harmless(&renew.exited(64), 1);
-    let key = OsStr::from_bytes(b"\x1b[31m\xff");
-    is_harmless(&Lockrun::bare().key(key).command(["true"]).run().exited(64), 1);
 }

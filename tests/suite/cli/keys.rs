@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::holder::is_free;
-use crate::support::store::on_every_store;
-use crate::support::{Holder, Lockrun, Store};
+use crate::support::store::{on_every_store, on_redis};
+use crate::support::{Holder, LeaseServer, Lockrun, Store, redis_keys};
 
 fn names() -> Vec<String> {
     let mut names: Vec<String> = [
@@ -77,9 +77,9 @@ on_every_store!(names_lock_independently, |store| {
         assert!(files.iter().all(|file| file.file_type().expect("ours").is_file()), "{files:?}");
         assert_eq!(files.len(), names.len(), "one file a name: {files:?}");
     }
-    if let Some(redis) = store.as_redis() {
+    if let Store::Redis(redis) = store {
         let keys = redis.keys();
-        assert!(keys.iter().all(|key| key.starts_with("lockrun:{")), "{keys:?}");
+        assert!(keys.iter().all(|key| redis_keys::is_ours(key)), "{keys:?}");
     }
 });
 
@@ -94,21 +94,18 @@ on_every_store!(the_command_sees_the_name, |store| {
 
 // "All keys of a lock lie under `PREFIX:{KEY}:` (KEY escaped so that a brace in it is harmless)": they share one
 // hash tag, which is theirs alone.
-#[test]
-fn a_locks_keys_share_a_hash_tag() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
+on_redis!(a_locks_keys_share_a_hash_tag, |store, redis| {
     let mut tags = BTreeSet::new();
     for name in names() {
-        Lockrun::new(&store).key(&name).command(["true"]).run().exited(0);
+        Lockrun::new(store).key(&name).command(["true"]).run().exited(0);
         let of_this: BTreeSet<String> = redis.keys().iter().map(|key| hash_tag(key)).collect();
         assert_eq!(of_this.len(), 1, "{name:?}: {of_this:?}");
-        redis.ask(&["FLUSHALL"]);
+        redis.forget_everything();
         let tag = of_this.into_iter().next().expect("one tag");
         assert!(!tag.is_empty(), "{name:?}");
         assert!(tags.insert(tag.clone()), "{name:?} shares the tag {tag:?}");
     }
-}
+});
 
 /// What a cluster hashes of a key: what stands between the first brace and the next closing one.
 fn hash_tag(key: &str) -> String {

@@ -1,7 +1,11 @@
 //! What can be typed and set, and what is refused before anything is touched.
 
 mod bad_input;
-mod config;
+mod bad_stores;
+mod config_files;
 mod generated;
+mod hostile_input;
 mod inputs;
 mod keys;
+mod precedence;
+mod trusted_files;

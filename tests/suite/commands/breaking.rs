@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::hand::{break_lock, is_held, release, renew, status, token, until_waiting};
 use crate::support::processes::{is_alive, send};
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file, witness};
 
 fn fence(store: &Store, key: &str) -> u64 {
@@ -76,25 +76,23 @@ on_every_store!(of_several_holders_one_is_meant, |store| {
 
 // "`break` while a run holds the lock: the run ends with 79 within a renewal period, the next one starts only after its last
 // stamp."
-#[test]
-fn a_run_is_stopped_before_the_next_begins() {
-    let store = Store::redis();
+on_every_lease_store!(a_run_is_stopped_before_the_next_begins, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let stamps = directory.path().join("stamps");
     // A lease so long that nothing but the break can end the run within the time that a test waits.
     let terms = ["--ttl", "10m", "--renew-every", "1s", "--kill-after", "1s", "--store-timeout", "1s"];
-    let call = Lockrun::new(&store).key("broken").args(terms);
+    let call = Lockrun::new(store).key("broken").args(terms);
     let mut run = call.clone().command(witness::command(&stamps, "first", &["fork", "setsid"])).spawn();
     run.wait_for_line("ready");
     let next = call.arg("--wait").command(witness::command(&stamps, "next", &[]));
     let mut next = next.spawn();
-    until_waiting(&store, "broken", 1);
-    let output = break_lock(&store, "broken", &[]).exited(0).printed("").said("was taken from");
+    until_waiting(store, "broken", 1);
+    let output = break_lock(store, "broken", &[]).exited(0).printed("").said("was taken from");
     output.said("it will be free when its command has been stopped, within ");
-    let told = status(&store, "broken");
+    let told = status(store, "broken");
     assert_eq!((&told["held"], &told["holders"][0]["revoked"]), (&Value::from(true), &Value::from(true)));
     // Once more: nothing changes, and whose it was is still known.
-    break_lock(&store, "broken", &[]).exited(0).said("was taken from");
+    break_lock(store, "broken", &[]).exited(0).said("was taken from");
     let output = run.wait().exited(79).said("it was revoked by ");
     assert!(output.took < Duration::from_mins(5), "{output}");
     next.wait_for_line("ready");
@@ -103,37 +101,33 @@ fn a_run_is_stopped_before_the_next_begins() {
     assert_eq!((lives.len(), lives[0].tag.as_str(), lives[0].processes), (2, "first", 3));
     let margin = witness::smallest_margin(&lives).expect("there are two");
     assert!(margin > 0, "the next began {margin} ns after the last stamp of the first");
-    let last = status(&store, "broken")["last"].clone();
+    let last = status(store, "broken")["last"].clone();
     assert_eq!(last["signal"], 9, "{last}");
-}
+});
 
 // "Its renewals then answer \"not yours\"": of a run whose lock is freed at once, and which hears of it later.
-#[test]
-fn now_is_at_once() {
-    let store = Store::redis();
-    let call = Lockrun::new(&store).key("now").args(["--ttl", "10m", "--renew-every", "1s"]);
+on_every_lease_store!(now_is_at_once, |store| {
+    let call = Lockrun::new(store).key("now").args(["--ttl", "10m", "--renew-every", "1s"]);
     let run = Holder::with(&call, &["the first"]);
-    let output = break_lock(&store, "now", &["--now"]).exited(0).said("was taken from");
+    let output = break_lock(store, "now", &["--now"]).exited(0).said("was taken from");
     output.said("its command may still be running");
-    assert!(!is_held(&store, "now"));
-    let ours = token(&store, "now", &["--ttl", "10m"]);
+    assert!(!is_held(store, "now"));
+    let ours = token(store, "now", &["--ttl", "10m"]);
     run.wait().exited(79).said("it is not ours any more: it is held by ");
-    renew(&store, "now", &ours, &[]).exited(0).silent();
+    renew(store, "now", &ours, &[]).exited(0).silent();
     // It was written down whose lock it was, and the end of its command does not change that.
-    let last = status(&store, "now")["last"].clone();
+    let last = status(store, "now")["last"].clone();
     assert!(last["command"].as_str().expect("a command").contains("the first"), "{last}");
-}
+});
 
 // "`--ttl none`: for locks that only a release or a break ends": one under which a command runs does not hear of it, and the
 // user does.
-#[test]
-fn a_run_without_an_end_does_not_hear_of_it() {
-    let store = Store::redis();
-    let holder = Holder::with(&Lockrun::new(&store).key("ever").args(["--ttl", "none"]), &[]);
-    break_lock(&store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
-    assert!(!is_held(&store, "ever"));
+on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
+    let holder = Holder::with(&Lockrun::new(store).key("ever").args(["--ttl", "none"]), &[]);
+    break_lock(store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
+    assert!(!is_held(store, "ever"));
     holder.end();
-}
+});
 
 // "Where a live process of this machine holds a file lock it refuses and names the pid."
 #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::namespace::with_clock_ahead;
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file};
 
 const STRANGER: &str = "00000000-0000-4000-8000-000000000000";
@@ -173,15 +173,15 @@ on_every_store!(a_waiter_wakes_at_once, |store| {
 // "A waiter interrupted leaves nothing."
 on_every_store!(an_interrupted_waiter_leaves_nothing, |store| {
     let token = token(store, "cut", &["--ttl", "10m"]);
-    let keys = || store.as_redis().map(|redis| redis.keys());
-    let before = keys();
+    let left = || store.lease_server().map(|server| server.left("cut", true));
+    let before = left();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let waiter = acquire(store, "cut", &["--wait"]).spawn();
         until_waiting(store, "cut", 1);
         waiter.signal(signal);
         waiter.wait().died_of(signal).printed("").silent();
         until_waiting(store, "cut", 0);
-        assert_eq!(keys(), before, "after {signal}");
+        assert_eq!(left(), before, "after {signal}");
     }
     release(store, "cut", &token).exited(0).silent();
     assert!(!is_held(store, "cut"));
@@ -264,18 +264,16 @@ on_every_store!(a_release_waits_for_the_command, |store| {
 });
 
 // "From COMMAND's first instruction until ...": a renewal by hand takes nothing from the lease of a command that runs.
-#[test]
-fn a_running_commands_lease_gets_no_shorter() {
-    let store = Store::redis();
+on_every_lease_store!(a_running_commands_lease_gets_no_shorter, |store| {
     let script = "echo $LOCKRUN_TOKEN; echo ready; exec sleep 600";
-    let mut run = Lockrun::new(&store).key("promised").args(["--ttl", "10m"]).sh(script).spawn();
+    let mut run = Lockrun::new(store).key("promised").args(["--ttl", "10m"]).sh(script).spawn();
     run.wait_for_line("ready");
     let ours = run.stdout().lines().next().expect("a token").to_owned();
-    renew(&store, "promised", &ours, &["--ttl", "1s"]).exited(0).silent();
-    assert!(expires_in(&store, "promised").expect("it ends") > 60_000);
-    renew(&store, "promised", &ours, &["--ttl", "1h"]).exited(0).silent();
-    assert!(expires_in(&store, "promised").expect("it ends") > 600_000);
-}
+    renew(store, "promised", &ours, &["--ttl", "1s"]).exited(0).silent();
+    assert!(expires_in(store, "promised").expect("it ends") > 60_000);
+    renew(store, "promised", &ours, &["--ttl", "1h"]).exited(0).silent();
+    assert!(expires_in(store, "promised").expect("it ends") > 600_000);
+});
 
 // "Tokens ... every write checks the token": what is no token is refused before anything is touched.
 on_every_store!(what_is_no_token_is_refused, |store| {

@@ -11,7 +11,7 @@ use crate::support::fake::{Fake, Manner};
 use crate::support::namespace::with_mounts;
 use crate::support::processes::need_root;
 use crate::support::redis::free_port;
-use crate::support::{LONG, Lockrun, Output, Redis, eventually, memory};
+use crate::support::{LONG, LeaseServer, Lockrun, Output, Redis, eventually, memory};
 
 fn call(url: &str) -> Lockrun {
     Lockrun::bare().args(["doctor", "--store", url])

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::support::hand::{break_lock, expires_in, is_held, release, renew, status, token};
 use crate::support::holder::{is_free, write_script};
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Store, eventually};
 
 /// A run whose lock is kept if this script ends well; the script prints its token first.
@@ -96,36 +96,32 @@ on_every_store!(a_release_outdoes_keep, |store| {
 });
 
 // "`break` takes the lock from its holder": one that has not heard of it yet cannot keep it.
-#[test]
-fn what_was_taken_away_is_not_kept() {
-    let store = Store::redis();
+on_every_lease_store!(what_was_taken_away_is_not_kept, |store| {
     for options in [&["--keep"][..], &["--min-hold", "10m"], &["--keep", "--min-hold", "10m"]] {
         let call =
-            Lockrun::new(&store).key("kept").args(["--ttl", "10m"]).args(options).sh("echo ready; read line || :");
+            Lockrun::new(store).key("kept").args(["--ttl", "10m"]).args(options).sh("echo ready; read line || :");
         let mut run = call.with_open_input();
         run.run.wait_for_line("ready");
-        break_lock(&store, "kept", &[]).exited(0).said("was taken from");
-        assert!(is_held(&store, "kept"), "its command still runs");
+        break_lock(store, "kept", &[]).exited(0).said("was taken from");
+        assert!(is_held(store, "kept"), "its command still runs");
         run.finish().exited(0);
-        assert!(!is_held(&store, "kept"), "{options:?}");
+        assert!(!is_held(store, "kept"), "{options:?}");
     }
-}
+});
 
 // "Renewing never creates a lock", nor does keeping: what is lost stays lost, and with its next holder.
-#[test]
-fn what_is_lost_is_not_kept() {
-    let store = Store::redis();
-    let call = keep(&store, &["--ttl", "10m", "--on-lost", "warn"], "echo ready; read line || :");
+on_every_lease_store!(what_is_lost_is_not_kept, |store| {
+    let call = keep(store, &["--ttl", "10m", "--on-lost", "warn"], "echo ready; read line || :");
     let mut run = call.with_open_input();
     run.run.wait_for_line("ready");
-    break_lock(&store, "kept", &["--now"]).exited(0).said("was taken from");
-    let next = token(&store, "kept", &["--ttl", "10m"]);
-    let fence = status(&store, "kept")["holders"][0]["fence"].clone();
+    break_lock(store, "kept", &["--now"]).exited(0).said("was taken from");
+    let next = token(store, "kept", &["--ttl", "10m"]);
+    let fence = status(store, "kept")["holders"][0]["fence"].clone();
     run.finish().exited(0);
-    assert_eq!(status(&store, "kept")["holders"][0]["fence"], fence);
-    release(&store, "kept", &next).exited(0).silent();
-    assert!(!is_held(&store, "kept"));
-}
+    assert_eq!(status(store, "kept")["holders"][0]["fence"], fence);
+    release(store, "kept", &next).exited(0).silent();
+    assert!(!is_held(store, "kept"));
+});
 
 // "Keep the lock at least this long": also when `--keep` would end earlier.
 on_every_store!(keep_is_no_shorter_than_min_hold, |store| {

@@ -7,11 +7,11 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::hand::{acquire, all, release, status, token, until_waiting};
-use crate::support::monitor::Monitor;
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
-use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually, lock_file};
+use crate::support::records::{plant, set_last_run};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
 
 /// `lockrun status` as people read it: a table, or with a key all of it.
 fn read(store: &Store, options: &[&str]) -> Output {
@@ -100,32 +100,30 @@ on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
 });
 
 // Nor is it one that has released the lock, did not hear that, and so does it again, when the next run is over.
-#[test]
-fn the_last_run_is_not_one_that_lets_go_again() {
-    let store = Store::redis();
-    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
+on_every_lease_store!(the_last_run_is_not_one_that_lets_go_again, |store| {
+    let proxy = store.proxy();
     let wait = |call: Lockrun, script: &str| {
         let waiter = call.key("again").arg("--wait").sh(script).spawn();
-        until_waiting(&store, "again", 1);
+        until_waiting(store, "again", 1);
         waiter
     };
-    let first = Holder::new(&store, "again");
+    let first = Holder::new(store, "again");
     // One that lets go as the third does, so that the server knows the script.
-    let second = wait(Lockrun::new(&store), "echo ready; exec sleep 600");
+    let second = wait(Lockrun::new(store), "echo ready; exec sleep 600");
     first.end();
     eventually(LONG, "the second one runs", || second.stdout() == "ready\n");
     let third = wait(Lockrun::at(&proxy.url()), "echo ready; exec sleep 600");
     second.signal(Signal::SIGTERM);
     second.wait().died_of(Signal::SIGTERM);
     eventually(LONG, "the third one runs", || third.stdout() == "ready\n");
-    let fourth = wait(Lockrun::new(&store), "exit 3");
-    proxy.set(Mode::LoseAnswer(proxy.connections(), "EVALSHA", Duration::from_secs(2)));
+    let fourth = wait(Lockrun::new(store), "exit 3");
+    proxy.set(Mode::LoseAnswer(proxy.connections(), Duration::from_secs(2)));
     third.signal(Signal::SIGTERM);
     fourth.wait().exited(3);
-    assert_eq!(status(&store, "again")["last"]["status"], 3);
+    assert_eq!(status(store, "again")["last"]["status"], 3);
     third.wait().died_of(Signal::SIGTERM);
-    assert_eq!(status(&store, "again")["last"]["status"], 3);
-}
+    assert_eq!(status(store, "again")["last"]["status"], 3);
+});
 
 // "... waiters", in their order.
 on_every_store!(waiters_are_described, |store| {
@@ -154,24 +152,17 @@ on_every_store!(waiters_are_described, |store| {
     assert!(line.contains("  3  "), "{line}");
 });
 
-// "`status` with 200 keys in one screenful of JSON and a table, in a number of store commands that does not grow by more than
-// a constant a key."
+// "`status` with 200 keys in one screenful of JSON and a table."
 on_every_store!(two_hundred_keys, |store| {
     const KEYS: usize = 200;
     let name = |number: usize| format!("key-{number:03}");
     for number in 0..KEYS {
         token(store, &name(number), &["--ttl", "1h"]);
     }
-    let monitor = store.as_redis().map(Monitor::of);
     let told = all(store);
     let names: Vec<_> = told.iter().map(|one| one["key"].as_str().expect("a key").to_owned()).collect();
     assert_eq!(names, (0..KEYS).map(name).collect::<Vec<_>>());
     assert!(told.iter().all(|one| one["held"] == true));
-    if let (Some(monitor), Some(redis)) = (monitor, store.as_redis()) {
-        let counts = monitor.counts(redis);
-        let all: usize = counts.values().sum();
-        assert!(all <= KEYS + 20, "{counts:?}");
-    }
     let table = read(store, &[]).exited(0).stdout();
     assert_eq!(table.lines().count(), KEYS + 1);
 });
@@ -183,37 +174,11 @@ fn is_hostile(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200f}' | '\u{202e}' | '\u{2066}')
 }
 
-/// A lock whose holder, waiter and last run were written by somebody who means harm.
-fn plant(store: &Store, key: &str) {
-    let who = json!({ "host": HOSTILE, "pid": 7, "user": HOSTILE, "command": HOSTILE.repeat(5) });
-    // There is a last run, and somebody who holds the lock for ever.
-    Lockrun::new(store).key(key).command(["true"]).run().exited(0);
-    token(store, key, &["--ttl", "none", "--token", "planted"]);
-    let Some(redis) = store.as_redis() else {
-        return lock_file::edit(&lock_file::path(store, key), |record| {
-            record["holders"][0]["who"] = who.clone();
-            record["last"]["who"] = who;
-        });
-    };
-    let of = |name: &str| format!("lockrun:{{{key}}}:{name}");
-    let info: Value = serde_json::from_str(redis.ask(&["HGET", &of("info"), "planted"]).text()).expect("JSON");
-    let changed = |key: &str, value: &Value| {
-        let mut all = info.clone();
-        all[key] = value.clone();
-        all.to_string()
-    };
-    redis.ask(&["HSET", &of("info"), "planted", &changed("who", &who)]);
-    redis.ask(&["SET", &of("last"), &json!({ "who": who, "started": 1, "ended": 2, "status": 0 }).to_string()]);
-    redis.ask(&["HSET", &of("info"), "waiter", &json!({ "who": who, "joined": 1 }).to_string()]);
-    redis.ask(&["ZADD", &of("queue"), "1", "waiter"]);
-    redis.ask(&["ZADD", &of("heartbeats"), "9000000000000", "waiter"]);
-}
-
 // "Hostile text (escape sequences, right-to-left marks, newlines in a command line) reaches neither the terminal nor the
 // table's layout."
 on_every_store!(hostile_text_is_escaped, |store| {
     let keys = ["planted", "tricky \u{202e}yek\u{2066}"];
-    plant(store, keys[0]);
+    plant(store, keys[0], HOSTILE);
     token(store, keys[1], &[]);
     let table = read(store, &[]).exited(0).stdout();
     let page = read(store, &["--key", keys[0]]).exited(75).stdout();
@@ -236,7 +201,7 @@ on_every_store!(hostile_text_is_escaped, |store| {
 
 // "A table that fits a terminal."
 on_every_store!(the_table_fits_a_terminal, |store| {
-    plant(store, "planted");
+    plant(store, "planted", HOSTILE);
     token(store, &"long-name-".repeat(20), &[]);
     for columns in [40, 80, 132] {
         let mut command = Command::new("sh");
@@ -323,17 +288,7 @@ on_every_store!(a_time_after_the_year_9999, |store| {
         Lockrun::new(store).key(key).command(["true"]).run().exited(0);
     }
     for at in [253_402_300_800_000_u64, 1 << 53] {
-        match store.as_redis() {
-            Some(redis) => {
-                let who = json!({ "host": "h", "pid": 1, "user": "u", "command": "c" });
-                let last = json!({ "who": who, "started": at, "ended": at, "status": 0 }).to_string();
-                redis.ask(&["SET", "lockrun:{far}:last", &last]);
-            }
-            None => lock_file::edit(&lock_file::path(store, "far"), |record| {
-                record["last"]["started_unix_ms"] = json!(at);
-                record["last"]["ended_unix_ms"] = json!(at);
-            }),
-        }
+        set_last_run(store, "far", at);
         assert_eq!(status(store, "far")["last"]["ended"], "9999-12-31T23:59:59.999Z");
         let page = read(store, &["--key", "far"]).exited(0).stdout();
         assert!(page.contains("ok, 9999-12-31 23:59:59Z to 9999-12-31 23:59:59Z"), "{page}");

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::hand::throughout;
+use crate::support::calm::in_time;
+use crate::support::hand::{expires_in, throughout};
 use crate::support::holder::is_free;
-use crate::support::proxy::{Mode, Proxy};
-use crate::support::resp::Reply;
-use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Redis, Store, eventually, witness};
+use crate::support::proxy::Mode;
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{Holder, LONG, Lockrun, eventually, witness};
 
 /// What a busy machine may add to a promised time: a process or two that have to be started.
 const ALLOWANCE: Duration = Duration::from_secs(2);
@@ -37,59 +37,48 @@ on_every_store!(a_crash_frees_the_lock, |store| {
     if store.has_leases() {
         eventually(LONG, "the lease has run out", || is_free(store, "crash"));
         let limit = Duration::from_secs(2 + 1) + ALLOWANCE;
-        assert!(dead.elapsed() < limit, "free only after {:?}", dead.elapsed());
+        in_time(dead.elapsed(), limit, "free again");
     } else {
         assert!(is_free(store, "crash"), "held by the dead");
     }
 });
 
 // "`--ttl none`: it never expires."
-#[test]
-fn a_lease_that_never_expires() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = Lockrun::new(&store).key("never").args(["--ttl", "none"]);
+on_every_lease_store!(a_lease_that_never_expires, |store| {
+    let call = Lockrun::new(store).key("never").args(["--ttl", "none"]);
     let mut holder = Holder::with(&call, &[]);
-    for key in redis.keys() {
-        let left = redis.ask(&["PTTL", &key]).number();
-        let is_last = key.ends_with(":last");
-        assert!(left == -1 || is_last, "{key} expires in {left} ms");
-    }
+    assert_eq!(expires_in(store, "never"), None);
     holder.run().kill_everything();
-    throughout(&store, "3s", || assert!(!is_free(&store, "never")));
-}
+    throughout(store, "3s", || assert!(!is_free(store, "never")));
+});
 
 // "'Not yours' is final: TERM at once." "79: the lease was lost while COMMAND ran, and COMMAND was stopped."
-#[test]
-fn a_lost_lease_ends_the_command() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let mut run = Lockrun::new(&store)
+on_every_lease_store!(a_lost_lease_ends_the_command, |store| {
+    let server = store.server();
+    let mut run = Lockrun::new(store)
         .key("lost")
         .args(["--ttl", "3s"])
         .sh("exec 2>/dev/null; trap 'echo asked to end; exit 5' TERM; echo ready; while :; do sleep 0.01; done")
         .spawn();
     run.wait_for_line("ready");
-    redis.ask(&["FLUSHALL"]);
+    server.forget_everything();
     let output = run.wait().exited(79).said("lost");
     assert_eq!(output.stdout(), "ready\nasked to end\n");
-}
+});
 
 // "TERM, then KILL": a command that does not listen is dead before the lock can pass on.
-#[test]
-fn a_lost_lease_kills_a_stubborn_command() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
+on_every_lease_store!(a_lost_lease_kills_a_stubborn_command, |store| {
+    let server = store.server();
     let directory = TempDir::new().expect("a temporary directory");
     let record = directory.path().join("record");
-    let call = Lockrun::new(&store).key("stubborn");
+    let call = Lockrun::new(store).key("stubborn");
     let mut run = call
         .clone()
         .args(["--ttl", "3s", "--kill-after", "500ms"])
         .command(witness::command(&record, "old", &["fork"]))
         .spawn();
     run.wait_for_line("ready");
-    redis.ask(&["FLUSHALL"]);
+    server.forget_everything();
     eventually(LONG, "the run has ended", || run.has_ended());
     let left = run.processes();
     assert_eq!(left, Vec::<i32>::new(), "they outlived their lock");
@@ -100,101 +89,73 @@ fn a_lost_lease_kills_a_stubborn_command() {
     next.kill_everything();
     let lives = witness::lives(&record);
     assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
-}
+});
 
 // "'Not yours' is final": also when another has the lock since.
-#[test]
-fn a_stolen_lock_is_not_taken_back() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = Lockrun::new(&store).key("stolen").args(["--ttl", "3s"]);
+on_every_lease_store!(a_stolen_lock_is_not_taken_back, |store| {
+    let server = store.server();
+    let call = Lockrun::new(store).key("stolen").args(["--ttl", "3s"]);
     let mut first = call.clone().sh("echo ready; exec sleep 600").spawn();
     first.wait_for_line("ready");
-    redis.ask(&["FLUSHALL"]);
+    server.forget_everything();
     let second = Holder::with(&call, &[]);
     first.wait().exited(79).said("lost");
-    assert!(!is_free(&store, "stolen"), "the first one freed the lock of the second");
+    assert!(!is_free(store, "stolen"), "the first one freed the lock of the second");
     second.end();
-    assert!(is_free(&store, "stolen"));
-}
+    assert!(is_free(store, "stolen"));
+});
 
 // "A Redis that is down for less than the lease and comes back with its data costs nothing."
-#[test]
-fn a_short_outage_costs_nothing() {
-    let store = Store::Redis(Redis::durable());
-    let redis = store.as_redis().expect("a server");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(a_short_outage_costs_nothing, |store| {
+    let server = store.server();
+    let proxy = store.proxy();
     let mut run = Lockrun::at(&proxy.url())
         .key("outage")
         .args(["--ttl", "30s", "--renew-every", "1s"])
         .sh("trap 'echo asked to end' TERM; echo ready; read line || :; exit 7")
         .with_open_input();
     run.run.wait_for_line("ready");
-    redis.kill();
+    server.kill();
     let tried = proxy.connections();
     eventually(LONG, "it has tried in vain to renew", || proxy.connections() >= tried + 2);
-    redis.start_again();
-    eventually(LONG, "it has renewed", || redis.scripts_run() > 0);
+    server.start_again();
+    eventually(LONG, "it has renewed", || server.requests() > 0);
     run.finish().exited(7).printed("ready\n");
-    assert!(is_free(&store, "outage"));
-}
+    assert!(is_free(store, "outage"));
+});
 
 // "No lease, no command": a run whose store is gone for good is stopped, and ends with 79.
-#[test]
-fn a_long_outage_ends_the_command() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let mut run = Lockrun::new(&store)
+on_every_lease_store!(a_long_outage_ends_the_command, |store| {
+    let server = store.server();
+    let mut run = Lockrun::new(store)
         .key("gone")
         .args(["--ttl", "3s"])
         .sh("trap '' TERM; echo ready; while :; do sleep 0.01; done")
         .spawn();
     run.wait_for_line("ready");
-    redis.kill();
+    server.kill();
     let cut = Instant::now();
     run.wait().exited(79).said("lost");
     let limit = Duration::from_secs(3) + ALLOWANCE;
-    assert!(cut.elapsed() < limit, "ended only after {:?}", cut.elapsed());
-}
-
-// "Retry until it is time for TERM": and a server that takes no more data still renews what it has.
-#[test]
-fn a_server_out_of_memory_renews() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = Lockrun::new(&store).key("full").args(["--ttl", "2s"]);
-    let mut run = call.sh("echo ready; read line || :; exit 7").with_open_input();
-    run.run.wait_for_line("ready");
-    redis.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);
-    let ends =
-        || redis.ask(&["ZRANGE", "lockrun:{full}:holders", "0", "0", "WITHSCORES"]).list().get(1).map(Reply::number);
-    let before = ends().expect("it has a lease");
-    eventually(LONG, "the lease has been prolonged beyond its end", || ends().is_some_and(|end| end > before + 2000));
-    run.finish().exited(7).silent();
-    assert_eq!(redis.keys().len(), 2, "{:?}", redis.keys());
-}
+    in_time(cut.elapsed(), limit, "ended");
+});
 
 // "\"Not yours\" is final: TERM at once": long before the lease that the server had promised would have run out.
-#[test]
-fn a_lease_that_is_not_ours_ends_the_command_at_once() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = Lockrun::new(&store).key("taken").args(["--ttl", "10m", "--renew-every", "500ms"]);
+on_every_lease_store!(a_lease_that_is_not_ours_ends_the_command_at_once, |store| {
+    let server = store.server();
+    let call = Lockrun::new(store).key("taken").args(["--ttl", "10m", "--renew-every", "500ms"]);
     let mut run = call.sh("echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
-    redis.ask(&["DEL", "lockrun:{taken}:holders"]);
+    server.forget_holders("taken");
     eventually(LONG, "the run has ended", || run.has_ended());
     run.wait().exited(79);
-}
+});
 
 // "Keeps the lease alive from a background thread": from a store that is slower than the renewals are frequent, too, which
 // is asked one thing after the other, and not at all once the command has ended.
-#[test]
-fn a_slow_store_is_asked_no_faster_than_it_answers() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(a_slow_store_is_asked_no_faster_than_it_answers, |store| {
+    let server = store.server();
+    let proxy = store.proxy();
     let latency = Duration::from_millis(600);
     proxy.set(Mode::Delay(latency));
     let call = Lockrun::at(&proxy.url()).key("slow").args(["--ttl", "10s", "--renew-every", "0.5s"]);
@@ -204,29 +165,27 @@ fn a_slow_store_is_asked_no_faster_than_it_answers() {
     eventually(LONG, "the run has ended", || run.has_ended());
     let output = run.wait().exited(7).silent();
     let most = output.took.as_millis() / latency.as_millis() + 1;
-    let asked = redis.scripts_run();
+    let asked = server.requests();
     assert!(u128::from(asked) <= most, "asked {asked} times: {output}");
-    assert!(is_free(&store, "slow"));
-}
+    assert!(is_free(store, "slow"));
+});
 
 // "Values that cannot work together are refused": those that just can leave a run that ends.
-#[test]
-fn a_tight_lease_is_refused_or_kept() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
+on_every_lease_store!(a_tight_lease_is_refused_or_kept, |store| {
+    let server = store.server();
     for kill_after in ["27s", "27.6s", "27.9s", "28.2s"] {
-        let call = Lockrun::new(&store).key("tight").args(["--ttl", "30s", "--kill-after", kill_after]);
+        let call = Lockrun::new(store).key("tight").args(["--ttl", "30s", "--kill-after", kill_after]);
         let call = call.args(["--renew-every", "0.9s", "--store-timeout", "0.6s"]);
-        let before = redis.scripts_run();
+        let before = server.requests();
         // For as long as it takes, it is renewed, or is not.
         let mut run = call.sh("sleep 2; exit 7").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let output = run.wait();
         // The others are the busy machine, on which so short a lease cannot be kept, or not even be had.
         assert!(matches!(output.status, Some(7 | 64 | 69 | 79)), "{output}");
-        let asked = redis.scripts_run() - before;
+        let asked = server.requests() - before;
         // A renewal every 20 ms is the most that a failing store would see.
         let most = output.took.as_millis() / 20 + 3;
         assert!(u128::from(asked) <= most, "asked {asked} times: {output}");
     }
-}
+});

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::calm::in_time;
 use crate::support::hand::{acquire, break_lock, expires_in, is_held, renew, throughout, until_waiting};
 use crate::support::lockrun::PROGRAM;
-use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{Holder, LONG, Lockrun, eventually};
 
 // "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": what is done by hand with the token,
 // which COMMAND has in its environment, does not cut the lease short on which lockrun counts.
@@ -29,33 +30,20 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
     }
 });
 
-// "All changes are Lua scripts": also on a server that does not let them be called by their hash.
-#[test]
-fn a_server_without_evalsha() {
-    let store = Store::Redis(Redis::with_options(&["--rename-command", "EVALSHA", ""]));
-    let holder = Holder::new(&store, "renamed");
-    let mut queue = Queue::new(&store, "renamed");
-    queue.join(2);
-    holder.end();
-    queue.end().in_order([0, 1]);
-}
-
 // "`break` takes the lock from its holder": a command that ends well before it hears of that keeps nothing, and a waiter that counts
 // on the lock is told. Nor is it kept when the command itself has released it, which is what was wanted.
-#[test]
-fn what_was_taken_away_is_not_said_to_be_kept() {
-    let store = Store::redis();
+on_every_lease_store!(what_was_taken_away_is_not_said_to_be_kept, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let go = directory.path().join("go");
     let script = format!("echo ready; while ! [ -e '{}' ]; do sleep 0.01; done", go.display());
-    let mut run = Lockrun::new(&store).key("taken").args(["--keep", "-v"]).sh(&script).spawn();
+    let mut run = Lockrun::new(store).key("taken").args(["--keep", "-v"]).sh(&script).spawn();
     run.wait_for_line("ready");
-    break_lock(&store, "taken", &[]).exited(0);
+    break_lock(store, "taken", &[]).exited(0);
     fs::write(&go, "").expect("our own directory");
     let output = run.wait().exited(0).said("could not be kept: it is not ours any more");
     assert!(!output.stderr().contains("\" kept"), "{output}");
-    assert!(!is_held(&store, "taken"));
-}
+    assert!(!is_held(store, "taken"));
+});
 
 on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
     let script = format!("{PROGRAM} release -q --store {}", store.url());
@@ -66,22 +54,20 @@ on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
 
 // "A crash frees it within ttl + 1 s": also when somebody who wants no lock but a value of a sequence under the same key is the
 // first to see that the lease has run out.
-#[test]
-fn a_lock_that_a_reservation_finds_free_goes_to_who_waits() {
-    let store = Store::redis();
-    let reserve = Lockrun::other("reserve", &store).key("both");
+on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_who_waits, |store| {
+    let reserve = Lockrun::other("reserve", store).key("both");
     reserve.clone().args(["--from", "no integer", "--next", "true"]).command(["true"]).run().exited(0);
-    let mut holder = Holder::with(&Lockrun::new(&store).key("both").args(["--ttl", "6s"]), &[]);
-    let waiter = Lockrun::new(&store).key("both").args(["--ttl", "6s", "--wait"]).command(["true"]);
+    let mut holder = Holder::with(&Lockrun::new(store).key("both").args(["--ttl", "6s"]), &[]);
+    let waiter = Lockrun::new(store).key("both").args(["--ttl", "6s", "--wait"]).command(["true"]);
     let mut waiter = waiter.spawn();
-    until_waiting(&store, "both", 1);
+    until_waiting(store, "both", 1);
     let killed_at = Instant::now();
     holder.run().signal(Signal::SIGKILL);
     // Each drops what has ended, and reserves nothing. The contract has one second; the rest is for a busy machine.
     let fails = reserve.args(["--from", "1"]).command(["true"]);
     while !waiter.has_ended() {
         fails.run().exited(125);
-        assert!(killed_at.elapsed() < Duration::from_secs(6 + 3), "it waits for the lease once more");
+        in_time(killed_at.elapsed(), Duration::from_secs(6 + 3), "it waits for the lease once more");
     }
     waiter.wait().exited(0).silent();
-}
+});

@@ -4,5 +4,4 @@ mod connections;
 mod faults;
 mod keep;
 mod misuse;
-mod round_trips;
 mod unanswered;

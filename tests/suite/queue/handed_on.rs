@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::lockrun::Open;
-use crate::support::monitor::Monitor;
-use crate::support::proxy::{Mode, Proxy};
-use crate::support::{Holder, Lockrun, Queue, Store, hand};
+use crate::support::proxy::Mode;
+use crate::support::store::on_every_lease_store;
+use crate::support::{Holder, Lockrun, Store, hand};
 
 const KEY: &str = "handed-on";
 
@@ -26,18 +26,15 @@ fn join(store: &Store, waiter: &Lockrun) -> Open {
 
 // "How the last run ended": that of a waiter as well, whose lock went to the next one. And "of a lock nothing is left" but its
 // fence and its last run.
-#[test]
-fn a_run_is_written_down_while_the_next_one_runs() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let holder = Holder::new(&store, KEY);
+on_every_lease_store!(a_run_is_written_down_while_the_next_one_runs, |store| {
+    let holder = Holder::new(store, KEY);
     let waiters: Vec<Open> = (0..4)
-        .map(|number| join(&store, &waiter(&store.url()).sh(&format!("echo begun; cat; exit {number}"))))
+        .map(|number| join(store, &waiter(&store.url()).sh(&format!("echo begun; cat; exit {number}"))))
         .collect();
     holder.end();
     for (number, mut waiter) in waiters.into_iter().enumerate() {
         waiter.run.wait_for_line("begun");
-        let status = hand::status(&store, KEY);
+        let status = hand::status(store, KEY);
         let (last, begun) = (&status["last"], &status["holders"][0]);
         // The holder's, which ends by a signal, and then the waiters'.
         assert_eq!(last["status"], number.checked_sub(1).map_or(json!(null), |before| json!(before)), "{status}");
@@ -45,68 +42,43 @@ fn a_run_is_written_down_while_the_next_one_runs() {
         let status = i32::try_from(number).expect("a small number");
         waiter.finish().exited(status).printed("begun\n").silent();
     }
-    assert_eq!(hand::status(&store, KEY)["last"]["status"], json!(3));
-    assert_eq!(redis.keys(), ["fence", "last"].map(|part| format!("lockrun:{{{KEY}}}:{part}")));
-}
+    assert_eq!(hand::status(store, KEY)["last"]["status"], json!(3));
+    assert_eq!(store.server().left(KEY, true), Vec::<String>::new());
+});
 
 // "126, 127: COMMAND cannot be executed, is not found; the lock is released": also where that is found out in the moment in which
 // the lock becomes ours.
-#[test]
-fn a_command_that_is_missing_gives_the_lock_to_the_next() {
-    let store = Store::redis();
-    let holder = Holder::new(&store, KEY);
-    let missing = join(&store, &waiter(&store.url()).command(["no-such-command"]));
-    let broken = join(&store, &waiter(&store.url()).command(["/etc"]));
-    let next = join(&store, &waiter(&store.url()).sh("echo ran"));
+on_every_lease_store!(a_command_that_is_missing_gives_the_lock_to_the_next, |store| {
+    let holder = Holder::new(store, KEY);
+    let missing = join(store, &waiter(&store.url()).command(["no-such-command"]));
+    let broken = join(store, &waiter(&store.url()).command(["/etc"]));
+    let next = join(store, &waiter(&store.url()).sh("echo ran"));
     holder.end();
     missing.run.wait().exited(127).said("no-such-command: there is no such program");
     broken.run.wait().exited(126).said("cannot run /etc: ");
     next.run.wait().exited(0).printed("ran\n");
-}
+});
 
 // What COMMAND finds in its environment it finds once, and its fence is that of its own grant, whether the server's answer is there
 // before its process is, or comes so late that another one is made.
-#[test]
-fn a_late_answer_starts_the_command_once() {
-    let store = Store::redis();
-    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
+on_every_lease_store!(a_late_answer_starts_the_command_once, |store| {
+    let proxy = store.proxy();
     let mut fence = 0;
     for late in [0, 30, 45, 50, 55, 70, 150] {
-        let holder = Holder::new(&store, KEY);
+        let holder = Holder::new(store, KEY);
         let script = "env | grep -c ^LOCKRUN_FENCE=; env | grep -c ^LOCKRUN_TOKEN=; echo $LOCKRUN_FENCE";
-        let waiter = join(&store, &waiter(&proxy.url()).sh(script));
+        let waiter = join(store, &waiter(&proxy.url()).sh(script));
         proxy.set(Mode::Delay(Duration::from_millis(late)));
         holder.end();
         let output = waiter.run.wait().exited(0);
         proxy.set(Mode::Pass);
         let lines: Vec<u64> = output.stdout().lines().map(|line| line.parse().expect("a number")).collect();
         let [1, 1, own] = lines[..] else { panic!("{late} ms: {output}") };
-        assert_eq!(Some(own), hand::status(&store, KEY)["fence"].as_u64(), "{late} ms: {output}");
+        assert_eq!(Some(own), hand::status(store, KEY)["fence"].as_u64(), "{late} ms: {output}");
         assert!(own > fence, "{late} ms: {output}");
         fence = own;
     }
-}
-
-// "A hand-off skips dead ones", at no more than its price: each of them is found out once, and not anew by each run that lets go
-// of the lock.
-#[test]
-fn the_dead_are_found_out_once() {
-    const WAITERS: usize = 12;
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    // A lease so long that its renewals are not among what is counted.
-    let holder = Holder::with(&Lockrun::new(&store).key(KEY).args(["--ttl", "10m"]), &[]);
-    let mut queue = Queue::new(&store, KEY).with(&["--ttl", "10m"]);
-    queue.join(WAITERS);
-    queue.kill(0);
-    queue.settles();
-    let monitor = Monitor::of(redis);
-    holder.end();
-    queue.end().in_order(1..WAITERS);
-    let counts = monitor.counts(redis);
-    let sent: usize = counts.values().sum();
-    assert!(sent <= WAITERS * 6, "{sent} commands for {WAITERS} waiters: {counts:?}");
-}
+});
 
 // A command ends as it ended also where an emulator does not let its process share lockrun's memory up to its beginning.
 #[cfg(target_arch = "x86_64")]
@@ -115,10 +87,6 @@ fn a_command_runs_where_memory_is_copied() {
     let store = Store::file();
     let holder = Holder::new(&store, KEY);
     let waiter = join(&store, &waiter(&store.url()).sh("echo ran; exit 3"));
-    let copied = std::thread::scope(|threads| {
-        threads.spawn(|| holder.end());
-        crate::support::steps::give_it_a_copy(&waiter.run);
-        waiter.run.wait()
-    });
-    copied.exited(3).printed("ran\n").silent();
+    crate::support::steps::give_it_a_copy(&waiter.run, || drop(holder.end()));
+    waiter.run.wait().exited(3).printed("ran\n").silent();
 }

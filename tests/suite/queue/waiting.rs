@@ -90,18 +90,17 @@ on_every_store!(a_signal_ends_a_wait, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
     let holder = Holder::new(store, "cut");
-    let before = store.as_redis().map(|redis| redis.keys());
+    let left = || store.lease_server().map(|server| server.left("cut", true));
+    let before = left();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
         let waiter = wait_for(store, "cut", &format!("touch {}", trace.display()));
         waiter.signal(signal);
         let output = waiter.wait().died_of(signal);
         assert!(!output.core, "{output}");
-        assert_eq!(store.as_redis().map(|redis| redis.keys()), before, "after {signal}");
+        assert_eq!(left(), before, "after {signal}");
     }
     holder.end();
-    if let Some(redis) = store.as_redis() {
-        assert_eq!(redis.keys(), ["lockrun:{cut}:fence", "lockrun:{cut}:last"]);
-    }
+    assert_eq!(left().unwrap_or_default(), Vec::<String>::new());
     let output = Lockrun::new(store).key("cut").command(["echo", "ran"]).run();
     output.exited(0).printed("ran\n").silent();
     assert!(!trace.exists(), "a command started that nobody waited for any more");

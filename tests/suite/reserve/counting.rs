@@ -1,9 +1,8 @@
 //! Sequences of integers.
 
-use crate::support::proxy::Proxy;
+use crate::support::Lockrun;
 use crate::support::sequence::{Reserver, at, fail, next, peek, reserve, reserved, status};
-use crate::support::store::on_every_store;
-use crate::support::{Lockrun, Store};
+use crate::support::store::{on_every_lease_store, on_every_store};
 
 // "The first value is VALUE; then last + step", which is 1 if it is not given.
 on_every_store!(the_first_value_then_the_next, |store| {
@@ -94,21 +93,19 @@ on_every_store!(only_a_program_follows_what_is_no_integer, |store| {
 });
 
 // "With `--step`, one round trip": before the command starts, and one when it has ended.
-#[test]
-fn one_round_trip() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(one_round_trip, |store| {
+    let server = store.server();
+    let proxy = store.proxy();
     let call = at(&proxy.url(), "1");
     // The server keeps the scripts from the first time on.
     assert_eq!(next(&call), "1");
     let _passed_over = [Reserver::begin(&call), Reserver::begin(&call)];
-    let (connections, flights, scripts) = (proxy.connections(), proxy.flights(), redis.scripts_run());
+    let (connections, flights, scripts) = (proxy.connections(), proxy.flights(), server.requests());
     let run = Reserver::begin(&call);
     assert_eq!(run.value, "4");
     assert_eq!((proxy.connections() - connections, proxy.flights() - flights), (1, 1));
-    assert_eq!(redis.scripts_run() - scripts, 1);
+    assert_eq!(server.requests() - scripts, 1);
     run.end(0);
     assert_eq!((proxy.connections() - connections, proxy.flights() - flights), (1, 2));
-    assert_eq!(redis.scripts_run() - scripts, 2);
-}
+    assert_eq!(server.requests() - scripts, 2);
+});

@@ -5,23 +5,21 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::support::hand::throughout;
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::proxy::Mode;
 use crate::support::sequence::{Reserver, at, next, peek, reserve, reserved, status};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Redis, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, eventually};
 
 // "The reservation is a lease, renewed while COMMAND runs."
-#[test]
-fn a_long_command_keeps_its_value() {
-    let store = Store::redis();
-    let call = reserve(&store, "1").args(["--ttl", "2s"]);
+on_every_lease_store!(a_long_command_keeps_its_value, |store| {
+    let call = reserve(store, "1").args(["--ttl", "2s"]);
     let run = Reserver::begin(&call);
     for _ in 0..2 {
-        throughout(&store, "2s", || assert_eq!(peek(&call), "2"));
+        throughout(store, "2s", || assert_eq!(peek(&call), "2"));
     }
     run.end(0);
     assert_eq!(next(&call), "2");
-}
+});
 
 // "Nothing outlives lockrun": if it is killed, on a lease store the command is dead before the value comes up again, and on
 // files the value is reserved for as long as the command lives.
@@ -56,102 +54,87 @@ const STUBBORN: &str = "exec 2>/dev/null; trap 'exit 0' TERM; echo ready; while 
 
 // "79: the lease was lost while COMMAND ran, and COMMAND was stopped": its value is not used, whatever status it found for its
 // end.
-#[test]
-fn a_lost_lease_uses_no_value() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = reserve(&store, "1").args(["--ttl", "3s"]);
+on_every_lease_store!(a_lost_lease_uses_no_value, |store| {
+    let server = store.server();
+    let call = reserve(store, "1").args(["--ttl", "3s"]);
     let mut run = call.clone().sh(STUBBORN).spawn();
     run.wait_for_line("ready");
-    redis.ask(&["DEL", "lockrun:{seq}:holders"]);
+    server.forget_holders("seq");
     run.wait().exited(79).said("lost");
-    assert!(status(&store)["last_value"].is_null());
+    assert!(status(store)["last_value"].is_null());
     assert_eq!(next(&call), "1");
-}
+});
 
 // "A value that succeeded never comes up again": also if its lease was lost and nobody has noticed.
-#[test]
-fn a_value_that_was_used_under_a_lost_lease() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = reserve(&store, "1").args(["--ttl", "1h"]);
+on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
+    let server = store.server();
+    let call = reserve(store, "1").args(["--ttl", "1h"]);
     let run = Reserver::begin(&call);
-    redis.ask(&["DEL", "lockrun:{seq}:holders"]);
+    server.forget_holders("seq");
     run.end(0);
     assert_eq!(next(&call), "2");
-}
+});
 
 // "79": so it is with a value that was revoked, which is free when its command is dead.
-#[test]
-fn a_value_that_was_taken_away_is_not_used() {
-    let store = Store::redis();
-    let call = reserve(&store, "1").args(["--ttl", "3s"]);
+on_every_lease_store!(a_value_that_was_taken_away_is_not_used, |store| {
+    let call = reserve(store, "1").args(["--ttl", "3s"]);
     let mut run = call.clone().sh(STUBBORN).spawn();
     run.wait_for_line("ready");
     Lockrun::bare().args(["break", "--key", "seq", "--store", &store.url()]).run().exited(0);
     run.wait().exited(79).said("revoked by");
     assert_eq!(next(&call), "1");
-}
+});
 
 // A value whose end the store did not hear of stays reserved for the lease; the command's own status counts.
-#[test]
-fn the_store_is_gone_at_the_end() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(the_store_is_gone_at_the_end, |store| {
+    let proxy = store.proxy();
     let call = at(&proxy.url(), "1").args(["--ttl", "10s", "--store-timeout", "0.5s"]);
     let mut run = call.sh("echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
     proxy.set(Mode::Reset);
     run.finish().exited(0).said("cannot release the value of the sequence \"seq\"").said("may come up again");
-    assert_eq!(reserved(&store), ["1"]);
-    assert_eq!(peek(&reserve(&store, "1")), "2");
-}
+    assert_eq!(reserved(store), ["1"]);
+    assert_eq!(peek(&reserve(store, "1")), "2");
+});
 
 // "No answer": 69, and a request that arrives afterwards reserves nothing.
-#[test]
-fn a_request_that_comes_too_late_reserves_nothing() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    assert_eq!(next(&reserve(&store, "1")), "1");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
+    let server = store.server();
+    assert_eq!(next(&reserve(store, "1")), "1");
+    let proxy = store.proxy();
     // The request hangs on its way, and lockrun's withdrawal of it overtakes it.
     proxy.set(Mode::HoldUpTo(1));
     let call = at(&proxy.url(), "1").args(["--ttl", "none", "--store-timeout", "0.5s"]);
     call.command(["echo", "ran"]).run().exited(69).printed("").said("cannot reserve a value");
-    let scripts = redis.scripts_run();
+    let scripts = server.requests();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the request has arrived", || redis.scripts_run() > scripts);
-    assert_eq!(reserved(&store), Vec::<String>::new());
-    assert_eq!(next(&reserve(&store, "1")), "2");
-}
+    eventually(LONG, "the request has arrived", || server.requests() > scripts);
+    assert_eq!(reserved(store), Vec::<String>::new());
+    assert_eq!(next(&reserve(store, "1")), "2");
+});
 
 // "A store restarted with its data": it knows the last value, and what is reserved.
-#[test]
-fn a_server_that_restarts_goes_on() {
-    let store = Store::Redis(Redis::durable());
-    let redis = store.as_redis().expect("a server");
-    let call = reserve(&store, "1").args(["--ttl", "1h"]);
+on_every_lease_store!(a_server_that_restarts_goes_on, |store| {
+    let server = store.server();
+    let call = reserve(store, "1").args(["--ttl", "1h"]);
     assert_eq!(next(&call), "1");
     let two = Reserver::begin(&call);
-    redis.kill();
-    redis.start_again();
+    server.kill();
+    server.start_again();
     assert_eq!(next(&call), "3");
     two.end(0);
     assert_eq!(next(&call), "4");
-}
+});
 
 // "69: the store cannot be reached; COMMAND was not started."
-#[test]
-fn an_unreachable_store() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    redis.kill();
-    let counted = reserve(&store, "1").command(["echo", "ran"]).run();
+on_every_lease_store!(an_unreachable_store, |store| {
+    let server = store.server();
+    server.kill();
+    let counted = reserve(store, "1").command(["echo", "ran"]).run();
     counted.exited(69).printed("").said("cannot reserve a value of the sequence \"seq\"");
-    let asked = reserve(&store, "1").args(["--next", "echo"]).command(["echo", "ran"]).run();
+    let asked = reserve(store, "1").args(["--next", "echo"]).command(["echo", "ran"]).run();
     asked.exited(69).printed("").said("cannot reserve a value");
-}
+});
 
 // A signal that comes before the command has started ends lockrun, and nothing stays reserved.
 on_every_store!(a_signal_between_value_and_command, |store| {

@@ -10,8 +10,8 @@ use crate::support::birth::Birth;
 use crate::support::holder::write_script;
 use crate::support::processes::find_program;
 use crate::support::sequence::{Reserver, at, next, reserve, reserved, status};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, eventually};
 
 /// A program for `--next`, and the file in which it may write something down.
 struct Program {
@@ -117,21 +117,19 @@ on_every_store!(a_reserved_candidate_is_passed_over, |store| {
 });
 
 // "With `--next`, one round trip for each candidate", and one to learn the last value.
-#[test]
-fn a_round_trip_for_each_candidate() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
+on_every_lease_store!(a_round_trip_for_each_candidate, |store| {
+    let server = store.server();
     let letters = Program::letters();
-    let call = letters.of(at(&redis.url(), "A"));
+    let call = letters.of(at(&store.url(), "A"));
     assert_eq!(next(&call), "A");
     let _passed_over = [Reserver::begin(&call), Reserver::begin(&call)];
-    let scripts = redis.scripts_run();
+    let scripts = server.requests();
     let run = Reserver::begin(&call);
     assert_eq!(run.value, "D");
-    assert_eq!(redis.scripts_run() - scripts, 1 + 3);
+    assert_eq!(server.requests() - scripts, 1 + 3);
     run.end(0);
-    assert_eq!(redis.scripts_run() - scripts, 1 + 3 + 1);
-}
+    assert_eq!(server.requests() - scripts, 1 + 3 + 1);
+});
 
 // "A wait that is cut short" leaves nothing: a PROGRAM that hangs is ended with lockrun, and what it has started too; also one
 // that has closed its output.

@@ -57,35 +57,6 @@ on_every_store!(status_shows_the_sequence, |store| {
     assert_eq!(status(store)["last_value"], "42");
 });
 
-// "What comes out of a store was written by another machine: control characters are escaped before a terminal sees them."
-#[test]
-fn hostile_values_are_escaped() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let hostile = "\x1b[31m\u{202e}x\nlockrun: all is well";
-    let _run = Reserver::begin(&reserve(&store, "\u{202e}held").args(["--next", "echo"]));
-    redis.ask(&["HSET", "lockrun:{seq}:sequence", "last", hostile]);
-    let harmless = |text: &str| {
-        assert!(!text.contains(['\x1b', '\u{202e}']) && !text.contains("\nlockrun: all is well"), "{text:?}");
-    };
-    for words in [&["status"][..], &["status", "--key", "seq"], &["status", "--json"]] {
-        let output = other(&store, words).run();
-        assert!(output.stdout().contains("all is well") && output.stdout().contains("held"), "{output}");
-        harmless(&output.stdout());
-    }
-    let counted = reserve(&store, "1").command(["true"]).run().exited(125).said("all is well");
-    harmless(&counted.stderr());
-    let asked = reserve(&store, "1").args(["--next", "false"]).command(["true"]).run().exited(125).said("all is well");
-    harmless(&asked.stderr());
-    let told = reserve(&store, "1").args(["--next", "/no\x1b[31m"]).command(["true"]).run().exited(125).said("/no");
-    harmless(&told.stderr());
-    // A hostile value is no value for a command either.
-    redis.ask(&["HSET", "lockrun:{seq}:sequence", "last", "1"]);
-    let verbose =
-        reserve(&store, "1").arg("-v").command(["true"]).run().exited(0).said("value \"2\" of \"seq\" reserved");
-    harmless(&verbose.stderr());
-}
-
 // "A sequence is never forgotten": it would begin anew.
 on_every_store!(prune_forgets_no_sequence, |store| {
     assert_eq!(next(&reserve(store, "5")), "5");

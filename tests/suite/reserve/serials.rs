@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::support::postgres::Postgres;
 use crate::support::sequence::{reserve, reserved};
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Lockrun, Store};
 
 /// Sells one ticket, in the README's words, and fails afterwards if it is told to.
@@ -75,14 +75,12 @@ on_every_store!(twenty_sell_while_some_fail, |store| {
 });
 
 // "Keep the unique constraint": it is what tells of a store that has forgotten its sequence.
-#[test]
-fn the_constraint_catches_a_store_that_forgot() {
-    let store = Store::redis();
+on_every_lease_store!(the_constraint_catches_a_store_that_forgot, |store| {
     let postgres = shop();
-    let call = seller(&store, &postgres).sh(SELL);
+    let call = seller(store, &postgres).sh(SELL);
     call.run().exited(0).silent();
-    store.as_redis().expect("a server").ask(&["FLUSHALL"]);
+    store.server().forget_everything();
     let output = call.run().exited(3);
     assert!(output.stderr().contains("violates unique constraint"), "{output}");
     assert_eq!(sold(&postgres), serials(1));
-}
+});

@@ -3,13 +3,15 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::deadline::happens_within;
 use crate::support::processes::{find_program, is_alive, need_root, own_control_group};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, eventually};
 
 /// A control group of the test's own that is marked as delegated. Removed when it is dropped.
 struct Delegated(PathBuf);
@@ -45,15 +47,13 @@ impl Delegated {
 impl Drop for Delegated {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        for _ in 0..200 {
+        // Where it cannot be removed, as after a failure, it stays.
+        happens_within(Duration::from_secs(1), || {
             for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(below.path());
             }
-            if fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+            fs::remove_dir(&self.0).is_ok()
+        });
     }
 }
 
@@ -82,13 +82,11 @@ time.sleep(600)
 
 // "If lockrun is killed, the command's processes are dead before the lease can pass on": also those that are never the
 // same for long, and nothing is left of the control group that they were in.
-#[test]
-fn what_forks_fast_is_dead_too() {
-    let group = Delegated::make("forks");
-    let store = Store::redis();
+on_every_lease_store!(what_forks_fast_is_dead_too, |store| {
+    let group = Delegated::make(&format!("forks-{}", store.name()));
     let python = find_program("python3");
     let words = [python.to_str().expect("a plain path"), "-c", FORKS];
-    let call = Lockrun::new(&store).key("cgroup").args(["--ttl", "3s"]).command(words);
+    let call = Lockrun::new(store).key("cgroup").args(["--ttl", "3s"]).command(words);
     let mut run = call.in_shell(&group.entering()).spawn_alone();
     run.wait_for_line("ready");
     let below = group.below();
@@ -98,49 +96,43 @@ fn what_forks_fast_is_dead_too() {
     run.signal(Signal::SIGKILL);
     eventually(LONG, "everything is dead", || run.has_ended() && run.processes().is_empty());
     eventually(LONG, "the group is gone", || group.below().is_empty());
-    let output = Lockrun::new(&store).key("cgroup").args(["--wait", "20s"]).command(["echo", "ran"]).run();
+    let output = Lockrun::new(store).key("cgroup").args(["--wait", "20s"]).command(["echo", "ran"]).run();
     output.exited(0).printed("ran\n").silent();
-}
+});
 
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124": whatever forks fast, on every store, and the group is gone.
-#[test]
-fn what_forks_fast_is_ended_in_time() {
-    let group = Delegated::make("limit");
-    for store in [Store::file(), Store::redis()] {
-        let python = find_program("python3");
-        let words = [python.to_str().expect("a plain path"), "-c", FORKS];
-        let call = Lockrun::new(&store).key("cgroup").args(["--max-runtime", "1s", "--kill-after", "0.5s"]);
-        let mut run = call.command(words).in_shell(&group.entering()).spawn_alone();
-        eventually(LONG, "the run has ended", || run.has_ended());
-        assert_eq!(run.processes(), Vec::<i32>::new());
-        run.wait().exited(124);
-        assert_eq!(group.below(), Vec::<PathBuf>::new());
-    }
-}
+on_every_store!(what_forks_fast_is_ended_in_time, |store| {
+    let group = Delegated::make(&format!("limit-{}", store.name()));
+    let python = find_program("python3");
+    let words = [python.to_str().expect("a plain path"), "-c", FORKS];
+    let call = Lockrun::new(store).key("cgroup").args(["--max-runtime", "1s", "--kill-after", "0.5s"]);
+    let mut run = call.command(words).in_shell(&group.entering()).spawn_alone();
+    eventually(LONG, "the run has ended", || run.has_ended());
+    assert_eq!(run.processes(), Vec::<i32>::new());
+    run.wait().exited(124);
+    assert_eq!(group.below(), Vec::<PathBuf>::new());
+});
 
 // "`--descendants leave`: release anyway": a daemon that was left behind lives on in the group that it would be in
 // without lockrun.
-#[test]
-fn a_daemon_goes_back_to_its_group() {
-    let group = Delegated::make("daemon");
-    for store in [Store::file(), Store::redis()] {
-        let directory = TempDir::new().expect("a temporary directory");
-        let id = directory.path().join("id");
-        let script = format!(
-            "setsid sh -c 'echo $$ >{0}.new; mv {0}.new {0}; exec sleep 600' & while ! [ -e {0} ]; do sleep 0.01; done",
-            id.display()
-        );
-        let call = Lockrun::new(&store).key("cgroup").sh(&script);
-        let run = call.in_shell(&group.entering()).spawn_alone();
-        run.wait_and_leave(|output| {
-            output.exited(0).silent();
-            let text = fs::read_to_string(&id).expect("it was written");
-            let daemon: i32 = text.trim().parse().expect("a number");
-            assert!(is_alive(daemon), "the daemon is left alone");
-            let cgroup = fs::read_to_string(format!("/proc/{daemon}/cgroup")).expect("it lives");
-            let name = group.0.file_name().and_then(|name| name.to_str()).expect("a plain name");
-            assert!(cgroup.lines().any(|line| line.starts_with("0::") && line.ends_with(name)), "{cgroup}");
-            assert_eq!(group.below(), Vec::<PathBuf>::new());
-        });
-    }
-}
+on_every_store!(a_daemon_goes_back_to_its_group, |store| {
+    let group = Delegated::make(&format!("daemon-{}", store.name()));
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let script = format!(
+        "setsid sh -c 'echo $$ >{0}.new; mv {0}.new {0}; exec sleep 600' & while ! [ -e {0} ]; do sleep 0.01; done",
+        id.display()
+    );
+    let call = Lockrun::new(store).key("cgroup").sh(&script);
+    let run = call.in_shell(&group.entering()).spawn_alone();
+    run.wait_and_leave(|output| {
+        output.exited(0).silent();
+        let text = fs::read_to_string(&id).expect("it was written");
+        let daemon: i32 = text.trim().parse().expect("a number");
+        assert!(is_alive(daemon), "the daemon is left alone");
+        let cgroup = fs::read_to_string(format!("/proc/{daemon}/cgroup")).expect("it lives");
+        let name = group.0.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        assert!(cgroup.lines().any(|line| line.starts_with("0::") && line.ends_with(name)), "{cgroup}");
+        assert_eq!(group.below(), Vec::<PathBuf>::new());
+    });
+});

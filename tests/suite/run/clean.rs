@@ -5,10 +5,8 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::support::store::on_every_store;
-use crate::support::{Lockrun, Redis, Store};
-
-const LEFT: [&str; 2] = ["lockrun:{clean}:fence", "lockrun:{clean}:last"];
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{Lockrun, Store};
 
 fn call(store: &Store) -> Lockrun {
     Lockrun::new(store).key("clean")
@@ -21,27 +19,23 @@ fn seen(store: &Store, name: &str) -> String {
     output.exited(0).silent().stdout()
 }
 
-// "After a clean run Redis holds for that key nothing but its fence and its last run", however the run ended.
-#[test]
-fn redis_keeps_the_fence_and_the_last_run() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
+// "After a clean run a store holds for that key nothing but its fence and its last run", however the run ended.
+on_every_lease_store!(only_the_fence_and_the_last_run_stay, |store| {
+    let left = || store.server().left("clean", true);
     for (script, status) in [(":", Some(0)), ("exit 3", Some(3)), ("kill -KILL $$", None)] {
-        let output = call(&store).sh(script).run();
+        let output = call(store).sh(script).run();
         assert_eq!(output.status, status, "{output}");
-        assert_eq!(redis.keys(), LEFT, "after {script:?}");
+        assert_eq!(left(), Vec::<String>::new(), "after {script:?}");
     }
-    call(&store).command(["/etc"]).run().exited(126);
-    assert_eq!(redis.keys(), LEFT);
-    call(&store).command(["no-such-command"]).run().exited(127);
-    assert_eq!(redis.keys(), LEFT);
-    let mut run = call(&store).sh("echo ready; exec sleep 600").spawn();
+    call(store).command(["/etc"]).run().exited(126);
+    call(store).command(["no-such-command"]).run().exited(127);
+    let mut run = call(store).sh("echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
+    assert_ne!(left(), Vec::<String>::new(), "what is held is kept somewhere");
     run.signal(Signal::SIGTERM);
     run.wait().died_of(Signal::SIGTERM);
-    assert_eq!(redis.keys(), LEFT);
-    assert_eq!(redis.ask(&["PTTL", LEFT[0]]).number(), -1, "the fence has no expiry");
-}
+    assert_eq!(left(), Vec::<String>::new());
+});
 
 // "A clean end frees the lock at once": one after the other, nobody waits for a lease.
 on_every_store!(the_next_run_starts_at_once, |store| {
@@ -78,35 +72,18 @@ on_every_store!(the_fence_grows, |store| {
 });
 
 // "... also after the store has lost all its data."
-#[test]
-fn the_fence_survives_a_wiped_redis() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
+on_every_lease_store!(the_fence_survives_a_wiped_redis, |store| {
+    let server = store.server();
     let mut last = 0;
     for _ in 0..5 {
         for _ in 0..3 {
-            let fence: u64 = seen(&store, "LOCKRUN_FENCE").parse().expect("a number");
+            let fence: u64 = seen(store, "LOCKRUN_FENCE").parse().expect("a number");
             assert!(fence > last, "{fence} after {last}");
             last = fence;
         }
-        redis.ask(&["FLUSHALL"]);
+        server.forget_everything();
     }
-}
-
-// "Greater of last + 1 and the server's clock": a server whose clock goes back does not take the fence back.
-#[test]
-fn the_fence_does_not_follow_a_clock_back() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    seen(&store, "LOCKRUN_FENCE");
-    // A fence from the future is what a clock that goes back leaves behind.
-    let future: u64 = 9_000_000_000_000;
-    let kind = redis.ask(&["TYPE", LEFT[0]]);
-    assert_eq!(kind.text(), "string", "the fence is a plain number");
-    redis.ask(&["SET", LEFT[0], &future.to_string()]);
-    assert_eq!(seen(&store, "LOCKRUN_FENCE"), (future + 1).to_string());
-    assert_eq!(seen(&store, "LOCKRUN_FENCE"), (future + 2).to_string());
-}
+});
 
 // "Tokens are a random UUID for each acquisition, never a host name or a pid."
 on_every_store!(tokens_are_random, |store| {
@@ -119,12 +96,3 @@ on_every_store!(tokens_are_random, |store| {
         assert!(tokens.insert(token), "a token came twice");
     }
 });
-
-// "Common query parameters: `prefix` (Redis, default `lockrun`)": nothing outside of it.
-#[test]
-fn all_keys_lie_under_the_prefix() {
-    let redis = Redis::start();
-    let url = format!("{}?prefix=team-a", redis.url());
-    Lockrun::at(&url).key("clean").command(["true"]).run().exited(0).silent();
-    assert_eq!(redis.keys(), ["team-a:{clean}:fence", "team-a:{clean}:last"]);
-}

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use crate::support::hand::{all, break_lock};
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
-use crate::support::{Lockrun, Output, Running, Store};
+use crate::support::store::on_every_lease_store;
+use crate::support::{Lockrun, Output, Running};
 
 /// How often the clock strikes.
 const TICKS: usize = 3;
@@ -116,13 +117,11 @@ fn mail(output: &Output) -> String {
 
 // "One gets the lock and does the work, and the others end at once with status 0 and without a word": each tick's
 // report runs exactly once on three servers, and the other two send no mail.
-#[test]
-fn each_tick_runs_once_on_three_servers() {
+on_every_lease_store!(each_tick_runs_once_on_three_servers, |store| {
     let crontab = Crontab::shipped();
     assert!(crontab.variables.contains_key("LOCKRUN_STORE"), "the servers share a store");
     assert!(!crontab.commands.is_empty());
     assert!(crontab.variables.contains_key("LOCKRUN_MIN_HOLD"), "short jobs hold their locks for longer");
-    let store = Store::redis();
     let servers: Vec<Server> = (0..3).map(|_| Server::new(&crontab, &store.url())).collect();
     for tick in 1..=TICKS {
         for command in &crontab.commands {
@@ -138,8 +137,8 @@ fn each_tick_runs_once_on_three_servers() {
         let done: usize = servers.iter().map(|server| server.log().len()).sum();
         assert_eq!(done, tick * crontab.commands.len(), "reports after tick {tick}");
         // The tick is over.
-        for lock in all(&store) {
-            break_lock(&store, lock["key"].as_str().expect("a key"), &[]).exited(0).said("was taken from");
+        for lock in all(store) {
+            break_lock(store, lock["key"].as_str().expect("a key"), &[]).exited(0).said("was taken from");
         }
     }
     let fences: BTreeSet<String> = servers
@@ -149,7 +148,7 @@ fn each_tick_runs_once_on_three_servers() {
         .map(|line| line.rsplit(' ').next().expect("a fence").to_owned())
         .collect();
     assert_eq!(fences.len(), TICKS, "each report under a fence of its own: {fences:?}");
-}
+});
 
 // "An unreachable store is an error": then every server sends mail, and no report runs.
 #[test]

@@ -6,8 +6,8 @@ use crate::support::birth::Birth;
 use crate::support::holder::is_free;
 use crate::support::lockrun::program_for_all;
 use crate::support::processes::need_root;
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, eventually};
 
 // "125: lockrun itself failed": when it has too few descriptors to do its part, it does not leave a command without it,
 // leaves no lock, and does not die of a fault of its own.
@@ -33,23 +33,19 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
 
 // "125: lockrun itself failed", "69: the store cannot be reached": COMMAND is not told of the lease that cannot be kept,
 // because it does not start.
-#[test]
-fn a_lease_that_could_not_be_kept_starts_nothing() {
-    let store = Store::redis();
-    let call = Lockrun::new(&store).key("eight").args(["--ttl", "60s"]).command(["echo", "ran"]);
+on_every_lease_store!(a_lease_that_could_not_be_kept_starts_nothing, |store| {
+    let call = Lockrun::new(store).key("eight").args(["--ttl", "60s"]).command(["echo", "ran"]);
     let limits = vec![(Resource::RLIMIT_NOFILE, 8, 8)];
     let output = call.birth(Birth { limits, ..Birth::default() }).run();
     assert!(matches!(output.status, Some(69 | 125)), "{output}");
     output.printed("").said("lockrun: ");
-    assert!(is_free(&store, "eight"));
-}
+    assert!(is_free(store, "eight"));
+});
 
 // "125: lockrun itself failed": where the user may have one process or thread less than it takes, COMMAND is not started only to be
 // killed, however far lockrun comes.
-#[test]
-fn too_few_processes_start_nothing() {
+on_every_lease_store!(too_few_processes_start_nothing, |store| {
     need_root("become another user");
-    let store = Store::redis();
     let (_place, program) = program_for_all();
     let mut statuses = Vec::new();
     for limit in 1..=5 {
@@ -66,9 +62,9 @@ fn too_few_processes_start_nothing() {
             Some(125) => assert_eq!(output.stdout(), "", "{limit}: {output}"),
             _ => panic!("{limit}: {output}"),
         }
-        assert!(is_free(&store, &key), "the lock is left with {limit}: {output}");
+        assert!(is_free(store, &key), "the lock is left with {limit}: {output}");
         statuses.push(output.status);
     }
     // One limit after the other is passed.
     assert_eq!((statuses[0], statuses[4]), (Some(125), Some(0)), "{statuses:?}");
-}
+});

@@ -17,8 +17,8 @@ use crate::support::birth::Birth;
 use crate::support::hand::is_held;
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
-use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually, stays_true_for};
 
 /// A file for events, and what is in it.
 struct Events(TempDir);
@@ -81,7 +81,8 @@ on_every_store!(a_run_tells_its_story, |store| {
     eventually(LONG, "its start is told", || events.names() == ["acquired", "started"]);
     let started = Instant::now();
     // So that there is something to measure.
-    std::thread::sleep(Duration::from_millis(200));
+    let lasts = || events.names() == ["acquired", "started"];
+    stays_true_for(Duration::from_millis(200), "the command runs on", lasts);
     let ran = started.elapsed();
     let output = run.finish().exited(3).silent();
     let in_all = before.elapsed();
@@ -148,7 +149,7 @@ on_every_store!(a_held_lock_is_told_with_its_holder, |store| {
     let waiter = events.of(Lockrun::new(store)).key("held").arg("-w").command(["true"]).spawn();
     eventually(LONG, "it waits", || events.names() == ["waiting"]);
     // So that there is something to measure.
-    std::thread::sleep(Duration::from_millis(300));
+    stays_true_for(Duration::from_millis(300), "it waits on", || events.names() == ["waiting"]);
     holder.end();
     waiter.wait().exited(0).silent();
     assert_eq!(events.names(), ["waiting", "acquired", "started", "finished", "released"]);
@@ -183,15 +184,13 @@ on_every_store!(what_goes_wrong_is_told, |store| {
 });
 
 // "lost, killed": at the moment at which it is known, whatever becomes of COMMAND.
-#[test]
-fn a_lost_lease_is_told() {
-    let redis = Redis::start();
+on_every_lease_store!(a_lost_lease_is_told, |store| {
     for (action, status, stops) in [("kill", 79, true), ("warn", 0, false)] {
         let events = Events::new();
-        let call = events.of(Lockrun::at(&redis.url())).key("k").args(["--ttl", "2s", "--on-lost", action]);
+        let call = events.of(Lockrun::new(store)).key("k").args(["--ttl", "2s", "--on-lost", action]);
         let run = call.sh("read line || :").with_open_input();
         eventually(LONG, "it runs", || events.names() == ["acquired", "started"]);
-        redis.ask(&["FLUSHALL"]);
+        store.server().forget_everything();
         eventually(LONG, "it is told", || events.names().contains(&"lost".to_owned()));
         let output = if stops { run.run.wait() } else { run.finish() };
         output.exited(status).said("is lost");
@@ -202,12 +201,12 @@ fn a_lost_lease_is_told() {
         assert_eq!(events.names()[3..], *ended);
     }
     let events = Events::new();
-    redis.kill();
-    let call = events.of(Lockrun::at(&redis.url().replace("://", "://u:hushhush@"))).key("k").command(["true"]);
+    store.server().kill();
+    let call = events.of(Lockrun::at(&store.url().replace("://", "://u:hushhush@"))).key("k").command(["true"]);
     call.run().exited(69);
     assert_eq!(events.names(), ["failed"]);
     assert!(!events.text().contains("hushhush"));
-}
+});
 
 // "A URL's password never appears in an event": nor does what could steer a terminal that shows the file.
 #[test]

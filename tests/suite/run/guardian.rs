@@ -1,8 +1,7 @@
 //! Under a lease the guardian does the work: it waits, claims, runs the command and lets go. What becomes of it and of lockrun
 //! when one of them dies or stands still before there is a command; for the rest see `faults` and `outliving`.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::libc;
 use nix::sys::ptrace;
@@ -11,21 +10,23 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::support::hand::is_held;
 use crate::support::processes::{children, is_alive, send, state};
-use crate::support::proxy::{Mode, Proxy};
-use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, witness};
+use crate::support::proxy::Mode;
+use crate::support::store::on_every_lease_store;
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, Store, eventually, memory, stays_true_for, witness};
 
 /// Two in a queue whose lock is granted to the first one. It claims the lock, and the server stands still.
 struct Scene<'a> {
     queue: Queue<'a>,
-    redis: &'a Redis,
+    server: &'a dyn LeaseServer,
     /// The first one's.
     guardian: i32,
 }
 
 impl<'a> Scene<'a> {
     fn new(store: &'a Store, key: &str, options: &[&str]) -> Self {
-        let redis = store.as_redis().expect("a Redis");
+        let server = store.server();
         // The server learns how a waiter claims.
         let holder = Holder::new(store, key);
         let mut queue = Queue::new(store, key);
@@ -38,12 +39,12 @@ impl<'a> Scene<'a> {
         let guardian = guardian_of(&mut queue, 0);
         stop(guardian);
         holder.end();
-        redis.pause();
+        server.pause();
         let before = sleeps(guardian);
         send(guardian, Signal::SIGCONT);
         // There is mail, so what it waits for now is the answer to its claim.
         eventually(LONG, "its claim is on its way", || state(guardian) == Some('S') && sleeps(guardian) > before);
-        Scene { queue, redis, guardian }
+        Scene { queue, server, guardian }
     }
 }
 
@@ -68,11 +69,9 @@ fn sleeps(pid: i32) -> u64 {
 }
 
 // "Nothing outlives lockrun": killed while it waits, it takes its guardian with it, which leaves the queue.
-#[test]
-fn lockrun_is_killed_while_it_waits() {
-    let store = Store::redis();
-    let holder = Holder::new(&store, "killed-waiting");
-    let mut queue = Queue::new(&store, "killed-waiting");
+on_every_lease_store!(lockrun_is_killed_while_it_waits, |store| {
+    let holder = Holder::new(store, "killed-waiting");
+    let mut queue = Queue::new(store, "killed-waiting");
     queue.join(2);
     let guardian = guardian_of(&mut queue, 0);
     let waiter = queue.take(0);
@@ -84,88 +83,76 @@ fn lockrun_is_killed_while_it_waits() {
     eventually(LONG, "its place is free", || queue.length() == 1);
     holder.end();
     queue.end().in_order([1]);
-}
+});
 
 // The same, while a claim is on its way. It may arrive yet, so the next one goes on when that lease has run out.
-#[test]
-fn lockrun_is_killed_while_it_claims() {
-    let store = Store::redis();
+on_every_lease_store!(lockrun_is_killed_while_it_claims, |store| {
     let options = ["--ttl", "3s", "--store-timeout", "300ms"];
-    let Scene { mut queue, redis, guardian } = Scene::new(&store, "killed-claiming", &options);
+    let Scene { mut queue, server, guardian } = Scene::new(store, "killed-claiming", &options);
     send(queue.waiter(0).pid(), Signal::SIGKILL);
     eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
-    redis.resume();
+    server.resume();
     queue.kill(0);
     queue.end().in_order([1]);
-}
+});
 
 // "A wait that is cut short leaves the queue", also when it was the guardian that was killed.
-#[test]
-fn the_guardian_is_killed_while_it_waits() {
-    let store = Store::redis();
-    let holder = Holder::new(&store, "guardian-killed");
-    let mut queue = Queue::new(&store, "guardian-killed");
+on_every_lease_store!(the_guardian_is_killed_while_it_waits, |store| {
+    let holder = Holder::new(store, "guardian-killed");
+    let mut queue = Queue::new(store, "guardian-killed");
     queue.join(2);
     send(guardian_of(&mut queue, 0), Signal::SIGKILL);
     queue.take(0).wait().exited(125).said("guardian");
     eventually(LONG, "its place is free", || queue.length() == 1);
     holder.end();
     queue.end().in_order([1]);
-}
+});
 
 // The same, while a claim is on its way: that does not get the lock when it arrives.
-#[test]
-fn the_guardian_is_killed_while_it_claims() {
-    let store = Store::redis();
-    let Scene { mut queue, redis, guardian } = Scene::new(&store, "claimant-killed", &[]);
+on_every_lease_store!(the_guardian_is_killed_while_it_claims, |store| {
+    let Scene { mut queue, server, guardian } = Scene::new(store, "claimant-killed", &[]);
     send(guardian, Signal::SIGKILL);
     eventually(LONG, "the guardian is dead", || !is_alive(guardian));
-    redis.resume();
+    server.resume();
     queue.take(0).wait().exited(125).said("guardian");
     queue.end().in_order([1]);
-}
+});
 
 // "Nothing outlives lockrun", whatever was ignored when it started.
-#[test]
-fn a_guardian_that_ignores_signals_goes_with_lockrun() {
-    let store = Store::redis();
-    let holder = Holder::new(&store, "ignoring");
+on_every_lease_store!(a_guardian_that_ignores_signals_goes_with_lockrun, |store| {
+    let holder = Holder::new(store, "ignoring");
     let waiter =
-        Lockrun::new(&store).key("ignoring").arg("--wait").sh(":").in_shell("trap '' TERM; exec \"$@\"").spawn_alone();
-    let place = || store.as_redis().expect("a Redis").ask(&["ZCARD", "lockrun:{ignoring}:queue"]).number();
+        Lockrun::new(store).key("ignoring").arg("--wait").sh(":").in_shell("trap '' TERM; exec \"$@\"").spawn_alone();
+    let place = || store.server().waiting("ignoring").len();
     eventually(LONG, "it waits", || place() == 1);
     let guardian = children(waiter.pid())[0];
     waiter.signal(Signal::SIGKILL);
     eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
     assert_eq!(place(), 0);
     holder.end();
-}
+});
 
 // Nothing begins in the name of a run that is stopped, and what waits for its turn does not get it.
-#[test]
-fn nothing_begins_while_lockrun_is_stopped() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    redis.pause();
-    let mut run = Lockrun::new(&store).key("stopped").args(["--ttl", "60s"]).command(["echo", "begun"]).spawn();
+on_every_lease_store!(nothing_begins_while_lockrun_is_stopped, |store| {
+    let server = store.server();
+    server.pause();
+    let mut run = Lockrun::new(store).key("stopped").args(["--ttl", "60s"]).command(["echo", "begun"]).spawn();
     eventually(LONG, "it has a guardian", || children(run.pid()).len() == 1);
     stop(run.pid());
-    redis.resume();
-    eventually(LONG, "the lock is its own", || redis.keys().contains(&"lockrun:{stopped}:holders".to_owned()));
+    server.resume();
+    eventually(LONG, "the lock is its own", || is_held(store, "stopped"));
     // Others come and go meanwhile.
-    Lockrun::new(&store).key("another").command(["true"]).run().exited(0);
+    Lockrun::new(store).key("another").command(["true"]).run().exited(0);
     assert_eq!(run.stdout(), "");
     send(run.pid(), Signal::SIGCONT);
     run.wait_for_line("begun");
     run.wait().exited(0);
-}
+});
 
 // "Signals": those that end a wait do so through a guardian that is stopped, too.
-#[test]
-fn a_wait_whose_guardian_is_stopped_can_be_ended() {
-    let store = Store::redis();
-    let holder = Holder::new(&store, "stopped-guardian");
-    let mut queue = Queue::new(&store, "stopped-guardian");
+on_every_lease_store!(a_wait_whose_guardian_is_stopped_can_be_ended, |store| {
+    let holder = Holder::new(store, "stopped-guardian");
+    let mut queue = Queue::new(store, "stopped-guardian");
     queue.join(1);
     let guardian = guardian_of(&mut queue, 0);
     stop(guardian);
@@ -175,14 +162,12 @@ fn a_wait_whose_guardian_is_stopped_can_be_ended() {
     assert!(!is_alive(guardian), "the guardian is still there");
     assert_eq!(queue.length(), 0);
     holder.end();
-}
+});
 
 // "Only a claim that the server confirms starts COMMAND": one that comes too late is refused.
-#[test]
-fn a_claim_that_comes_too_late_is_refused() {
-    let store = Store::redis();
-    let holder = Holder::new(&store, "refused");
-    let mut queue = Queue::new(&store, "refused");
+on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
+    let holder = Holder::new(store, "refused");
+    let mut queue = Queue::new(store, "refused");
     let gate = TempDir::new().expect("a temporary directory");
     let opened = gate.path().join("opened");
     queue.join(1);
@@ -190,72 +175,63 @@ fn a_claim_that_comes_too_late_is_refused() {
     let late = guardian_of(&mut queue, 0);
     stop(late);
     holder.end();
-    eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
+    queue.have_begun(&["1"]);
     let asleep = queue.asleep();
     send(late, Signal::SIGCONT);
     eventually(LONG, "the first one waits again", || queue.asleep() > asleep);
     assert_eq!(queue.begun(), ["1"], "its command has not begun");
     std::fs::write(&opened, "").expect("the gate opens");
     queue.end().in_order([1, 0]);
-}
+});
 
 // "From COMMAND's first instruction no other run holds the same key": a lease that was over before COMMAND could begin is no
 // lease that was lost while it ran, whatever that would do to it.
-#[test]
-fn nothing_begins_when_the_lease_is_over() {
-    let store = Store::redis();
-    let Scene { mut queue, redis, guardian } = Scene::new(&store, "too-late", &["--ttl", "2s", "--on-lost", "warn"]);
+on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
+    let Scene { mut queue, server, guardian } = Scene::new(store, "too-late", &["--ttl", "2s", "--on-lost", "warn"]);
     stop(guardian);
-    redis.resume();
-    eventually(LONG, "the second one runs", || queue.begun() == ["1"]);
+    server.resume();
+    queue.have_begun(&["1"]);
     send(guardian, Signal::SIGCONT);
     queue.take(0).wait().exited(69).said("too little of its lease was left");
     queue.end().in_order([1]);
-}
+});
 
 // "If that fails, COMMAND's own status still counts": the release may take longer than what is left of the lease.
-#[test]
-fn a_command_that_has_ended_keeps_its_status_while_the_store_is_away() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
+on_every_lease_store!(a_command_that_has_ended_keeps_its_status_while_the_store_is_away, |store| {
+    let server = store.server();
     let directory = TempDir::new().expect("a temporary directory");
     let events = directory.path().join("events");
-    let mut run = Lockrun::new(&store)
+    let mut run = Lockrun::new(store)
         .key("slow-release")
         .args(["--ttl", "3s", "--kill-after", "200ms", "--store-timeout", "1500ms", "--events"])
         .arg(&events)
         .sh("echo ready; sleep 1.5")
         .spawn();
     run.wait_for_line("ready");
-    redis.pause();
+    server.pause();
     let finished = run.wait();
-    redis.resume();
+    server.resume();
     let told = std::fs::read_to_string(&events).expect("the events");
     assert_eq!(told.matches("\"event\":\"finished\"").count(), 1, "{told}");
     assert!(!told.contains("\"event\":\"killed\""), "{told}");
     finished.exited(0);
-}
+});
 
 // "126, 127: COMMAND cannot be executed, is not found", however long it takes to release the lock then.
-#[test]
-fn a_command_that_is_not_found_keeps_its_status_while_the_store_is_away() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(a_command_that_is_not_found_keeps_its_status_while_the_store_is_away, |store| {
+    let proxy = store.proxy();
     // It takes the lock, and what it says last is not heard for longer than the lease lasts.
     let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "1s", "--kill-after", "100ms"]);
     let call = call.args(["--renew-every", "200ms", "--store-timeout", "600ms"]).command(["/nonexistent/command"]);
     proxy.set(Mode::Delay(Duration::from_millis(500)));
     call.run().exited(127).said("there is no such program");
-}
+});
 
 // "Only a reply moves H, by its own request's `sent_at`": a claim that had to be made twice got its lease the first time. Here the
 // first answer is lost, the second one comes late, and then the network is cut.
-#[test]
-fn a_lease_begins_with_the_first_claim() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
+    let server = store.server();
+    let proxy = store.proxy();
     let records = memory::directory();
     let record = records.path().join("record");
     let options =
@@ -264,30 +240,30 @@ fn a_lease_begins_with_the_first_claim() {
         let call = Lockrun::at(url).key("claimed-twice").args(options);
         call.command(witness::command(&record, tag, &[])).spawn()
     };
-    let waiting = || redis.ask(&["ZCARD", "lockrun:{claimed-twice}:queue"]).number();
+    let waiting = || store.server().waiting("claimed-twice").len();
     // The server learns how a waiter claims.
-    let holder = Holder::new(&store, "claimed-twice");
-    let mut queue = Queue::new(&store, "claimed-twice");
+    let holder = Holder::new(store, "claimed-twice");
+    let mut queue = Queue::new(store, "claimed-twice");
     queue.join(1);
     holder.end();
     queue.end().in_order([0]);
-    let holder = Holder::new(&store, "claimed-twice");
+    let holder = Holder::new(store, "claimed-twice");
     let mut old = start(&proxy.url(), "old");
     eventually(LONG, "the first one waits", || waiting() == 1);
-    let mut next = start(&redis.url(), "next");
+    let mut next = start(&store.url(), "next");
     eventually(LONG, "the second one waits", || waiting() == 2);
     let guardian = children(old.pid())[0];
     stop(guardian);
-    let before = proxy.bytes();
+    let before = proxy.passed();
     holder.end();
-    eventually(LONG, "there is mail", || proxy.bytes() > before);
-    thread::sleep(Duration::from_millis(50));
+    eventually(LONG, "there is mail", || proxy.passed() > before);
     proxy.set(Mode::SwallowReplies);
     send(guardian, Signal::SIGCONT);
     eventually(LONG, "its claim has arrived", || waiting() == 1);
-    thread::sleep(Duration::from_millis(1200));
+    // Less than its time-out.
+    stays_true_for(Duration::from_millis(1200), "it has no answer", || old.stdout().is_empty());
     proxy.set(Mode::Pass);
-    redis.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+    server.hang_up();
     old.wait_for_line("ready");
     proxy.set(Mode::Swallow);
     next.wait_for_line("ready");
@@ -296,49 +272,44 @@ fn a_lease_begins_with_the_first_claim() {
     old.wait().exited(79).said("lost");
     let lives = witness::lives(&record);
     assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
-}
+});
 
 // lockrun does not listen to every renewal, and hears how all has ended when there were many.
-#[test]
-fn an_end_after_many_renewals_is_heard_of() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let call = Lockrun::new(&store).key("many-renewals").args(["--ttl", "1h", "--renew-every", "10ms"]);
+on_every_lease_store!(an_end_after_many_renewals_is_heard_of, |store| {
+    let server = store.server();
+    let call = Lockrun::new(store).key("many-renewals").args(["--ttl", "1h", "--renew-every", "10ms"]);
     let run = call.sh("read line || :; exit 7").with_open_input();
-    eventually(LONG, "the lease was renewed often", || redis.scripts_run() > 400);
+    eventually(LONG, "the lease was renewed often", || server.requests() > 400);
     run.finish().exited(7).silent();
-}
+});
 
 // "Nothing outlives lockrun's lease" where the guardian stands still as soon as the command has begun: also if that was late, because
 // the store took its time, and lockrun had just looked.
-#[test]
-fn a_guardian_stands_still_late_in_the_lease() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let proxy = Proxy::to(redis.port());
+on_every_lease_store!(a_guardian_stands_still_late_in_the_lease, |store| {
+    let proxy = store.proxy();
     let records = memory::directory();
     let record = records.path().join("record");
     let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5300ms", "--kill-after", "0"];
     let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
     proxy.set(Mode::Delay(Duration::from_millis(5200)));
     let old = call(&proxy.url(), "old").spawn();
-    let keys = || redis.keys().contains(&"lockrun:{late}:holders".to_owned());
+    let keys = || is_held(store, "late");
     eventually(LONG, "the lock is its own, and it does not know yet", keys);
-    let granted = Instant::now();
     let guardian = Pid::from_raw(children(old.pid())[0]);
     ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
-    thread::sleep(Duration::from_secs(5));
+    // A little less than the answer takes.
+    stays_true_for(Duration::from_secs(5), "it does not know yet", || old.stdout().is_empty());
     old.signal(Signal::SIGWINCH);
     while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
         ptrace::cont(guardian, None).expect("it goes on");
     }
     proxy.set(Mode::Pass);
-    thread::sleep(Duration::from_millis(6020).saturating_sub(granted.elapsed()));
-    let mut next = call(&redis.url(), "next").arg("--wait").spawn();
+    eventually(LONG, "the lease is over", || !is_held(store, "late"));
+    let mut next = call(&store.url(), "next").arg("--wait").spawn();
     waitpid(guardian, None).expect("lockrun has killed it");
     next.wait_for_line("ready");
     next.kill_everything();
     old.wait().exited(79);
     let lives = witness::lives(&record);
     assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
-}
+});

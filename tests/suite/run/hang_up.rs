@@ -3,16 +3,17 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::terminal::written;
 use crate::support::holder::is_free;
 use crate::support::processes::{is_alive, send, state};
 use crate::support::pty::Terminal;
+use crate::support::shell::written;
 use crate::support::store::on_every_store;
-use crate::support::{Holder, LONG, Lockrun, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
 /// Runs a shell script under the lock, by a lockrun that leads the session of a terminal.
 fn lead(store: &Store, options: &[&str], script: &str) -> Terminal {
@@ -67,9 +68,8 @@ on_every_store!(a_command_that_ignores_it_goes_on, |store| {
     let mut terminal = lead(store, &[], &script);
     let command = written(&id);
     terminal.hang_up();
-    // On purpose: so long nothing may happen.
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    assert!(is_alive(command) && !is_free(store, "hang-up"), "it goes on, and has the lock");
+    let goes_on = || is_alive(command) && !is_free(store, "hang-up");
+    stays_true_for(Duration::from_millis(300), "it goes on, and has the lock", goes_on);
     fs::write(&go, "").expect("our own directory");
     assert_eq!(terminal.wait().code(), Some(3));
     assert!(is_free(store, "hang-up"));
@@ -99,10 +99,8 @@ on_every_store!(it_ends_a_wait, |store| {
     terminal.wait_for(&format!("pid {}", holder.pid()));
     terminal.hang_up();
     died_of_hup(terminal.wait());
-    if let Some(redis) = store.as_redis() {
-        let place = redis.ask(&["ZCARD", "lockrun:{hang-up}:queue"]).number();
-        assert_eq!(place, 0, "it has left the queue");
-    }
+    let places = store.lease_server().map(|server| server.waiting("hang-up"));
+    assert_eq!(places.unwrap_or_default(), Vec::<String>::new(), "it has left the queue");
     holder.end();
     assert!(is_free(store, "hang-up"));
     assert!(!trace.exists(), "the command was started");

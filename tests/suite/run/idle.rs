@@ -1,8 +1,8 @@
 //! What lockrun costs while nothing happens: no processor time, and no page that would have to be read again.
 
 use crate::support::processes::{children, faults, processor_time};
-use crate::support::store::on_every_store;
-use crate::support::{Holder, Lockrun, Store};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{Holder, Lockrun};
 
 /// Of a hundred ticks: far less than what a loop that does not sleep gets on a busy machine.
 const FEW_TICKS: u64 = 5;
@@ -32,13 +32,11 @@ const FEW_FAULTS: u64 = 10;
 
 // "The command dies first", also when the disk hangs under memory pressure: what lockrun and its guardian need to go on they keep, and
 // do not read again at each renewal.
-#[test]
-fn a_renewal_touches_nothing_anew() {
-    let store = Store::redis();
-    let holder = Holder::with(&Lockrun::new(&store).key("idle").args(["--ttl", "1s"]), &[]);
+on_every_lease_store!(a_renewal_touches_nothing_anew, |store| {
+    let holder = Holder::with(&Lockrun::new(store).key("idle").args(["--ttl", "1s"]), &[]);
     let guardians = children(holder.pid());
     assert_eq!(guardians.len(), 1);
-    let second = || Lockrun::new(&store).key("a second").command(["sleep", "1"]).run().exited(0);
+    let second = || Lockrun::new(store).key("a second").command(["sleep", "1"]).run().exited(0);
     // The first renewals touch what the later ones need.
     second();
     let ours = || -> u64 { guardians.iter().copied().chain([holder.pid()]).map(faults).sum() };
@@ -47,4 +45,4 @@ fn a_renewal_touches_nothing_anew() {
     let after = ours();
     assert!(after < before + FEW_FAULTS, "{before} faults before, {after} after");
     holder.end();
-}
+});

@@ -1,7 +1,6 @@
 //! What the kernel does for lockrun while its processes cannot act, and how the process list tells one from the other.
 //! For runs all of whose processes are stopped see `faults` and `suspended`.
 
-use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -12,29 +11,28 @@ use crate::support::deadline::eventually_some;
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::{children, send, state};
-use crate::support::{LONG, Lockrun, Redis, Running, Store, eventually};
+use crate::support::store::on_every_lease_store;
+use crate::support::{LONG, Lockrun, Redis, Running, eventually, stays_true_for};
 
 // "`--on-lost warn`" and "`--ttl none`": no lease ends the command, so nothing ends its parent either, however long that stands still.
-#[test]
-fn a_guardian_that_ends_no_command_may_stand_still() {
-    let store = Store::redis();
+on_every_lease_store!(a_guardian_that_ends_no_command_may_stand_still, |store| {
     for options in [["--ttl=1s", "--on-lost=warn"], ["--ttl=none", "--on-lost=kill"]] {
         let mut run =
-            Lockrun::new(&store).key("patient").args(options).sh("echo ready; read line; exit 7").with_open_input();
+            Lockrun::new(store).key("patient").args(options).sh("echo ready; read line; exit 7").with_open_input();
         run.run.wait_for_line("ready");
         let ours = [children(run.run.pid())[0], run.run.pid()];
         for pid in ours {
             stop(pid);
         }
-        // On purpose: for longer than the lease.
-        thread::sleep(Duration::from_millis(1500));
-        assert_eq!(ours.map(state), [Some('T'); 2], "{options:?}");
+        // For longer than the lease.
+        let stand_still = || ours.map(state) == [Some('T'); 2];
+        stays_true_for(Duration::from_millis(1500), &format!("both are stopped: {options:?}"), stand_still);
         for pid in ours {
             send(pid, Signal::SIGCONT);
         }
         run.finish().exited(7);
     }
-}
+});
 
 // "A second process, the guardian": a search for lockrun's command line finds lockrun alone; no password is in the guardian's.
 #[test]
@@ -55,12 +53,10 @@ fn the_guardian_has_a_command_line_of_its_own() {
 
 // "Nothing outlives lockrun": a process that was about to become COMMAND may be stopped before its parent's death would end it. The
 // guardian waits for it and is killed, and the copies of the guardian's descriptors in that process must not hide this from lockrun.
-#[test]
-fn the_commands_process_is_stopped_before_it_begins() {
-    let store = Store::redis();
+on_every_lease_store!(the_commands_process_is_stopped_before_it_begins, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
-    let call = Lockrun::new(&store).key("unborn").args(["--ttl", "2s", "--kill-after", "100ms"]);
+    let call = Lockrun::new(store).key("unborn").args(["--ttl", "2s", "--kill-after", "100ms"]);
     // The first thing that it does is to lead a group of its own.
     let strace = "exec strace -f -qqq -o \"$TRACE\" -e trace=setpgid -e inject=setpgid:signal=SIGSTOP:when=1 \"$@\"";
     let run = call.sh("echo begun").env("TRACE", &trace).in_shell(strace).spawn_alone();
@@ -68,8 +64,8 @@ fn the_commands_process_is_stopped_before_it_begins() {
         std::fs::read_to_string(&trace).is_ok_and(|lines| lines.contains("stopped by SIGSTOP"))
     });
     run.wait().exited(79).printed("").said("lost");
-    assert!(is_free(&store, "unborn"));
-}
+    assert!(is_free(store, "unborn"));
+});
 
 /// The command line of this run's guardian, once its command runs.
 fn command_line_of_guardian(run: &Running) -> String {

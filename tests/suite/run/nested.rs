@@ -2,7 +2,7 @@
 
 use crate::support::hand::{acquire, is_held, release, token, until_waiting};
 use crate::support::lockrun::PROGRAM;
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, Lockrun, Store};
 
 /// The words of a run inside a command, for its shell; the store comes from `LOCKRUN_STORE`.
@@ -83,20 +83,18 @@ on_every_store!(all_slots_ones_own_are_refused, |store| {
 });
 
 // "Where this run is nested": every other wait asks for nothing more than before.
-#[test]
-fn only_a_nested_wait_asks_who_holds_the_lock() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let _holder = Holder::new(&store, "a");
+on_every_lease_store!(only_a_nested_wait_asks_who_holds_the_lock, |store| {
+    let server = store.server();
+    let _holder = Holder::new(store, "a");
     let asked = |call: Lockrun| {
-        let before = redis.scripts_run();
+        let before = server.requests();
         call.key("a").args(["--wait", "0.3"]).command(["echo", "ran"]).run().exited(75);
-        redis.scripts_run() - before
+        server.requests() - before
     };
-    let plain = asked(Lockrun::new(&store));
-    let nested = asked(Lockrun::new(&store).env("LOCKRUN_TOKEN", "somebody-elses"));
+    let plain = asked(Lockrun::new(store));
+    let nested = asked(Lockrun::new(store).env("LOCKRUN_TOKEN", "somebody-elses"));
     assert_eq!(nested, plain + 2, "a first try, and one question");
-}
+});
 
 // "LOCKRUN_TOKEN": a shell that has taken the lock by hand would wait for itself as well.
 on_every_store!(a_lock_by_hand_is_ones_own_too, |store| {

@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
-use crate::support::processes::{is_alive, send};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Running, Store, eventually};
+use crate::support::processes::{is_alive, send, state};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
 /// The process id that the command has written into this file.
 fn written(file: &std::path::Path) -> i32 {
@@ -162,8 +162,9 @@ fn noticed_late(store: &Store, limit: u64) -> bool {
     fs::write(&go, "").expect("our own directory");
     eventually(LONG, "the command has ended", || !is_alive(command));
     let in_time = before.elapsed() < limit;
-    // On purpose: who has to notice it stands still until the limit has passed.
-    std::thread::sleep(limit.saturating_sub(started.elapsed()));
+    // Who has to notice it stands still until the limit has passed.
+    let stands_still = || state(parent) == Some('T');
+    stays_true_for(limit.saturating_sub(started.elapsed()), "its parent is stopped", stands_still);
     send(parent, Signal::SIGCONT);
     let output = run.wait();
     if in_time {
@@ -173,17 +174,15 @@ fn noticed_late(store: &Store, limit: u64) -> bool {
 }
 
 // "`--on-lost kill|warn`: what a lost lease does to COMMAND."
-#[test]
-fn a_lost_lease_can_be_left_at_a_warning() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a server");
-    let call = Lockrun::new(&store).key("outliving").args(["--ttl", "2s", "--on-lost", "warn"]);
+on_every_lease_store!(a_lost_lease_can_be_left_at_a_warning, |store| {
+    let server = store.server();
+    let call = Lockrun::new(store).key("outliving").args(["--ttl", "2s", "--on-lost", "warn"]);
     let mut run = call.sh("trap 'echo asked' TERM; echo ready; read line || :; exit 6").with_open_input();
     run.run.wait_for_line("ready");
-    redis.ask(&["FLUSHALL"]);
+    server.forget_everything();
     run.run.wait_for_stderr("lost");
     run.finish().exited(6).printed("ready\n").said("lost");
-}
+});
 
 // "The file store needs no guardian, and must not pay for one": one process besides the command.
 #[test]

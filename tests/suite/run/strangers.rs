@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use crate::support::deadline::eventually_some;
 use crate::support::holder::is_free;
 use crate::support::processes::{children, is_alive, send};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Running, Store, eventually};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, Running, eventually};
 
 /// Executes this call in a shell that has a child already; gives the child's id too.
 fn with_a_child(call: &Lockrun, directory: &Path) -> (Running, i32) {
@@ -103,13 +103,11 @@ on_every_store!(what_they_leave_behind_is_spared, |store| {
 });
 
 // "If the guardian is killed, lockrun kills the command's processes": those, and none that others have left to it.
-#[test]
-fn what_they_leave_behind_outlives_the_guardian() {
-    let store = Store::redis();
+on_every_lease_store!(what_they_leave_behind_outlives_the_guardian, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("daemon");
     let script = format!("setsid sh -c 'echo $$ >{}; exec sleep 600' & exec sleep 600", id.display());
-    let (mut run, late) = with_a_late_child(&Lockrun::new(&store).key("before"), &script, directory.path());
+    let (mut run, late) = with_a_late_child(&Lockrun::new(store).key("before"), &script, directory.path());
     let daemon = eventually_some(LONG, "the command has left a daemon", || {
         fs::read_to_string(&id).ok()?.strip_suffix('\n')?.parse().ok()
     });
@@ -121,4 +119,4 @@ fn what_they_leave_behind_outlives_the_guardian() {
     assert!(is_alive(late), "a process was ended that is none of lockrun's");
     assert!(!is_alive(daemon), "the command's daemon was left");
     run.wait().exited(125);
-}
+});

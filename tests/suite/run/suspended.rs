@@ -5,11 +5,11 @@ use std::fs;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::terminal::{PROMPT, enter, shell, written};
 use crate::support::holder::is_free;
 use crate::support::processes::{children, send, state};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Store, eventually, witness};
+use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, eventually};
 
 // "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later,
 // as sudo and top do.
@@ -87,37 +87,15 @@ on_every_store!(a_stop_that_is_over, |store| {
 
 // "It holds under STOP of lockrun", also on a terminal, where the command shares lockrun's process group: with lockrun and its
 // guardian stopped, the command and all that it has started are dead before the next run begins.
-#[test]
-fn lockrun_and_its_guardian_are_stopped() {
-    let store = Store::redis();
-    let directory = TempDir::new().expect("a temporary directory");
-    let record = directory.path().join("record");
-    let mut terminal = shell(&store);
-    let words = witness::command(&record, "old", &["fork", "setsid"]);
-    let script = directory.path().join("witness.py");
-    fs::write(&script, &words[2]).expect("the script is written");
-    let (python, script, arguments) = (&words[0], script.display(), words[3..].join(" "));
-    enter(&mut terminal, &format!("lockrun -k tty --ttl 3s --kill-after 500ms {python} {script} {arguments}"));
-    terminal.wait_for("ready");
-    let next = Lockrun::new(&store).key("tty").args(["--wait", "-v"]);
-    let mut next = next.command(witness::command(&record, "next", &[])).spawn();
-    next.wait_for_stderr("waiting");
-    let lockrun = terminal.foreground().as_raw();
-    let guardian = children(lockrun)[0];
-    for pid in [guardian, lockrun] {
+on_every_lease_store!(lockrun_and_its_guardian_are_stopped, |store| {
+    let mut scene = OldAndNext::new(store, &["fork", "setsid"]);
+    let lockrun = scene.terminal.foreground().as_raw();
+    for pid in [children(lockrun)[0], lockrun] {
         send(pid, Signal::SIGSTOP);
         eventually(LONG, "it stands still", || state(pid) == Some('T'));
     }
-    next.wait_for_line("ready");
-    eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
-    // For as long as it takes the next one to stamp a hundred milliseconds more, the old one could, too.
-    let last_stamp = || witness::lives(&record)[1].last;
-    let until = last_stamp() + 100_000_000;
-    eventually(LONG, "the next one stamps on", || last_stamp() >= until);
-    next.kill_everything();
-    let lives = witness::lives(&record);
-    assert_eq!(lives[0].processes, 3);
-    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
-    enter(&mut terminal, "fg; echo status $?");
-    terminal.wait_for("status");
-}
+    scene.next.wait_for_line("ready");
+    scene.the_old_one_was_dead(3);
+    enter(&mut scene.terminal, "fg; echo status $?");
+    scene.terminal.wait_for("status");
+});

@@ -1,38 +1,17 @@
 //! A run in front of somebody: control keys, job control, the foreground.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
-use crate::support::processes::{find_program, is_alive, send, state};
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::processes::{is_alive, send, state};
+use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Store, eventually, witness};
-
-pub(crate) const PROMPT: &str = "prompt$ ";
-
-/// An interactive shell on a terminal, as a person has one. `lockrun` is an alias of it.
-pub(crate) fn shell(store: &Store) -> Terminal {
-    let mut command = Command::new(find_program("bash"));
-    command.args(["--norc", "--noprofile", "--noediting", "-i"]);
-    let url = store.url();
-    let env = [("PS1", PROMPT), ("LOCKRUN_STORE", url.as_str()), ("HISTFILE", "/dev/null")];
-    let mut terminal = Terminal::start(command, &env);
-    terminal.wait_for(PROMPT);
-    let program = crate::support::lockrun::PROGRAM;
-    enter(&mut terminal, &format!("stty -echo; alias lockrun={program}"));
-    terminal.wait_for(PROMPT);
-    terminal
-}
-
-pub(crate) fn enter(terminal: &mut Terminal, line: &str) {
-    terminal.type_keys(&format!("{line}\r"));
-}
+use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, eventually};
 
 /// Waits until the leader of the foreground's group is this program, and is not stopped.
 #[track_caller]
@@ -132,39 +111,16 @@ on_every_store!(a_run_can_be_suspended_and_resumed, |store| {
 });
 
 // "A run that is suspended past its lease is ended", before the lock passes on.
-#[test]
-fn a_run_suspended_past_its_lease_is_dead() {
-    let store = Store::redis();
-    let directory = TempDir::new().expect("a temporary directory");
-    let record = directory.path().join("record");
-    let mut terminal = shell(&store);
-    let words = witness::command(&record, "old", &[]);
-    let script = directory.path().join("witness.py");
-    std::fs::write(&script, &words[2]).expect("the script is written");
-    let (python, script) = (&words[0], script.display());
-    enter(
-        &mut terminal,
-        &format!("lockrun -k tty --ttl 3s --kill-after 500ms {python} {script} {} old", record.display()),
-    );
-    terminal.wait_for("ready");
-    let next = Lockrun::new(&store).key("tty").args(["--wait", "-v"]);
-    let mut next = next.command(witness::command(&record, "next", &[])).spawn();
-    next.wait_for_stderr("waiting");
-    terminal.type_keys("\x1a");
-    terminal.wait_for("Stopped");
-    next.wait_for_line("ready");
+on_every_lease_store!(a_run_suspended_past_its_lease_is_dead, |store| {
+    let mut scene = OldAndNext::new(store, &[]);
+    scene.terminal.type_keys("\x1a");
+    scene.terminal.wait_for("Stopped");
+    scene.next.wait_for_line("ready");
     // A CONT now finds nothing that could stamp on.
-    enter(&mut terminal, "fg");
-    eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
-    terminal.wait_for(PROMPT);
-    // For as long as it takes the next one to stamp a hundred milliseconds more, the old one could, too.
-    let last_stamp = || witness::lives(&record)[1].last;
-    let until = last_stamp() + 100_000_000;
-    eventually(LONG, "the next one stamps on", || last_stamp() >= until);
-    next.kill_everything();
-    let lives = witness::lives(&record);
-    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
-}
+    enter(&mut scene.terminal, "fg");
+    scene.terminal.wait_for(PROMPT);
+    scene.the_old_one_was_dead(1);
+});
 
 // "It shares lockrun's group like any job of a shell, so that pipelines keep working and nobody steals the foreground."
 on_every_store!(a_pager_reads_the_keyboard, |store| {
@@ -213,15 +169,13 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
 });
 
 // "A signal ends a wait", and the wait for an answer too: Ctrl-C while the lock is on its way.
-#[test]
-fn an_interrupt_ends_an_attempt() {
-    let store = Store::redis();
-    let proxy = Proxy::to(store.as_redis().expect("a server").port());
+on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
+    let proxy = store.proxy();
     // Long enough for somebody to press a key, and within the time that a request may take.
     proxy.set(Mode::Delay(Duration::from_secs(3)));
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
-    let mut terminal = shell(&store);
+    let mut terminal = shell(store);
     enter(&mut terminal, &format!("lockrun --store {} -k tty touch {}", proxy.url(), trace.display()));
     eventually(LONG, "the request is on its way", || proxy.flights() > 0);
     terminal.type_keys("\x03");
@@ -229,19 +183,8 @@ fn an_interrupt_ends_an_attempt() {
     enter(&mut terminal, "echo status $?");
     terminal.wait_for("status 130");
     assert!(!trace.exists(), "the command was started");
-    assert!(is_free(&store, "tty"));
-}
-
-/// The process id that the command has written into this file.
-pub(crate) fn written(file: &Path) -> i32 {
-    let mut pid = None;
-    eventually(LONG, "the command has written its id", || {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        pid = text.strip_suffix('\n').and_then(|text| text.parse().ok());
-        pid.is_some()
-    });
-    pid.expect("just found")
-}
+    assert!(is_free(store, "tty"));
+});
 
 // "Ctrl-Z stops both": but somebody who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it ends.
 on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {

@@ -11,6 +11,7 @@ use crate::support::holder::is_free;
 use crate::support::namespace::{with_mounts, with_pids_of_its_own};
 use crate::support::processes::{holds_lock_on, need_root, send};
 use crate::support::pty::Terminal;
+use crate::support::store::on_every_lease_store;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Store};
 
@@ -32,25 +33,19 @@ fn is_refused(call: &Lockrun, places: &[String]) {
 }
 
 // "It needs a /proc of its own PID namespace on a lease store, and refuses to run where there is none."
-#[test]
-fn a_run_under_a_lease_is_refused() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let connections = || {
-        let statistics = redis.ask(&["INFO", "stats"]);
-        let count = statistics.text().lines().find_map(|line| line.strip_prefix("total_connections_received:"));
-        count.and_then(|count| count.parse::<u64>().ok()).expect("a count")
-    };
-    let before = connections();
+on_every_lease_store!(a_run_under_a_lease_is_refused, |store| {
+    let proxy = store.proxy();
+    let call = || Lockrun::at(&proxy.url()).key("proc");
     need_root("have a PID namespace for children alone");
     let [without, outside] = places();
     let places = [without, outside, BETWEEN.to_owned()];
-    is_refused(&Lockrun::new(&store).key("proc"), &places);
-    is_refused(&Lockrun::new(&store).key("proc").args(["--wait", "--ttl", "none"]), &places);
-    is_refused(&Lockrun::other("reserve", &store).key("proc").args(["--from", "1"]), &places);
-    assert_eq!(connections(), before + 1, "the store was asked, by others than this test");
-    assert!(is_free(&store, "proc"));
-}
+    is_refused(&call(), &places);
+    is_refused(&call().args(["--wait", "--ttl", "none"]), &places);
+    let reserve = Lockrun::bare().args(["reserve", "--store", &proxy.url(), "--from", "1"]);
+    is_refused(&reserve.key("proc"), &places);
+    assert_eq!(proxy.connections(), 0, "the store was asked");
+    assert!(is_free(store, "proc"));
+});
 
 // "On the file store the kernel's lock passes to the command": nothing has to be found for that.
 #[test]

@@ -7,12 +7,12 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::calm::in_time;
+use crate::support::hand::holders;
 use crate::support::queue::now;
-use crate::support::resp::Reply;
 use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Queue, Redis, Store, eventually, processes};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, Queue, Store, eventually, processes};
 
 /// How long a slot may stand unused because somebody to whom it was granted does not claim it.
 const UNCLAIMED: Duration = Duration::from_secs(2);
@@ -26,16 +26,6 @@ fn call(store: &Store, slots: &str) -> Lockrun {
 
 fn take(call: &Lockrun, count: usize) -> Vec<Slot> {
     (0..count).map(|_| Slot::take(call)).collect()
-}
-
-/// Stops waiters while they sleep at the server, and returns when they do stand still.
-fn stop(queue: &mut Queue<'_>, numbers: &[usize]) {
-    queue.settles();
-    for number in numbers {
-        let waiter = queue.waiter(*number);
-        waiter.signal(Signal::SIGSTOP);
-        eventually(LONG, "the waiter stands still", || processes::state(waiter.pid()) == Some('T'));
-    }
 }
 
 /// A gate through which commands pass when it is open.
@@ -72,7 +62,7 @@ on_every_store!(slots_that_come_free_at_once_go_to_several, |store| {
     let limit = Duration::from_secs(if store.has_leases() { 3 } else { 0 }) + ALLOWANCE;
     for number in 0..4 {
         let took = record.run(number).began.saturating_sub(killed_at);
-        assert!(took <= limit, "{number} has waited for {took:?}");
+        in_time(took, limit, &format!("{number} has waited"));
     }
 });
 
@@ -90,18 +80,16 @@ on_every_store!(waiters_that_were_killed_are_skipped, |store| {
     queue.nothing_is_left();
     for number in [1, 4, 5] {
         let took = record.run(number).began.saturating_sub(freed_at);
-        assert!(took <= UNCLAIMED + ALLOWANCE, "{number} has waited for {took:?}");
+        in_time(took, UNCLAIMED + ALLOWANCE, &format!("{number} has waited"));
     }
 });
 
 // "2 s for a grant nobody claims": waiters that die after slots were granted to them and before they claim them.
-#[test]
-fn waiters_die_with_slots_granted() {
-    let store = Store::redis();
-    let held = take(&call(&store, "3"), 3);
-    let mut queue = Queue::new(&store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
+on_every_lease_store!(waiters_die_with_slots_granted, |store| {
+    let held = take(&call(store, "3"), 3);
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
     queue.join(7);
-    stop(&mut queue, &[0, 1]);
+    queue.stop([0, 1]);
     let freed_at = now();
     held.into_iter().for_each(Slot::end);
     queue.kill(0);
@@ -110,89 +98,53 @@ fn waiters_die_with_slots_granted() {
     queue.nothing_is_left();
     for number in [2, 3, 4] {
         let took = record.run(number).began.saturating_sub(freed_at);
-        assert!(took <= UNCLAIMED + ALLOWANCE, "{number} has waited for {took:?}");
+        in_time(took, UNCLAIMED + ALLOWANCE, &format!("{number} has waited"));
     }
-}
+});
 
 // "Each has a slot number that no other holder has": also one that stood still while a slot was granted to it, which has
 // passed on by the time it goes on.
-#[test]
-fn a_slot_that_was_not_claimed_is_not_had_later() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let mut held = take(&call(&store, "2"), 2);
+on_every_lease_store!(a_slot_that_was_not_claimed_is_not_had_later, |store| {
+    let mut held = take(&call(store, "2"), 2);
     let gate = Gate::new();
-    let mut queue = Queue::new(&store, "faults").with(&["--slots", "2"]).doing(&gate.tell_and_wait());
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "2"]).doing(&gate.tell_and_wait());
     queue.join(2);
-    stop(&mut queue, &[0]);
+    queue.stop([0]);
     held.remove(0).end();
-    eventually(LONG, "the second one has the slot", || queue.begun() == ["1"]);
+    queue.have_begun(&["1"]);
     held.remove(0).end();
-    eventually(LONG, "the other slot stands unused", || {
-        redis.ask(&["ZCARD", "lockrun:{faults}:holders"]).number() == 1
-    });
+    eventually(LONG, "the other slot stands unused", || holders(store, "faults") == 1);
     queue.signal_all(Signal::SIGCONT);
     eventually(LONG, "the first one has a slot, too", || queue.begun().len() == 2);
     gate.open();
     let record = SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
     assert_eq!((record.run(1).slot, record.run(0).slot), (0, 1));
     queue.nothing_is_left();
-}
-
-// "In turn": a slot whose holder died is the first waiter's; one that comes later and finds it passes it on.
-#[test]
-fn a_newcomer_passes_on_the_slot_of_the_dead() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let holder = Slot::take(&call(&store, "2"));
-    let proxy = Proxy::to(redis.port());
-    let dead = Slot::take(&Lockrun::at(&proxy.url()).key("faults").args(["--slots", "2", "--ttl", "1s"]));
-    let mut queue = Queue::new(&store, "faults").with(&["--slots", "2"]).doing(TELL);
-    queue.join(2);
-    // So that they do not see it by themselves.
-    stop(&mut queue, &[0, 1]);
-    // One of its processes may see another one die, and release the slot before it dies itself.
-    proxy.set(Mode::Swallow);
-    dead.kill();
-    eventually(LONG, "the lease has run out", || {
-        let now = format!("({}", redis.ask(&["TIME"]).list()[0].number() * 1000);
-        redis.ask(&["ZCOUNT", "lockrun:{faults}:holders", &now, "+inf"]).number() == 1
-    });
-    let first = redis.ask(&["ZRANGE", "lockrun:{faults}:queue", "0", "0"]).list()[0].text().to_owned();
-    call(&store, "2").sh(":").run().exited(75);
-    let granted = redis.ask(&["ZSCORE", "lockrun:{faults}:holders", &first]);
-    assert!(matches!(granted, Reply::Text(_)), "the slot stays unused: {granted:?}");
-    queue.signal_all(Signal::SIGCONT);
-    SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
-    holder.end();
-    queue.nothing_is_left();
-}
+});
 
 // "A store restarted with its data": holders keep their slots, waiters their places.
-#[test]
-fn the_server_restarts() {
-    let store = Store::Redis(Redis::durable());
-    let redis = store.as_redis().expect("a Redis");
-    let call = call(&store, "3");
+on_every_lease_store!(the_server_restarts, |store| {
+    let server = store.server();
+    let call = call(store, "3");
     let mut held = take(&call, 3);
     let gate = Gate::new();
-    let mut queue = Queue::new(&store, "faults").with(&["--slots", "3"]).doing(&gate.tell_and_wait());
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&gate.tell_and_wait());
     queue.join(2);
     queue.settles();
-    redis.kill();
-    redis.start_again();
+    server.kill();
+    server.start_again();
     queue.settles();
     call.clone().sh(":").run().exited(75);
     held.remove(1).end();
-    eventually(LONG, "the first waiter runs", || queue.begun() == ["0"]);
+    queue.have_begun(&["0"]);
     held.remove(1).end();
-    eventually(LONG, "the second one runs", || queue.begun() == ["0", "1"]);
+    queue.have_begun(&["0", "1"]);
     gate.open();
     let record = SharedRecord::read(&queue.all_end(), 3).in_any_order(0..2);
     assert_eq!((record.run(0).slot, record.run(1).slot), (1, 2));
     held.remove(0).end();
     queue.nothing_is_left();
-}
+});
 
 // "On the file store the kernel's lock passes to the command, so it stays held for as long as the command lives", each slot by
 // its own command.

@@ -1,16 +1,15 @@
 //! Runs that let a different number hold the same lock at once: safe, in turn, and nobody is stuck.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::support::monitor::Monitor;
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::calm::{in_time, stays_in_time_for};
+use crate::support::proxy::Mode;
 use crate::support::queue::{now, read_time};
 use crate::support::slots::{SharedRecord, Slot, TELL};
-use crate::support::store::on_every_store;
-use crate::support::{LONG, Lockrun, Queue, Store, eventually, processes};
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, Queue, Store, eventually};
 
 /// How long a slot may stand unused because those whose turn it is have fallen silent.
 const UNUSED: Duration = Duration::from_secs(2);
@@ -75,7 +74,7 @@ on_every_store!(the_first_waiter_is_not_overtaken, |store| {
     // Both are woken at once, for there is room for the second one, too; who is not woken looks only after seconds.
     let second = written.lines().find_map(|line| line.strip_prefix("in 1 ")).expect("it has run");
     let took = read_time(second).saturating_sub(freed_at);
-    assert!(took <= Duration::from_secs(3), "the second one has waited for {took:?}");
+    in_time(took, Duration::from_secs(3), "the second one has waited");
 });
 
 // "A wait that is cut short leaves the queue", and those behind it, who wanted less, do not wait any longer.
@@ -95,7 +94,7 @@ on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
         // Nobody is told that one was killed; those behind it find that out.
         let limit = if signal == Signal::SIGKILL && store.has_leases() { UNUSED } else { Duration::ZERO } + ALLOWANCE;
         let took = record.run(1).began.saturating_sub(gone_at);
-        assert!(took <= limit, "stuck for {took:?} after {signal}");
+        in_time(took, limit, &format!("stuck after {signal}"));
         holder.end();
     }
 });
@@ -111,17 +110,17 @@ on_every_store!(those_behind_go_on_when_a_wait_runs_out, |store| {
     let gone_at = now();
     waiter.wait().exited(0).printed("slot 1\n");
     let took = now().saturating_sub(gone_at);
-    assert!(took <= ALLOWANCE, "stuck for {took:?}");
+    in_time(took, ALLOWANCE, "stuck");
     holder.end();
 });
 
 /// Lets waiters stand behind a holder, `alone` of them that want to be alone and then some that do not, and does something by which
 /// the first `silent` of them fall silent: the next one is kept from its slot for 2 s at most.
 #[track_caller]
-fn the_next_one_runs_when(alone: usize, silent: usize, fall_silent: impl FnOnce(&mut Queue<'_>)) {
-    let store = Store::redis();
-    let holder = Slot::take(&call(&store, "3"));
-    let mut queue = Queue::new(&store, "mixed");
+fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silent: impl FnOnce(&mut Queue<'_>)) {
+    let store = &store.another();
+    let holder = Slot::take(&call(store, "3"));
+    let mut queue = Queue::new(store, "mixed");
     queue.join(alone);
     let mut queue = queue.with(&["--slots", "3"]).doing(TELL);
     queue.join(silent + 2 - alone);
@@ -131,73 +130,53 @@ fn the_next_one_runs_when(alone: usize, silent: usize, fall_silent: impl FnOnce(
     let next = silent.to_string();
     eventually(LONG, "the next one runs", || queue.begun().contains(&next));
     let took = now().saturating_sub(silent_at);
-    assert!(took <= UNUSED + ALLOWANCE, "stuck for {took:?} behind {silent}");
+    in_time(took, UNUSED + ALLOWANCE, &format!("stuck behind {silent}"));
     queue.signal_all(Signal::SIGCONT);
     holder.end();
     drop(queue.all_end());
 }
 
-/// Stops the first waiters; the server goes on to hand them mail.
-fn stop(queue: &mut Queue<'_>, count: usize) {
-    for number in 0..count {
-        let waiter = queue.waiter(number);
-        waiter.signal(Signal::SIGSTOP);
-        eventually(LONG, "the waiter stands still", || processes::state(waiter.pid()) == Some('T'));
-    }
-}
-
 // "A waiter that died, wherever in the queue, keeps the others from a slot that is free for 2 s at most; so does one that is
 // stopped": several of them together, and also the one that would have found them out.
-#[test]
-fn those_behind_go_on_when_the_first_ones_stand_still() {
+on_every_lease_store!(those_behind_go_on_when_the_first_ones_stand_still, |store| {
     for (alone, silent) in [(1, 1), (4, 4), (1, 2)] {
-        the_next_one_runs_when(alone, silent, |queue| stop(queue, silent));
+        the_next_one_runs_when(store, alone, silent, |queue| queue.stop(0..silent));
     }
-}
+});
 
 // The same when they are killed.
-#[test]
-fn those_behind_go_on_when_the_first_ones_are_killed() {
+on_every_lease_store!(those_behind_go_on_when_the_first_ones_are_killed, |store| {
     for (alone, silent) in [(4, 4), (1, 2)] {
-        the_next_one_runs_when(alone, silent, |queue| (0..silent).for_each(|number| queue.kill(number)));
+        the_next_one_runs_when(store, alone, silent, |queue| (0..silent).for_each(|number| queue.kill(number)));
     }
-}
+});
 
-// "In turn": one that wants to be alone, and lives, keeps its place for as long as it has to wait; what that costs does not grow
-// with the number of waiters.
-#[test]
-fn one_that_lives_is_not_passed_by() {
-    let store = Store::redis();
-    let redis = store.as_redis().expect("a Redis");
-    let call = call(&store, "3").args(["--ttl", "10m"]);
-    let holder = Slot::take(&call);
-    let mut queue = Queue::new(&store, "mixed").with(&["--ttl", "10m"]);
+/// One that wants to be alone waits behind a holder, and behind it twelve that do not.
+fn twelve_behind_one_that_lives(store: &Store) -> (Slot, Queue<'_>) {
+    let holder = Slot::take(&call(store, "3").args(["--ttl", "10m"]));
+    let mut queue = Queue::new(store, "mixed").with(&["--ttl", "10m"]);
     queue.join(1);
     let mut queue = queue.with(&["--slots", "3"]).doing(TELL);
     queue.join(12);
     queue.settles();
-    let (started, monitor) = (Instant::now(), Monitor::of(redis));
-    // On purpose: what is sent while nothing happens is what is measured.
-    thread::sleep(Duration::from_secs(10));
-    let counts = monitor.counts(redis);
-    let beats = usize::try_from(started.elapsed().as_millis() / 800).expect("a short time") + 1;
-    let sent: usize = counts.values().sum();
-    // The first one and four that watch it, two commands each; and the few of those that only wait.
-    let limit = 2 * (1 + 4 + 1) * beats + 13 * 10 / 2;
-    assert!(sent <= limit, "{sent} commands in {beats} beats: {counts:?}");
-    assert!(queue.begun().is_empty(), "the first one was passed by");
+    (holder, queue)
+}
+
+// "In turn": one that wants to be alone, and lives, keeps its place for as long as it has to wait.
+on_every_lease_store!(one_that_lives_is_not_passed_by, |store| {
+    let (holder, mut queue) = twelve_behind_one_that_lives(store);
+    // One that has got no processor for half a second is taken for one that is stopped.
+    stays_in_time_for(Duration::from_secs(10), "the first one is not passed by", || queue.begun().is_empty());
     holder.end();
     drop(queue.all_end());
-}
+});
 
 // "Up to N runs hold the lock at once": one that wants to be alone is so when it claims the lock, however late that is, though the next
 // one, which does not, could have it at the same time.
-#[test]
-fn one_that_wants_to_be_alone_claims_before_the_next_one() {
-    let store = Store::redis();
-    let proxy = Proxy::to(store.as_redis().expect("a Redis").port());
-    let holder = Slot::take(&call(&store, "3"));
-    let mut queue = Queue::through(&proxy.url(), &store, "mixed");
+on_every_lease_store!(one_that_wants_to_be_alone_claims_before_the_next_one, |store| {
+    let proxy = store.proxy();
+    let holder = Slot::take(&call(store, "3"));
+    let mut queue = Queue::through(&proxy.url(), store, "mixed");
     queue.join_to("echo \"slot $tag 0 $LOCKRUN_FENCE\" >>\"$file\"");
     let mut queue = queue.by(&store.url()).with(&["--slots", "3"]).doing(TELL);
     queue.join(1);
@@ -211,4 +190,4 @@ fn one_that_wants_to_be_alone_claims_before_the_next_one() {
         line.rsplit(' ').next().and_then(|fence| fence.parse::<u64>().ok()).expect("a fence")
     };
     assert!(fence(0) < fence(1), "the second one was first: {ran}");
-}
+});

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use crate::support::hand::{acquire, break_lock, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
-use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually};
+use crate::support::sequence::{Reserver, reserve};
+use crate::support::store::on_redis;
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Output, Redis, Store, eventually, redis_keys};
 
 fn server(store: &Store) -> &Redis {
     store.as_redis().expect("a server")
@@ -36,7 +38,7 @@ fn a_holder_whose_particulars_are_lost() {
     for damage in DAMAGES {
         let store = Store::redis();
         let its = token(&store, "lost", &["--ttl", "none"]);
-        damage(server(&store), "lockrun:{lost}:info");
+        damage(server(&store), &redis_keys::info("lost"));
         for options in [&[][..], &["--wait"], &["--slots", "2"], &["--skip"]] {
             let call = Lockrun::new(&store).key("lost").args(options).command(["echo", "ran"]);
             call.run().exited(69).printed("").said("nothing is known of a holder").said("lockrun break");
@@ -67,9 +69,9 @@ fn a_run_whose_particulars_are_lost() {
         let store = Store::redis();
         let call = Lockrun::new(&store).key("run").args(["--ttl", "1h", "--renew-every", "100ms"]);
         let holder = Holder::with(&call, &[]);
-        damage(server(&store), "lockrun:{run}:info");
-        let before = server(&store).scripts_run();
-        eventually(LONG, "it is renewed", || server(&store).scripts_run() >= before + 3);
+        damage(server(&store), &redis_keys::info("run"));
+        let before = server(&store).requests();
+        eventually(LONG, "it is renewed", || server(&store).requests() >= before + 3);
         acquire(&store, "run", &[]).run().exited(69).said("lockrun break");
         holder.end().silent();
         assert!(is_free(&store, "run"));
@@ -83,7 +85,7 @@ fn a_run_whose_particulars_are_lost_is_broken() {
     let store = Store::redis();
     let call = Lockrun::new(&store).key("broken").args(["--ttl", "1h", "--renew-every", "1s"]);
     let run = Holder::with(&call, &[]);
-    server(&store).ask(&["DEL", "lockrun:{broken}:info"]);
+    server(&store).ask(&["DEL", &redis_keys::info("broken")]);
     break_lock(&store, "broken", &[])
         .exited(0)
         .said("was taken from")
@@ -98,7 +100,7 @@ fn a_run_whose_particulars_are_lost_is_broken() {
 fn particulars_that_are_lost_come_back() {
     let store = Store::redis();
     let its = token(&store, "again", &["--ttl", "none"]);
-    server(&store).ask(&["DEL", "lockrun:{again}:info"]);
+    server(&store).ask(&["DEL", &redis_keys::info("again")]);
     token(&store, "again", &["--ttl", "none", "--token", &its]);
     acquire(&store, "again", &[]).run().exited(75).said("is held by");
     release(&store, "again", &its).exited(0).silent();
@@ -121,7 +123,7 @@ fn a_key_of_another_type_spoils_no_other() {
     for (name, what) in [("holders", "WRONGTYPE"), ("last", "WRONGTYPE"), ("sequence", "WRONGTYPE"), ("fence", "")] {
         let store = used(&["a", "b", "c", "d"]);
         for key in ["a", "c"] {
-            let spoiled = format!("lockrun:{{{key}}}:{name}");
+            let spoiled = redis_keys::part(key, name);
             server(&store).ask(&["DEL", &spoiled]);
             if what.is_empty() {
                 server(&store).ask(&["SET", &spoiled, "no number"]);
@@ -176,7 +178,7 @@ fn a_last_run_that_cannot_be() {
         json!("x"),
     ] {
         let store = used(&["k", "z"]);
-        let name = "lockrun:{k}:last";
+        let name = &redis_keys::last("k");
         server(&store).ask(&["SET", name, &last.to_string()]);
         for words in
             [&["status"][..], &["status", "--json"], &["status", "--key", "k"], &["status", "--key", "k", "--json"]]
@@ -208,7 +210,7 @@ fn next_fence(store: &Store, options: &[&str]) -> u64 {
 #[test]
 fn a_fence_beyond_what_lua_can_count() {
     let store = Store::redis();
-    let set = |fence: u64| server(&store).ask(&["SET", "lockrun:{fence}:fence", &fence.to_string()]);
+    let set = |fence: u64| server(&store).ask(&["SET", &redis_keys::fence("fence"), &fence.to_string()]);
     for start in [999_999_999_999_999, 9_007_199_254_740_991, 9_007_199_254_740_993, 1_999_999_999_999_999_999] {
         set(start);
         assert_eq!(next_fence(&store, &[]), start + 1);
@@ -238,8 +240,34 @@ fn a_fence_beyond_what_lua_can_count() {
 #[test]
 fn a_fence_ahead_of_the_clock_is_not_forgotten() {
     let store = Store::redis();
-    server(&store).ask(&["SET", "lockrun:{fence}:fence", "9007199254740993"]);
+    server(&store).ask(&["SET", &redis_keys::fence("fence"), "9007199254740993"]);
     assert_eq!(next_fence(&store, &[]), 9_007_199_254_740_994);
     other(&store, &["prune", "--older-than", "0"]).exited(0).printed("").silent();
     assert_eq!(next_fence(&store, &[]), 9_007_199_254_740_995);
 }
+
+// "What comes out of a store was written by another machine: control characters are escaped before a terminal sees them."
+on_redis!(hostile_values_are_escaped, |store, redis| {
+    let hostile = "\x1b[31m\u{202e}x\nlockrun: all is well";
+    let _run = Reserver::begin(&reserve(store, "\u{202e}held").args(["--next", "echo"]));
+    redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", hostile]);
+    let harmless = |text: &str| {
+        assert!(!text.contains(['\x1b', '\u{202e}']) && !text.contains("\nlockrun: all is well"), "{text:?}");
+    };
+    for words in [&["status"][..], &["status", "--key", "seq"], &["status", "--json"]] {
+        let output = other(store, words);
+        assert!(output.stdout().contains("all is well") && output.stdout().contains("held"), "{output}");
+        harmless(&output.stdout());
+    }
+    let counted = reserve(store, "1").command(["true"]).run().exited(125).said("all is well");
+    harmless(&counted.stderr());
+    let asked = reserve(store, "1").args(["--next", "false"]).command(["true"]).run().exited(125).said("all is well");
+    harmless(&asked.stderr());
+    let told = reserve(store, "1").args(["--next", "/no\x1b[31m"]).command(["true"]).run().exited(125).said("/no");
+    harmless(&told.stderr());
+    // A hostile value is no value for a command either.
+    redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", "1"]);
+    let verbose =
+        reserve(store, "1").arg("-v").command(["true"]).run().exited(0).said("value \"2\" of \"seq\" reserved");
+    harmless(&verbose.stderr());
+});

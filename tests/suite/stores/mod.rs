@@ -3,6 +3,10 @@
 mod broken_records;
 mod directory;
 mod record;
+mod redis_costs;
+mod redis_keys;
+mod redis_mail;
+mod redis_rejections;
 mod redis_urls;
 mod store_errors;
 mod turnstile;

@@ -5,9 +5,7 @@ use std::os::unix::fs::symlink;
 
 use tempfile::TempDir;
 
-use crate::support::{Lockrun, Redis};
-
-const FENCE: &str = "lockrun:{urls}:fence";
+use crate::support::{LeaseServer, Lockrun, Redis, redis_keys};
 
 /// Runs under a lock there; fails when it does not work as it should.
 #[track_caller]
@@ -63,13 +61,13 @@ fn database_number() {
 fn prefix() {
     let redis = Redis::start();
     works(&redis.url());
-    assert!(redis.keys().contains(&FENCE.to_owned()));
+    assert!(redis.keys().contains(&redis_keys::fence("urls")));
     let url = format!("{}/0?prefix=other", redis.url());
     let mut first = Lockrun::at(&url).key("urls").sh("echo ready; exec sleep 600").spawn();
     first.wait_for_line("ready");
     works(&redis.url());
     Lockrun::at(&url).key("urls").command(["true"]).run().exited(75);
-    assert!(redis.keys().contains(&"other:{urls}:fence".to_owned()));
+    assert!(redis.keys().contains(&redis_keys::fence("urls").replacen("lockrun", "other", 1)));
 }
 
 // "`redis+unix:///path`."
@@ -78,10 +76,10 @@ fn unix_socket() {
     let redis = Redis::start();
     let url = format!("redis+unix://{}", redis.socket().display());
     works(&url);
-    assert!(redis.keys().contains(&FENCE.to_owned()));
+    assert!(redis.keys().contains(&redis_keys::fence("urls")));
     redis.ask(&["FLUSHALL"]);
     works(&format!("{url}?prefix=p"));
-    assert_eq!(redis.keys(), ["p:{urls}:fence", "p:{urls}:last"]);
+    assert_eq!(redis.keys(), redis_keys::lasting("urls").map(|key| key.replacen("lockrun", "p", 1)));
 }
 
 // "`redis+unix:///path`": all of it is the path, whatever stands in it.
@@ -93,7 +91,7 @@ fn unix_socket_with_an_at_sign() {
     fs::create_dir(&directory).expect("a directory");
     symlink(redis.socket(), directory.join("b.sock")).expect("a link");
     works(&format!("redis+unix://{}/b.sock", directory.display()));
-    assert!(redis.keys().contains(&FENCE.to_owned()));
+    assert!(redis.keys().contains(&redis_keys::fence("urls")));
 }
 
 // "`rediss://`" with "`ca`, `cert`, `key` (TLS)": the server is who it says, and so are we.
@@ -107,7 +105,7 @@ fn tls() {
         format!("{url}&cert={cert}&key={key}")
     };
     works(&ours(at("ca.crt")));
-    assert!(redis.keys().contains(&FENCE.to_owned()));
+    assert!(redis.keys().contains(&redis_keys::fence("urls")));
     redis.ask(&["FLUSHALL"]);
     // Another authority than the one that vouches for the server.
     is_refused(&ours(at("stranger.crt")));

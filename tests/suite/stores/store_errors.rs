@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::support::fake::{Fake, Manner};
 use crate::support::redis::free_port;
-use crate::support::{Lockrun, Redis};
+use crate::support::{LeaseServer, Lockrun, Redis, redis_keys};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -43,9 +43,8 @@ fn is_unusable(url: &str, options: &[&str]) -> String {
 /// lock.
 #[track_caller]
 fn holds_nothing(redis: &Redis) {
-    let lasting = |key: &String| key.ends_with(":fence") || key.ends_with(":last");
     let keys = redis.keys();
-    assert!(keys.iter().all(lasting), "{keys:?}");
+    assert!(keys.iter().all(|key| redis_keys::is_lasting(key)), "{keys:?}");
 }
 
 fn with_password(url: &str) -> String {
@@ -121,7 +120,7 @@ fn a_server_that_is_stopped() {
     for key in redis.keys() {
         let left = redis.ask(&["PTTL", &key]).number();
         // A note that the claim was withdrawn, for the case that the request for it is still on its way, holds nothing.
-        let lasting = key.ends_with(":fence") || key.ends_with(":last") || key.contains(":mailbox:");
+        let lasting = redis_keys::is_lasting(&key) || redis_keys::is_mailbox(&key);
         assert!(lasting || (0..=30_000).contains(&left), "{key}: {left}");
     }
 }

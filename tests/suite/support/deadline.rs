@@ -14,15 +14,39 @@ pub(crate) fn eventually(limit: Duration, what: &str, mut condition: impl FnMut(
 
 /// Waits until `look` finds something; fails the test when it does not within `limit`.
 #[track_caller]
-pub(crate) fn eventually_some<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually_some<T>(limit: Duration, what: &str, look: impl FnMut() -> Option<T>) -> T {
+    let found = find_within(limit, look);
+    found.unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
+}
+
+/// Waits until `condition` holds; false if it does not within `limit`.
+pub(crate) fn happens_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    find_within(limit, || condition().then_some(())).is_some()
+}
+
+fn find_within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(1);
     loop {
-        if let Some(found) = look() {
+        let found = look();
+        if found.is_some() || started.elapsed() >= limit {
             return found;
         }
-        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// For claims that nothing happens for a while, or that count what happens meanwhile: looks all along, for `span`, that `holds`.
+#[track_caller]
+pub(crate) fn stays_true_for(span: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    loop {
+        assert!(holds(), "not for {span:?}, but only for {:?}: {what}", started.elapsed());
+        let left = span.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(Duration::from_millis(20)));
     }
 }

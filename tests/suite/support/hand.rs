@@ -60,6 +60,12 @@ pub(crate) fn is_held(store: &Store, key: &str) -> bool {
     status(store, key)["held"].as_bool().expect("a bool")
 }
 
+/// How many hold the lock.
+#[track_caller]
+pub(crate) fn holders(store: &Store, key: &str) -> usize {
+    status(store, key)["holders"].as_array().expect("an array").len()
+}
+
 /// How long the lease of the only holder still runs, in ms; `None`: it does not end.
 #[track_caller]
 pub(crate) fn expires_in(store: &Store, key: &str) -> Option<u64> {

@@ -210,6 +210,14 @@ impl Lockrun {
     }
 }
 
+/// Starts this call with a command that tells its token and waits for its end; returns when the command runs.
+#[track_caller]
+pub(crate) fn waiting_for_its_end(call: &Lockrun) -> Open {
+    let mut run = call.clone().sh("echo $LOCKRUN_TOKEN; echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    run
+}
+
 fn holding(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(bytes).expect("the input is written");
@@ -269,7 +277,7 @@ impl Running {
     /// Waits until the command has printed this line.
     #[track_caller]
     pub(crate) fn wait_for_line(&mut self, line: &str) {
-        self.wait_until(line, |run| run.stdout().lines().any(|one| one == line));
+        self.wait_until(line, |run| run.has_line(line));
     }
 
     /// Waits until there is this text on standard output.
@@ -284,6 +292,25 @@ impl Running {
         self.wait_until(words, |run| run.stderr().contains(words));
     }
 
+    /// Whether the command has printed this line.
+    pub(crate) fn has_line(&self, line: &str) -> bool {
+        self.stdout().lines().any(|one| one == line)
+    }
+
+    /// Waits until this is `seen`; false if the run has ended without it.
+    #[track_caller]
+    pub(crate) fn comes_to(&mut self, seen: impl Fn(&Self) -> bool) -> bool {
+        let mut ended = false;
+        let what = self.what.clone();
+        eventually_some(LONG, &what, || {
+            if seen(self) || ended {
+                return Some(seen(self));
+            }
+            ended = self.has_ended();
+            None
+        })
+    }
+
     #[track_caller]
     fn wait_until(&mut self, wanted: &str, seen: impl Fn(&Self) -> bool) {
         let mut ended = None;
@@ -292,7 +319,9 @@ impl Running {
                 return true;
             }
             let (stdout, stderr) = (self.stdout(), self.stderr());
-            assert!(ended.is_none(), "{} ended without {wanted:?}: {stdout:?} {stderr:?}", self.what);
+            if let Some(status) = ended {
+                panic!("{} ended without {wanted:?}, {status}: {stdout:?} {stderr:?}", self.what);
+            }
             ended = self.child.try_wait().expect("our own child");
             false
         });

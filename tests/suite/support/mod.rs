@@ -1,32 +1,41 @@
 //! What the tests stand on: the program itself, stores to run it against, and ways to disturb both.
 
 pub(crate) mod birth;
+pub(crate) mod calm;
+pub(crate) mod config;
 pub(crate) mod deadline;
 pub(crate) mod fake;
 pub(crate) mod hand;
 pub(crate) mod holder;
+pub(crate) mod lease_server;
 pub(crate) mod lock_file;
 pub(crate) mod lockrun;
 pub(crate) mod memory;
 pub(crate) mod monitor;
 pub(crate) mod namespace;
 pub(crate) mod output;
+pub(crate) mod places;
 pub(crate) mod postgres;
 pub(crate) mod processes;
 pub(crate) mod proxy;
 pub(crate) mod pty;
 pub(crate) mod queue;
+pub(crate) mod records;
 pub(crate) mod redis;
+pub(crate) mod redis_keys;
+pub(crate) mod refusal;
 pub(crate) mod resp;
 pub(crate) mod sequence;
+pub(crate) mod shell;
 pub(crate) mod slots;
 pub(crate) mod steps;
 pub(crate) mod store;
 pub(crate) mod tls;
 pub(crate) mod witness;
 
-pub(crate) use deadline::{LONG, eventually};
+pub(crate) use deadline::{LONG, eventually, stays_true_for};
 pub(crate) use holder::Holder;
+pub(crate) use lease_server::LeaseServer;
 pub(crate) use lockrun::{Lockrun, Running};
 pub(crate) use output::Output;
 pub(crate) use queue::Queue;

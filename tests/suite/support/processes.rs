@@ -4,11 +4,14 @@ use std::fs::{self, File};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
+
+use super::deadline::happens_within;
 
 /// The directories in which programs are looked for, also those that the tested program starts.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -54,18 +57,16 @@ pub(crate) fn kill_marked(mark: &str) {
         send(pid, Signal::SIGSTOP);
     }
     let group = ControlGroup::make();
-    for _ in 0..200 {
+    happens_within(Duration::from_secs(2), || {
         let left = marked(mark);
-        if left.is_empty() {
-            return;
-        }
         match &group {
+            _ if left.is_empty() => return true,
             Some(group) => group.kill(&left),
             // Without control groups, or without the right to make one, as well as it can be done.
             None => left.into_iter().for_each(|pid| send(pid, Signal::SIGKILL)),
         }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
+        false
+    });
 }
 
 /// A control group of the tests' own. It is removed when it is dropped.
@@ -95,14 +96,9 @@ impl ControlGroup {
 impl Drop for ControlGroup {
     fn drop(&mut self) {
         // It cannot be removed before the last process in it has been reaped.
-        for _ in 0..500 {
-            match fs::remove_dir(&self.0) {
-                Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-                    std::thread::sleep(std::time::Duration::from_millis(2));
-                }
-                _ => return,
-            }
-        }
+        let is_done =
+            || !matches!(fs::remove_dir(&self.0), Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32));
+        happens_within(Duration::from_secs(2), is_done);
     }
 }
 

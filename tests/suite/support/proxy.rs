@@ -10,6 +10,8 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::lease_server::LeaseServer;
+
 /// How long a reader sleeps before it looks again at what it is to do.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -36,16 +38,19 @@ pub(crate) enum Mode {
     CloseAt(&'static str),
     /// Instead of each reply, these bytes come.
     Answer(&'static [u8]),
-    /// On the connections up to this one, a request with this word arrives; but no answer comes, and so long after the connection
-    /// is closed.
-    LoseAnswer(u64, &'static str, Duration),
+    /// On the connections up to this one, a request for a lock, or to renew or release it, arrives; but no answer comes, and so long
+    /// after the connection is closed.
+    LoseAnswer(u64, Duration),
 }
 
 struct Shared {
     server: SocketAddr,
+    /// The server's word for a request about a lock.
+    word: &'static str,
     mode: Mutex<Mode>,
     over: AtomicBool,
     bytes: AtomicU64,
+    passed: AtomicU64,
     connections: AtomicU64,
     flights: AtomicU64,
 }
@@ -54,19 +59,23 @@ struct Shared {
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
     port: u16,
+    url: String,
     acceptor: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// A proxy before the server at this port.
-    pub(crate) fn to(port: u16) -> Self {
+    /// A proxy before this server.
+    pub(crate) fn before(server: &dyn LeaseServer) -> Self {
+        let port = server.port();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port_here = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            word: server.word(),
             mode: Mutex::new(Mode::Pass),
             over: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             flights: AtomicU64::new(0),
         });
@@ -74,11 +83,12 @@ impl Proxy {
             let shared = Arc::clone(&shared);
             move || shared.accept(listener, port_here)
         });
-        Self { shared, port: port_here, acceptor: Some(acceptor) }
+        Self { shared, port: port_here, url: server.url_at(port_here), acceptor: Some(acceptor) }
     }
 
+    /// The URL of the store behind it.
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        self.url.clone()
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -93,6 +103,11 @@ impl Proxy {
     /// How many bytes came, from both sides.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes were passed on, to both sides.
+    pub(crate) fn passed(&self) -> u64 {
+        self.shared.passed.load(Ordering::Relaxed)
     }
 
     /// How many connections were made.
@@ -204,8 +219,8 @@ impl Shared {
                     let _ = from.shutdown(std::net::Shutdown::Both);
                     break;
                 }
-                Mode::LoseAnswer(last, word, time)
-                    if is_request && number <= last && contains(&buffer[..count], word) =>
+                Mode::LoseAnswer(last, time)
+                    if is_request && number <= last && contains(&buffer[..count], self.word) =>
                 {
                     muted.store(true, Ordering::Relaxed);
                     let _ = to.write_all(&buffer[..count]);
@@ -222,6 +237,7 @@ impl Shared {
             if to.write_all(bytes).is_err() {
                 break;
             }
+            self.passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
         // A side that ends while traffic vanishes is not heard of on the other side either.
         while self.mode() == Mode::Swallow && !self.is_over() {

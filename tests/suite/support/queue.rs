@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use super::calm::{in_time, late};
 use super::deadline::{LONG, eventually};
+use super::lease_server::LeaseServer;
 use super::lockrun::{Lockrun, Running};
 use super::processes;
-use super::redis::Redis;
 use super::store::Store;
 
 /// Appends `in` and `out` with a tag and the time to a file, and runs a command in between. Appending is atomic and
@@ -83,8 +84,8 @@ impl<'a> Queue<'a> {
         self
     }
 
-    fn redis(&self) -> &'a Redis {
-        self.store.as_redis().expect("a Redis")
+    fn server(&self) -> &'a dyn LeaseServer {
+        self.store.server()
     }
 
     fn log(&self) -> PathBuf {
@@ -114,7 +115,7 @@ impl<'a> Queue<'a> {
     pub(crate) fn join_to(&mut self, body: &str) {
         let number = self.waiters.len();
         let call = self.call(&number.to_string(), body).arg("--wait");
-        let waiter = if self.store.as_redis().is_some() {
+        let waiter = if self.store.has_leases() {
             let waiter = call.spawn();
             eventually(LONG, &format!("waiter {number} has joined"), || self.length() == number + 1);
             waiter
@@ -136,15 +137,12 @@ impl<'a> Queue<'a> {
 
     /// How many places the server has in its queue, those of the dead included.
     pub(crate) fn length(&self) -> usize {
-        let queue = format!("lockrun:{{{}}}:queue", self.key);
-        usize::try_from(self.redis().ask(&["ZCARD", &queue]).number()).expect("a count")
+        self.server().waiting(&self.key).len()
     }
 
     /// How many waiters sleep at the server at this moment.
     pub(crate) fn asleep(&self) -> usize {
-        let clients = self.redis().ask(&["INFO", "clients"]);
-        let count = clients.text().lines().find_map(|line| line.strip_prefix("blocked_clients:"));
-        count.expect("the server counts").trim().parse().expect("a count")
+        self.server().asleep()
     }
 
     /// Waits until every waiter sleeps at the server.
@@ -179,6 +177,17 @@ impl<'a> Queue<'a> {
         self.somebody_died = true;
     }
 
+    /// Stops waiters while they sleep at the server, and returns when they do stand still.
+    #[track_caller]
+    pub(crate) fn stop(&mut self, numbers: impl IntoIterator<Item = usize>) {
+        self.settles();
+        for number in numbers {
+            let waiter = self.waiter(number);
+            waiter.signal(Signal::SIGSTOP);
+            eventually(LONG, "the waiter stands still", || processes::state(waiter.pid()) == Some('T'));
+        }
+    }
+
     pub(crate) fn signal_all(&self, signal: Signal) {
         self.waiters.iter().flatten().for_each(|waiter| waiter.signal(signal));
     }
@@ -189,6 +198,17 @@ impl<'a> Queue<'a> {
             .lines()
             .filter_map(|line| Some(line.strip_prefix("in ")?.split(' ').next()?.to_owned()))
             .collect()
+    }
+
+    /// Waits until as many have begun to run, these in this order. A waiter that got no processor for half a second may have been
+    /// passed by.
+    #[track_caller]
+    pub(crate) fn have_begun(&self, tags: &[&str]) {
+        eventually(LONG, &format!("{} have begun", tags.len()), || self.begun().len() >= tags.len());
+        let begun = self.begun();
+        if begun != tags {
+            late(&format!("{begun:?} have begun, not {tags:?}"));
+        }
     }
 
     /// What the commands have written so far.
@@ -222,7 +242,7 @@ impl<'a> Queue<'a> {
         }
         for waiter in left {
             let output = waiter.wait().exited(0);
-            if self.store.as_redis().is_some() {
+            if self.store.has_leases() {
                 output.silent();
             }
         }
@@ -236,7 +256,7 @@ impl<'a> Queue<'a> {
             waiters.iter_mut().filter_map(|waiter| (!waiter.has_ended()).then(|| (waiter.pid(), waiter.stderr())));
         let still: Vec<_> = still.collect();
         let status = Lockrun::other("status", self.store).key(&self.key).arg("--json").run();
-        let keys = self.store.as_redis().map(Redis::keys);
+        let keys = self.store.lease_server().map(|server| server.left(&self.key, true));
         let written = self.written();
         let lines: Vec<&str> = written.lines().collect();
         let last = &lines[lines.len().saturating_sub(10)..];
@@ -250,20 +270,12 @@ impl<'a> Queue<'a> {
         self.nothing_is_left();
     }
 
-    /// "Nothing is left" of a lock that is free and awaited by nobody, but two keys. The rest of waiters that died goes by
-    /// itself.
+    /// "Nothing is left" of a lock that is free and awaited by nobody, but its fence and its last run. The rest of waiters that died
+    /// goes by itself.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
-        let Some(redis) = self.store.as_redis() else { return };
-        let stay = ["fence", "last"].map(|name| format!("lockrun:{{{}}}:{name}", self.key));
-        let mut keys = redis.keys();
-        // A note for what may still be on its way from a run that is over holds nothing, and goes by itself.
-        keys.retain(|key| !key.contains(":mailbox:") || redis.ask(&["LINDEX", key, "0"]).text() != "cancelled");
-        if self.somebody_died {
-            // A key that is gone by now gives -2, one that stays -1.
-            keys.retain(|key| redis.ask(&["PTTL", key]).number() == -1);
-        }
-        assert_eq!(keys, stay);
+        let left = self.store.lease_server().map(|server| server.left(&self.key, !self.somebody_died));
+        assert_eq!(left.unwrap_or_default(), Vec::<String>::new());
     }
 }
 
@@ -301,8 +313,19 @@ impl Record {
     #[track_caller]
     pub(crate) fn in_order(self, numbers: impl IntoIterator<Item = usize>) -> Self {
         let wanted: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
-        assert_eq!(self.tags(), wanted);
+        self.first_in_order(&wanted);
+        assert_eq!(self.0.len(), wanted.len(), "{:?}", self.tags());
         self
+    }
+
+    /// These have run first, in this order. A waiter that got no processor for half a second may have been passed by.
+    #[track_caller]
+    pub(crate) fn first_in_order(&self, wanted: &[String]) {
+        let tags = self.tags();
+        if !tags.iter().zip(wanted).all(|(ran, wanted)| ran == wanted) {
+            late(&format!("they ran in the order {tags:?}, not {wanted:?}"));
+        }
+        assert!(tags.len() >= wanted.len(), "only {tags:?}");
     }
 
     /// These have run, once each, in some order.
@@ -321,7 +344,7 @@ impl Record {
         let mut free_since = since;
         for ran in &self.0 {
             let gap = ran.began.saturating_sub(free_since);
-            assert!(gap <= limit, "nobody ran for {gap:?} before {}", ran.tag);
+            in_time(gap, limit, &format!("nobody ran before {}", ran.tag));
             free_since = ran.ended;
         }
         self

@@ -12,8 +12,10 @@ use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{LONG, eventually};
+use super::lease_server::LeaseServer;
 use super::memory;
 use super::processes::{find_program, send};
+use super::redis_keys;
 use super::resp::{Client, Reply};
 use super::tls::Certificates;
 
@@ -110,10 +112,6 @@ impl Redis {
         )
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("redis.sock")
     }
@@ -124,7 +122,7 @@ impl Redis {
 
     /// The URL without a user, a password or a database.
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        self.url_at(self.port)
     }
 
     /// One request over the server's socket.
@@ -149,9 +147,62 @@ impl Redis {
         self.ask(&["KEYS", "*"]).texts()
     }
 
-    /// How many scripts it has run for its clients.
-    #[track_caller]
-    pub(crate) fn scripts_run(&self) -> u64 {
+    fn signal(&self, signal: Signal) {
+        let server = self.server.borrow();
+        let child = server.as_ref().expect("the server runs");
+        send(child.id().cast_signed(), signal);
+    }
+
+    fn end(&self) {
+        if let Some(mut child) = self.server.borrow_mut().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl LeaseServer for Redis {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("redis://127.0.0.1:{port}")
+    }
+
+    fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn kill(&self) {
+        self.end();
+    }
+
+    fn start_again(&self) {
+        assert!(self.launch(), "redis-server does not start again");
+    }
+
+    fn hang_up(&self) {
+        self.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+
+    fn forget_everything(&self) {
+        self.ask(&["FLUSHALL"]);
+    }
+
+    fn forget_holders(&self, key: &str) {
+        self.ask(&["DEL", &redis_keys::holders(key)]);
+    }
+
+    fn word(&self) -> &'static str {
+        "EVAL"
+    }
+
+    fn requests(&self) -> u64 {
         let statistics = self.ask(&["INFO", "commandstats"]);
         let calls = |line: &str| {
             line.strip_prefix("cmdstat_eval")?.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok()
@@ -159,38 +210,33 @@ impl Redis {
         statistics.text().lines().filter_map(calls).sum::<u64>()
     }
 
-    /// Stops the server process without ending it: connections stay, nothing is answered.
-    pub(crate) fn pause(&self) {
-        self.signal(Signal::SIGSTOP);
+    fn waiting(&self, key: &str) -> Vec<String> {
+        let tokens = self.ask(&["ZRANGE", &redis_keys::queue(key), "0", "-1"]);
+        tokens.list().iter().map(|token| token.text().to_owned()).collect()
     }
 
-    pub(crate) fn resume(&self) {
-        self.signal(Signal::SIGCONT);
+    fn asleep(&self) -> usize {
+        let clients = self.ask(&["INFO", "clients"]);
+        let count = clients.text().lines().find_map(|line| line.strip_prefix("blocked_clients:"));
+        count.expect("the server counts").trim().parse().expect("a count")
     }
 
-    fn signal(&self, signal: Signal) {
-        let server = self.server.borrow();
-        let child = server.as_ref().expect("the server runs");
-        send(child.id().cast_signed(), signal);
-    }
-
-    /// Kills the server: its port refuses connections.
-    pub(crate) fn kill(&self) {
-        if let Some(mut child) = self.server.borrow_mut().take() {
-            let _ = child.kill();
-            let _ = child.wait();
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
+        let mut keys = self.keys();
+        keys.retain(|name| !redis_keys::lasting(key).contains(name));
+        // A note for what may still be on its way from a run that is over holds nothing, and goes by itself.
+        keys.retain(|key| !redis_keys::is_mailbox(key) || self.ask(&["LINDEX", key, "0"]).text() != "cancelled");
+        if !counts_what_goes {
+            // A key that is gone by now gives -2, one that stays -1.
+            keys.retain(|key| self.ask(&["PTTL", key]).number() == -1);
         }
-    }
-
-    /// Starts the server again after `kill`, on the same port.
-    pub(crate) fn start_again(&self) {
-        assert!(self.launch(), "redis-server does not start again");
+        keys
     }
 }
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        self.kill();
+        self.end();
     }
 }
 

@@ -7,7 +7,8 @@ use nix::sys::signal::Signal;
 
 use super::deadline::{LONG, eventually};
 use super::lockrun::{Lockrun, Running};
-use super::queue::read_time;
+use super::queue::{Queue, read_time};
+use super::store::Store;
 
 /// What a waiter's command does to tell its slot: between the stamps that it began and ended.
 pub(crate) const TELL: &str = "echo \"slot $tag $LOCKRUN_SLOT $LOCKRUN_FENCE\" >>\"$file\"";
@@ -130,4 +131,16 @@ impl SharedRecord {
         let tag = number.to_string();
         self.runs.iter().find(|run| run.tag == tag).expect("it has run")
     }
+}
+
+/// The options of all. The lease is so long that its renewals are not among what is counted.
+const EIGHT: [&str; 4] = ["--slots", "8", "--ttl", "10m"];
+
+/// Lets as many wait for eight slots that are held, all of which then come free.
+pub(crate) fn wait_for_eight<'a>(store: &'a Store, key: &str, count: usize) -> (Queue<'a>, Vec<Slot>) {
+    let call = Lockrun::new(store).key(key).args(EIGHT);
+    let held = (0..8).map(|_| Slot::take(&call)).collect();
+    let mut queue = Queue::new(store, key).with(&EIGHT).doing(TELL);
+    queue.join(count);
+    (queue, held)
 }

@@ -43,15 +43,19 @@ fn call(pid: Pid) -> libc::c_long {
     line.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
 }
 
-/// Leads `run` to where it makes a process that is to share its memory, and sees to it that it gets one with a copy, as an emulator
+/// Halts `run`, lets this happen `meanwhile`, and leads `run` to where it makes a process that is to share its memory, and sees to it that it gets one with a copy, as an emulator
 /// may give it.
 #[cfg(target_arch = "x86_64")]
 #[track_caller]
-pub(crate) fn give_it_a_copy(run: &Running) {
+pub(crate) fn give_it_a_copy(run: &Running, meanwhile: impl FnOnce()) {
     let pid = Pid::from_raw(run.pid());
     let shares = u64::from(libc::CLONE_VM.cast_unsigned());
     ptrace::seize(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD).expect("our own child can be traced");
     ptrace::interrupt(pid).expect("it is stopped");
+    super::deadline::eventually(super::deadline::LONG, "it stands still", || {
+        super::processes::state(run.pid()) == Some('t')
+    });
+    meanwhile();
     loop {
         match waitpid(pid, None).expect("our own child") {
             WaitStatus::PtraceSyscall(_) => {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+use super::lease_server::LeaseServer;
+use super::proxy::Proxy;
 use super::redis::Redis;
 
 /// A store of the test's own, empty when the test begins.
@@ -17,8 +19,17 @@ impl Store {
         Self::File(TempDir::new().expect("a temporary directory"))
     }
 
+    /// One that keeps what it was told, also when its server is killed.
     pub(crate) fn redis() -> Self {
-        Self::Redis(Redis::start())
+        Self::Redis(Redis::durable())
+    }
+
+    /// Another store of the same kind, as empty as this one was.
+    pub(crate) fn another(&self) -> Self {
+        match self {
+            Self::File(_) => Self::file(),
+            Self::Redis(_) => Self::redis(),
+        }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -28,9 +39,35 @@ impl Store {
         }
     }
 
+    /// Its name, for what a test names after it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Redis(_) => "redis",
+        }
+    }
+
     /// Whether a lock outlives its holder until its lease has run out.
     pub(crate) fn has_leases(&self) -> bool {
-        !matches!(self, Self::File(_))
+        self.lease_server().is_some()
+    }
+
+    /// The server of a lease store.
+    pub(crate) fn server(&self) -> &dyn LeaseServer {
+        self.lease_server().expect("a lease store has a server")
+    }
+
+    /// The same, or none where locks are no leases.
+    pub(crate) fn lease_server(&self) -> Option<&dyn LeaseServer> {
+        match self {
+            Self::File(_) => None,
+            Self::Redis(redis) => Some(redis),
+        }
+    }
+
+    /// A network before the server of a lease store.
+    pub(crate) fn proxy(&self) -> Proxy {
+        Proxy::before(self.server())
     }
 
     /// The directory of the file store: the only thing that it may create.
@@ -49,6 +86,34 @@ impl Store {
     }
 }
 
+/// Makes a test of a contract for every lease store there is: another one joins by a line here.
+macro_rules! tests_of_lease_stores {
+    ($contract:ident) => {
+        #[test]
+        fn redis() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::redis()));
+        }
+    };
+}
+pub(crate) use tests_of_lease_stores;
+
+/// Writes one contract and makes a test of it for every lease store there is.
+macro_rules! on_every_lease_store {
+    ($name:ident, |$store:ident| $contract:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn contract($store: &$crate::support::Store) {
+                $contract
+            }
+
+            $crate::support::store::tests_of_lease_stores!(contract);
+        }
+    };
+}
+pub(crate) use on_every_lease_store;
+
 /// Writes one contract and makes a test of it for every store there is.
 macro_rules! on_every_store {
     ($name:ident, |$store:ident| $contract:expr) => {
@@ -62,14 +127,29 @@ macro_rules! on_every_store {
 
             #[test]
             fn file() {
-                contract(&$crate::support::Store::file());
+                $crate::support::calm::judge(|| contract(&$crate::support::Store::file()));
             }
 
-            #[test]
-            fn redis() {
-                contract(&$crate::support::Store::redis());
-            }
+            $crate::support::store::tests_of_lease_stores!(contract);
         }
     };
 }
 pub(crate) use on_every_store;
+
+/// Makes a test of what is Redis's own.
+macro_rules! on_redis {
+    ($name:ident, |$store:ident, $redis:ident| $contract:expr) => {
+        #[test]
+        fn $name() {
+            #[allow(unused_variables)]
+            fn contract($store: &$crate::support::Store, $redis: &$crate::support::Redis) {
+                $contract
+            }
+            $crate::support::calm::judge(|| {
+                let store = $crate::support::Store::redis();
+                contract(&store, store.as_redis().expect("a Redis"));
+            });
+        }
+    };
+}
+pub(crate) use on_redis;

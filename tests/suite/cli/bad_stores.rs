@@ -1,0 +1,84 @@
+//! Stores that are named wrongly.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use tempfile::TempDir;
+
+use crate::support::Lockrun;
+use crate::support::refusal::{is_refused, marked, touches_nothing};
+
+/// URLs that are no store's.
+const BAD_URLS: &[(&[&str], &str)] = &[
+    (&[""], "store"),
+    (&["locks"], "locks"),
+    (&["/var/lock"], "/var/lock"),
+    (&["ftp://127.0.0.1/"], "ftp"),
+    (&["http://127.0.0.1/"], "http"),
+    (&["memcached://127.0.0.1"], "memcached"),
+    (&["redis:"], "redis:"),
+    (&["redis://"], "host"),
+    (&["redis:///0"], "host"),
+    (&["redis://:6379"], "redis://"),
+    (&["redis://127.0.0.1:0"], "port"),
+    (&["redis://127.0.0.1:65536"], "port"),
+    (&["redis://127.0.0.1:port"], "port"),
+    (&["redis://127.0.0.1/x"], "x"),
+    (&["redis://127.0.0.1/-1"], "-1"),
+    (&["redis://127.0.0.1/0/1"], "0/1"),
+    (&["redis://127.0.0.1/99999999999999999999"], "99999999999999999999"),
+    (&["redis://127.0.0.1/?frobnicate=1"], "frobnicate"),
+    (&["redis://127.0.0.1/?prefix="], "prefix"),
+    (&["redis+unix://"], "redis+unix"),
+    (&["redis+unix:relative.sock"], "redis+unix"),
+    (&["rediss://127.0.0.1/?ca=/no/such/ca.pem"], "/no/such/ca.pem"),
+    (&["rediss://127.0.0.1/?cert=/no/such/cert.pem&key=/no/such/key.pem"], "/no/such/"),
+    (&["rediss://127.0.0.1/?cert=/etc/hostname"], "key"),
+    (&["file:relative/path"], "relative/path"),
+    (&["file://host/path"], "host"),
+    (&["file:/tmp/?frobnicate=1"], "frobnicate"),
+];
+
+// "`--store URL`": one of the forms of the table, or refused.
+#[test]
+fn store_urls() {
+    let directory = TempDir::new().expect("a temporary directory");
+    for (words, wanted) in BAD_URLS {
+        let url = words[0];
+        let call = Lockrun::bare().directory(directory.path()).key("k");
+        is_refused(marked(call.clone().args(["--store", url])), wanted);
+        if !url.is_empty() {
+            is_refused(marked(call.env("LOCKRUN_STORE", url)), wanted);
+        }
+    }
+    let left = fs::read_dir(directory.path()).expect("our own directory").count();
+    assert_eq!(left, 0, "something was created");
+    let not_text = OsStr::from_bytes(b"file:/tmp/\xff");
+    let output = marked(Lockrun::bare().key("k").arg("--store").arg(not_text));
+    // A directory's name need not be text: either it is taken, or refused with a reason.
+    assert!(matches!(output.status, Some(0 | 64 | 69)), "{output}");
+}
+
+// "`--store-file PATH`: read the store's URL from a file": one that is there and holds one URL.
+#[test]
+fn store_files() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = |name: &str, text: &[u8]| -> OsString {
+        let path = directory.path().join(name);
+        fs::write(&path, text).expect("a file");
+        path.into_os_string()
+    };
+    let call = |path: &OsStr| marked(Lockrun::bare().key("k").arg("--store-file").arg(path));
+    is_refused(call(OsStr::new("/no/such/file")), "/no/such/file");
+    is_refused(call(directory.path().as_os_str()), "store-file");
+    is_refused(call(&file("empty", b"")), "store-file");
+    is_refused(call(&file("blank", b"\n \n")), "store-file");
+    is_refused(call(&file("not-text", b"\xff\xfe\n")), "store-file");
+    is_refused(call(&file("scheme", b"ftp://127.0.0.1\n")), "ftp");
+    let good = file("good", b"file:\n");
+    touches_nothing(|call| marked(call.key("k").arg("--store-file").arg(&good)), "--store");
+    let bad = file("secret", b"redis://:hushhush@127.0.0.1:port\n");
+    let output = call(&bad).exited(64).said("port");
+    assert!(!output.stderr().contains("hushhush"), "{output}");
+}

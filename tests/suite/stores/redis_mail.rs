@@ -1,0 +1,134 @@
+//! The mailboxes of waiters on Redis: mail that is lost, late or read by somebody else.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::support::hand::holders;
+use crate::support::holder::is_free;
+use crate::support::proxy::Mode;
+use crate::support::queue::now;
+use crate::support::resp::Reply;
+use crate::support::slots::{SharedRecord, Slot, TELL};
+use crate::support::store::on_redis;
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, eventually, processes, redis_keys, stays_true_for};
+
+// "Unknown (an error, possibly done: clean up by token)": what arrives after its withdrawal takes nothing, also if mail lies there that
+// the waiter had not taken when its place in the queue was forgotten.
+on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
+    // The server knows the scripts from then on.
+    assert!(is_free(store, "mail"));
+    let proxy = store.proxy();
+    let holder = Holder::new(store, "mail");
+    let call = Lockrun::at(&proxy.url()).key("mail").args(["--wait", "--ttl", "none", "--store-timeout", "1s"]);
+    let waiter = call.sh(":").spawn();
+    eventually(LONG, "it sleeps", || redis.asleep() == 1);
+    let token = redis.waiting("mail").remove(0);
+    let mailbox = redis_keys::mailbox("mail", &token);
+    // It is cut off while it looks at the lock, mail comes, and it is not heard of for as long as the queue lasts.
+    proxy.set(Mode::HoldUpTo(u64::MAX));
+    redis.ask(&["RPUSH", &mailbox, "1 0"]);
+    eventually(LONG, "it has tried another connection", || proxy.connections() >= 2);
+    redis.ask(&["RPUSH", &mailbox, "1 granted"]);
+    redis.ask(&["DEL", &redis_keys::queue("mail"), &redis_keys::heartbeats("mail")]);
+    waiter.signal(Signal::SIGTERM);
+    waiter.wait().died_of(Signal::SIGTERM);
+    // What it has sent last arrives first: that it has given up.
+    proxy.set(Mode::HoldUpTo(proxy.connections() - 1));
+    let letters = || redis.ask(&["LRANGE", &mailbox, "0", "-1"]).list().len();
+    eventually(LONG, "its withdrawal arrives", || {
+        letters() == 2 || redis.ask(&["LINDEX", &mailbox, "0"]).text() == "cancelled"
+    });
+    holder.end();
+    let before = redis.requests();
+    proxy.set(Mode::Pass);
+    eventually(LONG, "a late look arrives", || redis.requests() > before);
+    assert!(is_free(store, "mail"), "held by a run that has ended");
+});
+
+// "Redis commands a second of one idle waiter": one whose connection is closed whenever it waits tries again, but not
+// without a pause.
+on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
+    // The server knows the scripts from then on.
+    assert!(is_free(store, "closed"));
+    let proxy = store.proxy();
+    let holder = Holder::new(store, "closed");
+    proxy.set(Mode::CloseAt("\r\nBLPOP\r\n"));
+    let call = Lockrun::at(&proxy.url()).key("closed").args(["--wait", "-v", "--store-timeout", "1s"]);
+    let mut next = call.command(["echo", "ran"]).spawn();
+    next.wait_for_stderr("waiting");
+    let (before, started) = (redis.requests(), Instant::now());
+    stays_true_for(Duration::from_secs(2), "it waits", || next.stdout().is_empty());
+    let asked = redis.requests() - before;
+    let most = 10 + started.elapsed().as_secs() * 4;
+    assert!(asked <= most, "asked {asked} times in {:?}", started.elapsed());
+    proxy.set(Mode::Pass);
+    holder.end();
+    next.wait().exited(0).printed("ran\n");
+});
+
+// "A crash leaves nothing behind": also of a lock without an end that was handed on to one that was dead already, by one that died
+// right after that.
+on_redis!(who_hands_a_lock_without_an_end_on_to_the_dead_dies_too, |store, redis| {
+    let proxy = store.proxy();
+    let holder = Holder::new(store, "both");
+    let mut queue = Queue::through(&proxy.url(), store, "both").with(&["--ttl", "none"]);
+    queue.join_to("exec sleep 600");
+    holder.end();
+    queue.have_begun(&["0"]);
+    eventually(LONG, "the lock is its own", || queue.length() == 0);
+    let mut second = Lockrun::new(store).key("both").arg("--wait").sh(":").spawn();
+    eventually(LONG, "the second one waits", || queue.length() == 1 && queue.asleep() == 1);
+    second.signal(Signal::SIGSTOP);
+    eventually(LONG, "the waiter stands still", || processes::state(second.pid()) == Some('T'));
+    // The release arrives; what asks after the waiter to whom the lock was granted does not.
+    let granted = redis.waiting("both").remove(0);
+    proxy.set(Mode::CloseAt(granted.leak()));
+    queue.waiter(0).signal(Signal::SIGTERM);
+    let first = queue.take(0);
+    first.wait().died_of(Signal::SIGTERM);
+    second.kill_everything();
+    queue.leaves_only_what_goes();
+});
+
+// "2 s for a grant nobody claims", once: a waiter whose mail is taken, and who never claims what it was granted, does not get
+// it again before the others had it.
+on_redis!(mail_that_is_taken_is_no_claim, |store, redis| {
+    let holder = Holder::new(store, "taken");
+    let mut queue = Queue::new(store, "taken");
+    queue.join(2);
+    queue.stop([0]);
+    let first = redis.waiting("taken").remove(0);
+    let mailbox = redis_keys::mailbox("taken", &first);
+    let freed_at = now();
+    holder.end();
+    eventually(LONG, "the second one has run", || {
+        redis.ask(&["BLPOP", &mailbox, "0.05"]);
+        queue.begun() == ["1"]
+    });
+    queue.signal_all(Signal::SIGCONT);
+    queue.end().in_order([1, 0]).without_gap(freed_at, LONG);
+});
+
+// "In turn": a slot whose holder died is the first waiter's; one that comes later and finds it passes it on.
+on_redis!(a_newcomer_passes_on_the_slot_of_the_dead, |store, redis| {
+    let holder = Slot::take(&Lockrun::new(store).key("faults").args(["--slots", "2"]));
+    let proxy = store.proxy();
+    let dead = Slot::take(&Lockrun::at(&proxy.url()).key("faults").args(["--slots", "2", "--ttl", "1s"]));
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "2"]).doing(TELL);
+    queue.join(2);
+    // So that they do not see it by themselves.
+    queue.stop([0, 1]);
+    // One of its processes may see another one die, and release the slot before it dies itself.
+    proxy.set(Mode::Swallow);
+    dead.kill();
+    eventually(LONG, "the lease has run out", || holders(store, "faults") == 1);
+    let first = redis.waiting("faults").remove(0);
+    Lockrun::new(store).key("faults").args(["--slots", "2"]).sh(":").run().exited(75);
+    let granted = redis.ask(&["ZSCORE", &redis_keys::holders("faults"), &first]);
+    assert!(matches!(granted, Reply::Text(_)), "the slot stays unused: {granted:?}");
+    queue.signal_all(Signal::SIGCONT);
+    SharedRecord::read(&queue.all_end(), 2).in_any_order(0..2);
+    holder.end();
+    queue.nothing_is_left();
+});

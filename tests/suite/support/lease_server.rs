@@ -1,0 +1,47 @@
+//! The server of a lease store: what can happen to it, and what it knows of its locks.
+
+/// What the contracts ask of the server of a lease store, whichever it is.
+pub(crate) trait LeaseServer {
+    /// The port of the loopback interface on which it listens.
+    fn port(&self) -> u16;
+
+    /// The URL under which it is reached at another port, such as a proxy's.
+    fn url_at(&self, port: u16) -> String;
+
+    /// Stops its process without ending it: connections stay, nothing is answered.
+    fn pause(&self);
+
+    /// Continues it after `pause`.
+    fn resume(&self);
+
+    /// Kills it: its port refuses connections.
+    fn kill(&self);
+
+    /// Starts it again after `kill`, on the same port and with its data.
+    fn start_again(&self);
+
+    /// Closes the connections of all its clients.
+    fn hang_up(&self);
+
+    /// Deletes all that it has stored.
+    fn forget_everything(&self);
+
+    /// Deletes the holders of this lock, and nothing else.
+    fn forget_holders(&self, key: &str);
+
+    /// A word that stands in each request for a lock, to renew it or to release it, and in no other.
+    fn word(&self) -> &'static str;
+
+    /// How many requests of its clients it has carried out: acquisitions, renewals and the like.
+    fn requests(&self) -> u64;
+
+    /// The tokens of those that stand in the queue of this lock, the dead included, in their order.
+    fn waiting(&self, key: &str) -> Vec<String>;
+
+    /// How many clients sleep at the server until they are woken.
+    fn asleep(&self) -> usize;
+
+    /// What it keeps of this lock besides what stays of every lock for ever, and of others; without what goes by itself, if that does
+    /// not count.
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String>;
+}

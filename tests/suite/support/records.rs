@@ -1,0 +1,50 @@
+//! What somebody else has written into the record of a lock, in each store's own form.
+
+use serde_json::{Value, json};
+
+use super::hand::token;
+use super::lock_file;
+use super::lockrun::Lockrun;
+use super::redis_keys::{heartbeats, info, last, queue};
+use super::store::Store;
+
+/// A lock whose holder, waiter and last run were written by somebody who means harm, with this text.
+#[track_caller]
+pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
+    let who = json!({ "host": hostile, "pid": 7, "user": hostile, "command": hostile.repeat(5) });
+    // There is a last run, and somebody who holds the lock for ever.
+    Lockrun::new(store).key(key).command(["true"]).run().exited(0);
+    token(store, key, &["--ttl", "none", "--token", "planted"]);
+    match store {
+        Store::File(_) => lock_file::edit(&lock_file::path(store, key), |record| {
+            record["holders"][0]["who"] = who.clone();
+            record["last"]["who"] = who;
+        }),
+        Store::Redis(redis) => {
+            let mut held: Value =
+                serde_json::from_str(redis.ask(&["HGET", &info(key), "planted"]).text()).expect("JSON");
+            held["who"] = who.clone();
+            redis.ask(&["HSET", &info(key), "planted", &held.to_string()]);
+            redis.ask(&["SET", &last(key), &json!({ "who": who, "started": 1, "ended": 2, "status": 0 }).to_string()]);
+            redis.ask(&["HSET", &info(key), "waiter", &json!({ "who": who, "joined": 1 }).to_string()]);
+            redis.ask(&["ZADD", &queue(key), "1", "waiter"]);
+            redis.ask(&["ZADD", &heartbeats(key), "9000000000000", "waiter"]);
+        }
+    }
+}
+
+/// Lets the last run under a lock have ended at this time, in milliseconds since 1970.
+#[track_caller]
+pub(crate) fn set_last_run(store: &Store, key: &str, at: u64) {
+    match store {
+        Store::File(_) => lock_file::edit(&lock_file::path(store, key), |record| {
+            record["last"]["started_unix_ms"] = json!(at);
+            record["last"]["ended_unix_ms"] = json!(at);
+        }),
+        Store::Redis(redis) => {
+            let who = json!({ "host": "h", "pid": 1, "user": "u", "command": "c" });
+            let run = json!({ "who": who, "started": at, "ended": at, "status": 0 }).to_string();
+            redis.ask(&["SET", &last(key), &run]);
+        }
+    }
+}
