@@ -57,6 +57,14 @@ on_every_store!(status_shows_the_sequence, |store| {
     assert_eq!(status(store)["last_value"], "42");
 });
 
+// A script under the token of a reservation's run gets the lock that the token holds.
+on_every_store!(a_reservation_is_a_lock, |store| {
+    let program = crate::support::lockrun::PROGRAM;
+    let script = format!("{program} acquire --store '{}' --key seq --token $LOCKRUN_TOKEN | grep -c .", store.url());
+    reserve(store, "41").sh(&script).run().exited(0).printed("1\n").silent();
+    assert_eq!(status(store)["last_value"], "41");
+});
+
 // "What comes out of a store was written by another machine: control characters are escaped before a terminal sees them."
 #[test]
 fn hostile_values_are_escaped() {
