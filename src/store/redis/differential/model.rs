@@ -223,7 +223,7 @@ impl<'a> Model<'a> {
             Renewed::NotMine(held) => Answer { holder: self.named(held.as_ref()), ..Answer::new("not mine") },
             Renewed::Revoked(by) => Answer::new(format!("revoked by {:?}", by.command)),
         };
-        self.line(step, command, Reader::Renew, answer, true);
+        self.line(step, command, Reader::Renew, answer, false);
         true
     }
 
