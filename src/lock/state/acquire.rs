@@ -65,6 +65,9 @@ pub enum Acquired {
     Cancelled,
 }
 
+/// The greatest fence: what every store, and who checks fences, can keep as a signed number.
+const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
+
 /// No fence is left that is greater than the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceExhausted {
@@ -174,8 +177,8 @@ impl LockState {
     /// Returns the fence after the last one: greater than that, and, should the store have lost that, than any that was given out
     /// before now, because each is at least the time at which it was.
     pub(super) fn next_fence(&self, now: Now) -> Result<u64, FenceExhausted> {
-        let next = self.fence.checked_add(1).ok_or(FenceExhausted { last: self.fence })?;
-        Ok(next.max(now.unix_ms))
+        let next = self.fence.saturating_add(1).max(now.unix_ms);
+        if next > FENCE_MAX { Err(FenceExhausted { last: self.fence }) } else { Ok(next) }
     }
 
     /// Returns the lowest free slot of so many, if fewer hold the lock. A slot that the store finds taken without a holder in the

@@ -65,7 +65,8 @@ pub struct LockState {
     /// failed run must not hide it.)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
-    /// When a run ended of which nothing else was known any more, in Unix time.
+    /// When a hold ended that is not recorded as the last run, in Unix time: a run of which nothing else was known any more, or a kept
+    /// lock. 0 if none has since that run.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
     /// Where the key's sequence has got to.

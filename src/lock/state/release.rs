@@ -16,14 +16,14 @@ pub enum Release {
         ending: Option<Ending>,
         /// Whether it has used the value of a sequence that it had reserved.
         uses_value: bool,
-        /// Whether the lock retain nevertheless.
+        /// Whether the lock stays held nevertheless.
         retain: Retain,
     },
     /// By hand, by anybody who has the token.
     ByHand,
 }
 
-/// Whether a lock retain after its run.
+/// Whether a lock stays held after its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retain {
     /// No.
@@ -39,7 +39,7 @@ pub enum Retain {
 pub enum Released {
     /// The lock is free.
     Free,
-    /// It retain as was asked.
+    /// It stays held as was asked.
     Retained,
     /// It will be free when the command has ended that runs under it.
     WhenItEnds,
@@ -108,7 +108,7 @@ impl LockState {
         facts: &impl Facts,
     ) -> Released {
         let Some(at) = self.position(token) else {
-            // Its lease had run out, and others may have had the lock since: how their runs ended retain. But a careful waiter wants to
+            // Its lease had run out, and others may have had the lock since: how their runs ended stays. But a careful waiter wants to
             // hear that a command is dead whose lock was lost.
             self.lost_unix_ms = now.unix_ms;
             return Released::NotMine(None);
@@ -135,9 +135,13 @@ impl LockState {
         Released::Retained
     }
 
-    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result retain.
+    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays; that the lock
+    /// was held until now is noted, or a waiter that saw it would think that the store has forgotten it.
     pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
-        if holder.purpose != Purpose::Kept {
+        if holder.purpose == Purpose::Kept {
+            self.lost_unix_ms = now.unix_ms;
+        } else {
+            self.lost_unix_ms = 0;
             self.last = Some(LastRun {
                 who: holder.who.clone(),
                 started_unix_ms: now.unix_of(holder.since_ms),
@@ -148,7 +152,7 @@ impl LockState {
     }
 }
 
-/// Returns the lease under which the lock retain after the run of `holder`, if it does.
+/// Returns the lease under which the lock stays held after the run of `holder`, if it does.
 fn lease_after(holder: &HolderState, retain: Retain, now: Now) -> Option<Lease> {
     let lease = match retain {
         Retain::Not => return None,

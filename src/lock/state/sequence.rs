@@ -66,17 +66,19 @@ impl LockState {
         if self.is_cancelled(token, now, facts) {
             return Ok(self.unchanged(Reserved::Cancelled, Vec::new()));
         }
+        // What has ended is the waiters': they were there first.
         self.drop_ended(Some(token), now, facts);
+        let granted = self.hand_off(now, facts);
         if let Some(at) = self.position(token) {
             self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, value, .. } = &self.holders[at];
             let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
             let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
-            return Ok(self.applied(mine, now, facts));
+            return Ok(self.unchanged(mine, granted));
         }
         let value = match self.choose_value(wanted) {
             Ok(value) => value,
-            Err(refused) => return Ok(self.applied(refused, now, facts)),
+            Err(refused) => return Ok(self.unchanged(refused, granted)),
         };
         let fence = self.next_fence(now)?;
         // A reservation takes a slot so that each has one of its own. It needs no permission: its value is nobody else's.
@@ -84,7 +86,7 @@ impl LockState {
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
         self.hold(ask, slot, fence, Some(value), now, facts);
-        Ok(self.applied(mine, now, facts))
+        Ok(self.unchanged(mine, granted))
     }
 
     /// Returns the value that is reserved under this token.

@@ -50,7 +50,7 @@ impl LockState {
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
         // A fence is, as a rule, the time at which it was given out.
         let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.lost_unix_ms);
-        let is_old = now.unix_ms.saturating_sub(used_at) >= millis(unused_for);
+        let is_old = used_at.saturating_add(millis(unused_for)) <= now.unix_ms;
         !is_used && self.sequence.is_none() && self.fence <= now.unix_ms && is_old
     }
 }

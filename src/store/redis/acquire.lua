@@ -118,19 +118,12 @@ if redis.call('LINDEX', MAILBOX .. TOKEN, 0) then
 end
 
 local granted = ends_of(TOKEN)
-local mine, is_known_free = granted, false
+local mine, forgotten = granted
 local handed, patience = {}, math.huge
 if not mine then
-  -- A holder that was there at our last look, and neither released the lock nor let its lease run out, was forgotten: deleted, or lost
-  -- with the server's data. Its command may still run, until it hears of it or its lease is over.
-  local forgotten = CAUTION > 0 and ended == 0 and held() == 0
-  if forgotten then
-    local last = last_run()
-    forgotten = math.max(last.ended, last.lost or 0) < SEEN
-    is_known_free = not forgotten
-  end
-  if forgotten then
-    patience = CAUTION
+  -- A holder that was there at our last look has not let its lease run out.
+  if CAUTION > 0 and ended == 0 and is_forgotten(SEEN) then
+    forgotten, patience = SEEN, CAUTION
   elseif has_room(SLOTS) then
     local ahead = first_waiters(1)[1]
     mine = not ahead or ahead == TOKEN
@@ -142,18 +135,18 @@ if mine then
   local leads = info.leads
   if not info.fence then
     -- A slot that was granted and not claimed is another's by now.
-    info = {who = cjson.decode(WHO), slot = granted and (info.slot or 0) or lowest_slot(), hand = HAND or nil,
+    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(), hand = HAND or nil,
       request = REQUEST}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
-  elseif info.request and info.request ~= REQUEST then
+  elseif info.request ~= REQUEST then
     -- Two have been told that it is theirs, so neither takes it back.
     info.request = nil
     set_info(TOKEN, info)
   end
   -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
-    set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
+    begin_lease(TOKEN, TTL, info)
   end
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. The one that granted
   -- it to us has seen to them, as far as they did not have to wait for us.
@@ -164,9 +157,16 @@ if mine then
   return {1, info.fence, info.slot, handed[1] or '', handed[2] or ''}
 end
 
+-- The dead have no place any more.
+for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
+  if token ~= TOKEN then
+    drop_waiter(token)
+  end
+end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
 if WAIT then
+  local info = info_of(TOKEN)
   -- One that is late, or has just come, does not judge others: perhaps it was the server that was away.
   if place and is_refused() and overdue(TOKEN) < GRACE then
     for _, token in ipairs(those_ahead()) do
@@ -178,9 +178,12 @@ if WAIT then
     local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')
     local most = math.max(SLOTS, last[1] and info_of(last[1]).most or 1)
     redis.call('ZADD', QUEUE, whole((last[2] or 0) + 1), TOKEN)
-    set_info(TOKEN, {who = cjson.decode(WHO), slots = SLOTS, most = most, joined = now})
+    info = {who = cjson.decode(WHO), slots = SLOTS, most = most, joined = now}
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
+  -- Nobody is to grant it what may have been forgotten.
+  info.seen = forgotten
+  set_info(TOKEN, info)
   -- Its own next look is not one of the others'.
   expect(TOKEN, 0)
   look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3]))
@@ -188,11 +191,10 @@ if WAIT then
   redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
   redis.call('PEXPIRE', HEARTBEATS, REFRESH_MAX + LATE)
 elseif place then
-  remove_waiter(TOKEN)
-  redis.call('HDEL', INFO, TOKEN)
+  drop_waiter(TOKEN)
 end
 -- Not one that may have been forgotten.
-if ended > 0 or first[1] or is_known_free or (place and not WAIT) then
+if ended > 0 or first[1] or CAUTION > 0 and not forgotten or place and not WAIT then
   handed = hand_over()
 end
 if WAIT and not ends_of(TOKEN) then
@@ -201,4 +203,4 @@ if WAIT and not ends_of(TOKEN) then
   expect(TOKEN, look_in)
 end
 expire_holders()
-return {0, first, place or 0, look_in, handed[1] or '', handed[2] or '', now}
+return {0, handed[1] and holder() or first, place or 0, look_in, handed[1] or '', handed[2] or '', now}

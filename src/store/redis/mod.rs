@@ -6,6 +6,8 @@
 
 mod connection;
 mod diagnose;
+#[cfg(test)]
+mod differential;
 mod keys;
 mod listing;
 mod particulars;

@@ -1,17 +1,21 @@
 -- Writing down the last run, for the scripts that end one: behind the prelude.
 
--- Writes down that one has ended whose particulars are lost.
-local function note_lost()
-  local last = last_run()
-  if last.ended == 0 then
-    last.ended = now
-  end
-  last.lost = now
-  redis.call('SET', LAST, cjson.encode(last))
+-- Whether one fence is less than another.
+local function is_less(fence, other)
+  return #fence < #other or #fence == #other and fence < other
 end
 
--- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended.
-local function note(info, ending)
-  ending.who, ending.started, ending.ended = info.who, info.since, now
-  redis.call('SET', LAST, cjson.encode(ending))
+-- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended; `request` is by which request of
+-- a user, if by one. Of one whose particulars are lost, only that it has ended; and of a kept lock, whose run was written down when
+-- it ended.
+local function note(info, ending, request)
+  local last = ending
+  if info.fence and not info.kept then
+    last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
+  else
+    last = last_run()
+    last.lost = now
+  end
+  last.request = request
+  redis.call('SET', LAST, cjson.encode(last))
 end

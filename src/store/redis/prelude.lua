@@ -2,13 +2,14 @@
 -- script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, slot or value, ttl, and where it is so: hand, released,
---                   revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the lock, and
---                   {leads, probed}. slots: how many it lets hold the lock at once; most: the greatest such number up to its
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: value, place, hand, kept,
+--                   released, revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the
+--                   lock, and {leads, probed, seen}. slots: how many it lets hold the lock at once; most: the greatest such number up to its
 --                   place; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
 --                   sake; request: which request of a user under a token of the user's own it was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
---                   command of lockrun's runs under it (any more); released: it is released by hand while one does; revoked: who has
+--                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; seen: when it saw a
+--                   holder that is forgotten; released: it is released by hand while one does; revoked: who has
 --                   revoked it; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
@@ -112,6 +113,17 @@ local function take_hold(token, ttl, info)
   info.since, info.fence, info.ttl = now, next_fence(), ttl
   redis.call('SET', FENCE, info.fence)
   set_info(token, info)
+end
+
+-- Begins a holder's lease anew, for `ttl` from now; nobody prolongs one that was revoked.
+local function begin_lease(token, ttl, info)
+  if info.revoked then
+    return
+  elseif info.ttl ~= ttl then
+    info.ttl = ttl
+    set_info(token, info)
+  end
+  set_lease(token, ttl == 0 and math.huge or now + ttl)
 end
 
 -- Lets the keys of the holders expire after the last lease, so that a crash leaves nothing behind. Not at once: that a lease is

@@ -20,8 +20,8 @@ if redis.call('HGET', SEQUENCE, 'last') then
 end
 -- A fence is, as a rule, the time at which it was given out. One that is ahead of the clock must not be forgotten: what comes
 -- after it would be less.
-local ended, fence = last_run().ended, tonumber(redis.call('GET', FENCE) or 0) or math.huge
-if fence > now or now - (ended > 0 and ended or fence) < UNUSED then
+local last, fence = last_run(), tonumber(redis.call('GET', FENCE) or 0) or math.huge
+if fence > now or now - math.max(last.who and last.ended or fence, last.lost or 0) < UNUSED then
   return 0
 end
 if REALLY then

@@ -68,6 +68,12 @@ local function mark_unresponsive(token)
   redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
 
+-- Takes a waiter out of the queue, with what is known about it.
+local function drop_waiter(token)
+  remove_waiter(token)
+  redis.call('HDEL', INFO, token)
+end
+
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
 -- not claim it keeps its place, marked as unresponsive. So do all that have missed a look, as the waiters of a whole machine have
 -- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
@@ -97,6 +103,13 @@ local function held()
   return redis.call('ZCARD', HOLDERS)
 end
 
+-- Whether a holder that was seen then is gone without a trace: deleted, or lost with the server's data. Its command may still run,
+-- until it hears of that or its lease is over.
+local function is_forgotten(seen)
+  local last = last_run()
+  return held() == 0 and math.max(last.ended, last.lost or 0) < seen
+end
+
 -- Whether one that lets so many hold the lock may be granted it now, beside those that hold it or were granted it. Not if a waiter
 -- that was granted it before would then find too many when it claims it: that one leads, and hands the lock on when it has.
 local function has_room(slots)
@@ -104,7 +117,7 @@ local function has_room(slots)
   if count >= slots then
     return false
   end
-  for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', whole(now + CLAIM_WINDOW))) do
+  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
     local info = redis.call('ZSCORE', QUEUE, token) and info_of(token)
     if info and (info.slots or 1) <= count then
       info.leads = true
@@ -129,9 +142,9 @@ local function waiters(without_mail)
       end
       local token = batch[next_one]
       next_one = next_one + 1
-      if tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0) <= now then
-        remove_waiter(token)
-        redis.call('HDEL', INFO, token)
+      -- The one that asks, by the first argument, is alive.
+      if token ~= ARGV[1] and tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0) <= now then
+        drop_waiter(token)
       else
         from = from + 1
         local passed_by = without_mail and unread_since(token) or is_unresponsive(token)
@@ -225,6 +238,8 @@ local function hand_over()
           mail(behind, next_beat())
         end
       end
+      break
+    elseif info.seen and is_forgotten(info.seen) then
       break
     end
     info.slot, info.since, info.leads = lowest_slot(), now, nil

@@ -43,13 +43,8 @@ end
 drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
-if ENDING ~= '' and info.who then
-  local last = cjson.decode(ENDING)
-  last.request = HOW == 'hand' and REQUEST or nil
-  note(info, last)
-elseif ENDING ~= '' then
-  -- Whose it was is forgotten, with its lease or by a break.
-  note_lost()
+if ENDING ~= '' then
+  note(info, cjson.decode(ENDING), HOW == 'hand' and REQUEST or nil)
 end
 
 -- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
@@ -58,8 +53,7 @@ end
 if info.value and USED then
   local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
   local fence = redis.call('HGET', SEQUENCE, 'fence') or ''
-  local is_later = #fence < #info.fence or #fence == #info.fence and fence < info.fence
-  if place < info.place or (place == info.place and is_later) then
+  if place < info.place or (place == info.place and is_less(fence, info.fence)) then
     redis.call('HSET', SEQUENCE, 'last', info.value, 'place', whole(info.place), 'fence', info.fence)
   end
 end
@@ -73,7 +67,7 @@ elseif holds and HOW == 'hold' and info.since + SPAN > now then
   ends = info.since + SPAN
 end
 if ends then
-  info.hand, info.ttl = true, SPAN
+  info.hand, info.kept, info.ttl = true, true, SPAN
   set_info(TOKEN, info)
   set_lease(TOKEN, ends)
   -- It may end earlier than the first waiters know.

@@ -40,7 +40,7 @@ local function next_after(value)
 end
 
 local info = info_of(TOKEN)
-if not (info.value and ends_of(TOKEN)) then
+if not (info.fence and ends_of(TOKEN)) then
   local last = redis.call('HGET', SEQUENCE, 'last')
   local reserved = {}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
@@ -63,9 +63,10 @@ if not (info.value and ends_of(TOKEN)) then
   else
     place = place + STEPS
   end
-  info = {who = cjson.decode(WHO), value = value, place = place}
+  -- A slot of its own, but no permission: its value is nobody else's.
+  info = {who = cjson.decode(WHO), value = value, place = place, slot = lowest_slot()}
   take_hold(TOKEN, TTL, info)
 end
-set_lease(TOKEN, TTL == 0 and math.huge or now + TTL)
+begin_lease(TOKEN, TTL, info)
 expire_holders()
-return {1, info.fence, info.value}
+return {1, info.fence, info.value or ''}

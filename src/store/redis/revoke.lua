@@ -16,6 +16,8 @@ allow_when_full()
 
 local taken, others = {}, {}
 local free_in, untold = 0, 0
+-- Those that end now.
+local ended = {}
 local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
 for at = 1, #holders, 2 do
   local token, ends = holders[at], holders[at + 1]
@@ -32,11 +34,7 @@ for at = 1, #holders, 2 do
         if not info.hand then
           untold = untold + 1
         end
-        if info.who then
-          note(info, {})
-        else
-          note_lost()
-        end
+        ended[#ended + 1] = info
         redis.call('ZREM', HOLDERS, token)
         redis.call('HDEL', INFO, token)
       else
@@ -49,6 +47,13 @@ for at = 1, #holders, 2 do
 end
 if #taken == 0 then
   return #others == 0 and {0} or {1, others}
+end
+-- The one that has begun last is the last run.
+table.sort(ended, function(info, other)
+  return is_less(info.fence or '', other.fence or '')
+end)
+for _, info in ipairs(ended) do
+  note(info, {})
 end
 drop_ended_leases()
 local handed = hand_over()

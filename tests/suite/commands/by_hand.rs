@@ -138,6 +138,15 @@ on_every_store!(the_same_token_gives_the_same_lock, |store| {
     assert!(third["fence"].as_u64() > first["fence"].as_u64(), "{first} {third}");
 });
 
+// Asked again, the lease begins anew with the length that was asked for last; `renew` prolongs it by that.
+on_every_store!(the_length_that_was_asked_for_last_counts, |store| {
+    let ask = |ttl: &str| acquire(store, "length", &["--token", "ours", "--ttl", ttl]).run().exited(0).silent();
+    ask("5m");
+    ask("1h");
+    renew(store, "length", "ours", &[]).exited(0).silent();
+    assert!(expires_in(store, "length").is_some_and(|left| left > 1_800_000), "{}", status(store, "length"));
+});
+
 // "If it cannot be printed the lock is released again, because nobody could release it."
 on_every_store!(a_token_that_nobody_has_seen_holds_nothing, |store| {
     for (form, place) in ["", "--json", "--export"].into_iter().flat_map(|form| [(form, ">/dev/full"), (form, ">&-")]) {

@@ -27,6 +27,22 @@ on_every_store!(a_kept_lock_is_released_by_its_token, |store| {
     assert!(is_free(store, "kept"));
 });
 
+// "A release never overwrites how the kept run ended"; nor does `break`.
+on_every_store!(how_a_kept_run_ended_stays_known, |store| {
+    for is_broken in [false, true] {
+        let ours = keep(store, &["--ttl", "10m"], ":").run().exited(0).silent().stdout();
+        let before = status(store, "kept")["last"].clone();
+        if is_broken {
+            break_lock(store, "kept", &[]).exited(0);
+        } else {
+            release(store, "kept", ours.trim_end()).exited(0).silent();
+        }
+        assert!(!is_held(store, "kept"));
+        assert_eq!(status(store, "kept")["last"], before);
+        assert_eq!(before["status"], 0);
+    }
+});
+
 // "... otherwise it is released."
 on_every_store!(a_failure_is_not_kept, |store| {
     for script in ["exit 3", "kill -TERM $$"] {

@@ -57,6 +57,14 @@ on_every_store!(status_shows_the_sequence, |store| {
     assert_eq!(status(store)["last_value"], "42");
 });
 
+// A script under the token of a reservation's run gets the lock that the token holds.
+on_every_store!(a_reservation_is_a_lock, |store| {
+    let program = crate::support::lockrun::PROGRAM;
+    let script = format!("{program} acquire --store '{}' --key seq --token $LOCKRUN_TOKEN | grep -c .", store.url());
+    reserve(store, "41").sh(&script).run().exited(0).printed("1\n").silent();
+    assert_eq!(status(store)["last_value"], "41");
+});
+
 // "A sequence is never forgotten": it would begin anew.
 on_every_store!(prune_forgets_no_sequence, |store| {
     assert_eq!(next(&reserve(store, "5")), "5");

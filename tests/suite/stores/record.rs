@@ -240,11 +240,12 @@ fn a_fence_that_cannot_grow() {
     let call = Lockrun::new(&store).key("fence").sh("echo $LOCKRUN_FENCE");
     call.run().exited(0).silent();
     let set = |fence: u64| edit(&path(&store, "fence"), |record| record["fence"] = fence.into());
-    for fence in [1 << 53, u64::MAX - 2] {
+    let greatest = i64::MAX.unsigned_abs();
+    for fence in [1 << 53, greatest - 2] {
         set(fence);
         call.run().exited(0).silent().printed(&format!("{}\n", fence + 1));
     }
-    call.run().exited(0).silent().printed(&format!("{}\n", u64::MAX));
+    call.run().exited(0).silent().printed(&format!("{greatest}\n"));
     call.run().exited(69).printed("").said("fence").said(&path(&store, "fence").display().to_string());
 }
 

@@ -55,9 +55,9 @@ fn a_fence_is_greater_than_the_last_one_and_not_below_the_time() {
 #[test]
 fn at_the_end_of_the_range_there_is_no_fence() {
     let mut lock = Lock::new();
-    lock.state.fence = u64::MAX - 1;
-    assert_eq!(fence(&lock.acquire("a", 2)), u64::MAX);
-    assert_eq!(lock.try_ask(&ask(&claim("b", 2))), Err(FenceExhausted { last: u64::MAX }));
+    lock.state.fence = i64::MAX.unsigned_abs() - 1;
+    assert_eq!(fence(&lock.acquire("a", 2)), i64::MAX.unsigned_abs());
+    assert_eq!(lock.try_ask(&ask(&claim("b", 2))), Err(FenceExhausted { last: i64::MAX.unsigned_abs() }));
     // One that does not get the lock needs none.
     assert_eq!(slot(&lock.acquire("b", 1)), None);
 }

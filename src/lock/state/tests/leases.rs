@@ -88,6 +88,9 @@ fn a_free_key_is_pruned_when_it_is_old() {
     assert!(!lock.state.is_prunable(day, &lock.world));
     lock.pass(1);
     assert!(lock.state.is_prunable(day, &lock.world));
+    lock.world.now.unix_ms = START;
+    assert!(!lock.state.is_prunable(Duration::ZERO, &lock.world), "the clock was set back");
+    lock.world.now.unix_ms = lock.world.now.ms;
     lock.release("b", DONE);
     assert!(!lock.state.is_prunable(day, &lock.world), "a run has just ended of which nothing is known");
 }

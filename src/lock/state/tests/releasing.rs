@@ -33,6 +33,19 @@ fn a_kept_lock_stays_until_it_is_released_by_hand_and_its_result_stays() {
 }
 
 #[test]
+fn a_kept_lock_that_was_seen_is_not_forgotten_when_it_is_released() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.release("a", keep(lasts(60)));
+    lock.pass(1000);
+    let seen = Some(Seen { at_unix_ms: lock.world.now.unix_ms });
+    lock.pass(1000);
+    lock.release("a", Release::ByHand);
+    let claim = claim("b", 1);
+    assert_eq!(slot(&lock.ask(&Ask { seen, on_held: OnHeld::Wait, ..ask(&claim) })), Some(0));
+}
+
+#[test]
 fn a_kept_lock_goes_with_its_lease() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);

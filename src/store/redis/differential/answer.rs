@@ -1,0 +1,150 @@
+//! What an operation has answered, in one form for both sides.
+
+use redis::Value;
+
+use super::view::{fields, text};
+use crate::lock::key::Key;
+use crate::lock::state::Held;
+use crate::store::KeyStatus;
+use crate::store::redis::reply::read_status;
+
+/// An answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Answer {
+    /// What it says.
+    pub(super) words: String,
+    /// The holder that it names. On the side of the state all of those are here that it may name: if several leases end first, at
+    /// the same time, each side has its own order.
+    pub(super) holder: Vec<HolderSeen>,
+    /// To whom the lock was granted, if the answer tells.
+    pub(super) granted: Option<Vec<String>>,
+}
+
+/// A holder as an answer names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct HolderSeen {
+    pub(super) token: String,
+    pub(super) since: u64,
+    pub(super) ends: Option<u64>,
+}
+
+/// Which script has answered, and what matters for reading it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reader {
+    Acquire { waits: bool },
+    Renew,
+    Release,
+    Cancel,
+    Reserve,
+    Revoke,
+    List,
+    Prune,
+    Nothing,
+}
+
+impl Answer {
+    pub(super) fn new(words: impl Into<String>) -> Self {
+        Answer { words: words.into(), ..Answer::default() }
+    }
+
+    /// Returns whether Redis may answer this where the state answers `self`.
+    pub(super) fn allows(&self, redis: &Answer) -> bool {
+        let is_same_holder = match redis.holder.first() {
+            None => self.holder.is_empty(),
+            Some(holder) => self.holder.contains(holder),
+        };
+        self.words == redis.words && is_same_holder && (self.granted.is_none() || self.granted == redis.granted)
+    }
+
+    /// Reads a script's reply at `now`.
+    pub(super) fn read(reader: Reader, reply: &Value, now: u64) -> Self {
+        let fields = fields(reply);
+        match (reader, fields) {
+            (Reader::Acquire { .. }, [Value::Int(1), fence, slot, granted, _]) => Answer {
+                granted: Some(tokens(granted)),
+                ..Answer::new(format!("mine: fence {}, slot {}", text(fence), text(slot)))
+            },
+            (Reader::Acquire { waits }, [Value::Int(0), held, place, _, granted, _, _]) => {
+                let place = if waits { format!(", place {}", text(place)) } else { String::new() };
+                Answer {
+                    granted: Some(tokens(granted)),
+                    holder: holder(held, now).into_iter().collect(),
+                    ..Answer::new(format!("not mine{place}"))
+                }
+            }
+            (Reader::Renew, [Value::Int(1)]) => Answer::new("mine"),
+            (Reader::Renew, [Value::Int(2), by]) => {
+                let by: serde_json::Value = serde_json::from_str(&text(by)).expect("is JSON");
+                Answer::new(format!("revoked by {}", by["command"]))
+            }
+            (Reader::Renew | Reader::Release, [Value::Int(0), held]) => Answer::not_mine(held, now),
+            (Reader::Release, [Value::Int(2)]) => Answer::new("when it ends"),
+            (Reader::Release, [Value::Int(1), granted, _, Value::Int(stays)]) => {
+                let words = ["not mine", "free", "retained"][usize::try_from(stays + 1).expect("-1 to 1")];
+                Answer { granted: Some(tokens(granted)), ..Answer::new(words) }
+            }
+            (Reader::Cancel, [Value::Int(1), granted, _, Value::Int(stays)]) => Answer {
+                granted: Some(tokens(granted)),
+                ..Answer::new(if *stays == 1 { "another request's" } else { "cancelled" })
+            },
+            (Reader::Reserve, [Value::Int(1), fence, value]) => {
+                Answer::new(format!("mine: fence {}, value {}", text(fence), text(value)))
+            }
+            (Reader::Reserve, [Value::Int(0)]) => Answer::new("taken"),
+            (Reader::Reserve, [Value::Int(2), last]) => Answer::new(format!("nothing after {}", text(last))),
+            (Reader::Reserve, [Value::Int(3), last]) => Answer::new(format!("moved to {}", text(last))),
+            (Reader::Reserve, []) => Answer::new("cancelled"),
+            (Reader::Revoke, [Value::Int(0)]) => Answer::new("free"),
+            (Reader::Revoke, [Value::Int(1), others]) => Answer::new(format!("others: {:?}", holders(others, now))),
+            (Reader::Revoke, [Value::Int(2), from, free_in, untold, granted, _]) => {
+                let from = holders(from, now);
+                let untold = *untold != Value::Int(0);
+                Answer {
+                    granted: Some(tokens(granted)),
+                    ..Answer::new(format!("from: {from:?}, free in {}, untold {untold}", text(free_in)))
+                }
+            }
+            (Reader::List, _) => match read_status(Key::new("k".as_ref()).expect("is a key"), reply) {
+                Ok(status) => Answer::status(status),
+                Err(_) => Answer::new(format!("not to be read: {reply:?}")),
+            },
+            (Reader::Prune, _) => Answer::new(format!("to be pruned: {}", *reply == Value::Int(1))),
+            (Reader::Nothing, _) => Answer::default(),
+            _ => Answer::new(format!("not to be read: {reply:?}")),
+        }
+    }
+
+    /// Returns the answer that `status` gives.
+    pub(super) fn status(mut status: KeyStatus) -> Self {
+        status.holders.sort_by(|a, b| a.who.command.cmp(&b.who.command));
+        Answer::new(format!("{status:?}"))
+    }
+
+    fn not_mine(held: &Value, now: u64) -> Self {
+        Answer { holder: holder(held, now).into_iter().collect(), ..Answer::new("not mine") }
+    }
+}
+
+impl HolderSeen {
+    pub(super) fn of_state(held: &Held) -> Self {
+        HolderSeen { token: held.token.as_str().to_owned(), since: held.since_ms, ends: held.ends_ms }
+    }
+}
+
+/// Returns the tokens that a reply names, separated by blanks.
+fn tokens(value: &Value) -> Vec<String> {
+    text(value).split_whitespace().map(str::to_owned).collect()
+}
+
+/// Reads `{held for, expires in or -1, info, token}`, or `{}`.
+fn holder(value: &Value, now: u64) -> Option<HolderSeen> {
+    let [Value::Int(held_for), Value::Int(expires_in), _, token] = fields(value) else { return None };
+    let ends = (*expires_in >= 0).then(|| now.saturating_add_signed(*expires_in));
+    Some(HolderSeen { token: text(token), since: now.saturating_add_signed(-held_for), ends })
+}
+
+fn holders(value: &Value, now: u64) -> Vec<HolderSeen> {
+    let mut holders: Vec<_> = fields(value).iter().filter_map(|it| holder(it, now)).collect();
+    holders.sort();
+    holders
+}

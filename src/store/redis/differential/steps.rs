@@ -1,0 +1,305 @@
+//! The steps of a history, drawn at random.
+
+use std::time::Duration;
+
+use super::model::Model;
+use crate::lock::ending::Ending;
+use crate::lock::lease::Ttl;
+use crate::lock::state::{Purpose, Release, Retain, Wanted};
+
+/// How long after the look that was expected of it a waiter counts as dead, in ms: as in `queue.lua`.
+pub(super) const LATE: u64 = 20_000;
+
+/// For how long Redis remembers at least that a lease has run out, in ms. The state remembers it until somebody looks, so somebody
+/// does.
+const REMEMBERED: u64 = 50_000;
+
+/// How many runs a history has at once, and how many steps.
+const CLIENTS: u64 = 6;
+const STEPS: usize = 60;
+
+/// One step.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// It is as late as this, in ms. The clock may be set back.
+    Time(u64),
+    /// Asks for the lock, once.
+    Acquire {
+        token: String,
+        waits: bool,
+        by_hand: bool,
+        slots: u32,
+        ttl: Ttl,
+        request: Option<String>,
+        /// The ttl of the holder that it has seen, and when that was.
+        seen: Option<(u64, u64)>,
+    },
+    Reserve {
+        token: String,
+        wanted: Wanted,
+        ttl: Ttl,
+    },
+    Renew {
+        token: String,
+        ttl: Option<Ttl>,
+    },
+    Release {
+        token: String,
+        release: Release,
+        is_in_flight: bool,
+    },
+    Cancel {
+        token: String,
+        request: Option<String>,
+        is_in_flight: bool,
+    },
+    Revoke {
+        fence: Option<u64>,
+        at_once: bool,
+    },
+    /// The waiter is stopped, cut off or dead: it takes no mail, and counts as dead after [`LATE`], unless it asks before.
+    FallSilent(String),
+    Status,
+    Prune {
+        unused_for: u64,
+        really: bool,
+    },
+    /// The store loses all its data.
+    Forget,
+    /// This fence was given out last.
+    Fence(u64),
+    /// A cancelled request of nobody's: whoever comes hands off what is free.
+    Look,
+}
+
+/// Pseudo-random numbers: splitmix64.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    /// Returns a number below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    fn of<T: Clone>(&mut self, choice: &[T]) -> T {
+        let bound = u64::try_from(choice.len()).expect("is small");
+        choice[usize::try_from(self.below(bound)).expect("is small")].clone()
+    }
+}
+
+/// What a history is like.
+struct Manner {
+    /// The numbers of slots that are asked for.
+    slots: Vec<u32>,
+    /// Whether values are reserved.
+    reserves: bool,
+    /// Which of its acquisitions each client is at.
+    lives: Vec<u64>,
+    /// How long nobody has looked.
+    unlooked: u64,
+}
+
+/// Plays a random history on the side of the state.
+pub(super) fn play(model: &mut Model<'_>, random: &mut Random) {
+    let slots = random.of(&[vec![1], vec![1], vec![2], vec![3], vec![1, 2], vec![1, 2, 3]]);
+    let lives = (0..CLIENTS).map(|_| 0).collect();
+    let mut manner = Manner { slots, reserves: random.one_in(4), lives, unlooked: 0 };
+    if random.one_in(40) {
+        let fence = random.of(&[i64::MAX.unsigned_abs() - 3, i64::MAX.unsigned_abs() - 1, 999_999_999_999_998]);
+        model.step(&Step::Fence(fence));
+    }
+    for _ in 0..STEPS {
+        manner.pass(model, random);
+        let step = manner.next(model, random);
+        model.step(&step);
+        manner.unlooked = if matches!(step, Step::Status | Step::Forget) { manner.unlooked } else { 0 };
+        if model.is_over {
+            break;
+        }
+    }
+}
+
+impl Manner {
+    /// Lets time pass.
+    fn pass(&mut self, model: &mut Model<'_>, random: &mut Random) {
+        let mut left = match random.below(40) {
+            0..=19 => 0,
+            20..=29 => random.below(300),
+            30..=34 => random.below(3_000),
+            // Right at the end of a lease or a grant, or beside it.
+            35..=37 => model.next_end().saturating_sub(model.facts.now + 1) + random.below(3),
+            38 => random.below(30_000),
+            _ if random.one_in(4) => random.below(400_000),
+            _ => 0,
+        };
+        while self.unlooked + left > REMEMBERED {
+            let step = REMEMBERED.saturating_sub(self.unlooked).min(left);
+            model.step(&Step::Time(model.facts.now + step));
+            model.step(&Step::Look);
+            (left, self.unlooked) = (left - step, 0);
+        }
+        if left > 0 {
+            model.step(&Step::Time(model.facts.now + left));
+            self.unlooked += left;
+        } else if random.one_in(60) {
+            model.step(&Step::Time(model.facts.now - random.below(5_000)));
+        }
+    }
+
+    fn next(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        match random.below(40) {
+            0..=15 => self.acquire(model, random),
+            16..=17 if self.reserves => self.reserve(model, random),
+            18..=21 => {
+                let ttl = Some(ttl(random)).filter(|_| random.one_in(3));
+                Step::Renew { token: self.token(model, random), ttl }
+            }
+            22..=28 => self.release(model, random),
+            29..=30 => self.cancel(model, random),
+            31..=32 => {
+                let fences: Vec<u64> = model.state.holders.iter().map(|holder| holder.fence).chain([7]).collect();
+                let fence = Some(random.of(&fences)).filter(|_| random.one_in(2));
+                Step::Revoke { fence, at_once: random.one_in(2) }
+            }
+            33..=34 => {
+                let tokens = model.state.waiters.iter().map(|waiter| waiter.token.as_str().to_owned());
+                let listening: Vec<_> = tokens.filter(|token| !model.facts.silent.contains_key(token)).collect();
+                if listening.is_empty() { Step::Look } else { Step::FallSilent(random.of(&listening)) }
+            }
+            35 => Step::Prune { unused_for: random.of(&[0, 1, 5_000, 60_000]), really: random.one_in(2) },
+            36 if random.one_in(8) => Step::Forget,
+            37 => Step::Look,
+            38 => self.claim(model, random),
+            _ => Step::Status,
+        }
+    }
+
+    fn acquire(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        if random.one_in(3) {
+            return self.claim(model, random);
+        }
+        let token = if random.one_in(8) { self.token(model, random) } else { self.client(random) };
+        let by_hand = random.one_in(6);
+        let request = by_hand.then(|| random.of(&[None, Some("q1".to_owned()), Some("q2".to_owned())])).flatten();
+        let seen = model.seen.get(&token).copied().filter(|_| !random.one_in(6));
+        Step::Acquire {
+            waits: !random.one_in(4),
+            by_hand,
+            slots: random.of(&self.slots),
+            ttl: ttl(random),
+            request,
+            seen,
+            token,
+        }
+    }
+
+    /// A waiter that was granted the lock, or another one, asks again.
+    fn claim(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        let granted: Vec<_> = model.state.waiters.iter().filter(|waiter| waiter.grant.is_some()).collect();
+        let waiting: Vec<_> = model.state.waiters.iter().collect();
+        let chosen = if granted.is_empty() { waiting } else { granted };
+        if chosen.is_empty() {
+            return self.release(model, random);
+        }
+        let waiter = random.of(&chosen);
+        let token = waiter.token.as_str().to_owned();
+        let seen = model.seen.get(&token).copied();
+        let slots = waiter.slots;
+        Step::Acquire { token, waits: true, by_hand: random.one_in(12), slots, ttl: ttl(random), request: None, seen }
+    }
+
+    fn reserve(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        let last = model.state.sequence.as_ref().map(|sequence| sequence.last.clone());
+        let wanted = match random.below(8) {
+            0 => Wanted::Next { from: i64::MAX - 1, step: 1 },
+            1 => Wanted::Next { from: 1, step: random.of(&[-3, 2, i64::MIN, i64::MAX]) },
+            2 => {
+                let value = random.of(&["x", "007", "3", "-0", "+1", "9223372036854775807"]).to_owned();
+                let steps = u32::try_from(random.below(3) + 1).expect("is small");
+                Wanted::Value { value, after: random.of(&[None, last.clone(), last]), steps }
+            }
+            _ => Wanted::Next { from: 1, step: 1 },
+        };
+        // A token is one acquisition: no run reserves under one that waits for the lock.
+        let token = self.client(random).replace('c', "r");
+        if model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token) {
+            return Step::Look;
+        }
+        Step::Reserve { token, wanted, ttl: ttl(random) }
+    }
+
+    fn release(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        let token = self.token(model, random);
+        let span = Duration::from_millis(random.of(&[1_000, 4_000, 12_000]));
+        let retain = match random.below(8) {
+            0 | 1 => Retain::Kept(ttl(random)),
+            2 => Retain::AtLeast(span),
+            _ => Retain::Not,
+        };
+        let ending = random.of(&[Some(Ending::Exited(0)), Some(Ending::Exited(3)), Some(Ending::Signaled(9)), None]);
+        let is_kept = model.state.holders.iter().any(|it| it.token.as_str() == token && it.purpose != Purpose::Run);
+        let release = if random.one_in(if is_kept { 2 } else { 6 }) {
+            Release::ByHand
+        } else {
+            Release::Run { ending, uses_value: random.one_in(2), retain }
+        };
+        // The end of a run is told again only with what was said of it the first time.
+        let is_in_flight = release != Release::ByHand && !is_kept && random.one_in(8);
+        if random.one_in(2) || is_in_flight {
+            self.another_life(&token);
+        }
+        Step::Release { token, release, is_in_flight }
+    }
+
+    fn cancel(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        let token = self.token(model, random);
+        let is_in_flight = random.one_in(3);
+        let request = random.of(&[None, None, Some("q1".to_owned()), Some("q2".to_owned())]);
+        if !random.one_in(3) {
+            self.another_life(&token);
+        }
+        Step::Cancel { token, request, is_in_flight }
+    }
+
+    /// A token: of a holder, a waiter or anybody else.
+    fn token(&self, model: &Model<'_>, random: &mut Random) -> String {
+        let holders = model.state.holders.iter().map(|holder| &holder.token);
+        let waiters = model.state.waiters.iter().map(|waiter| &waiter.token);
+        let tokens: Vec<_> = if random.one_in(4) { waiters.collect() } else { holders.collect() };
+        if tokens.is_empty() || random.one_in(8) {
+            return self.client(random);
+        }
+        random.of(&tokens).as_str().to_owned()
+    }
+
+    fn client(&self, random: &mut Random) -> String {
+        let client = random.below(CLIENTS);
+        format!("c{client}.{}", self.lives[usize::try_from(client).expect("is small")])
+    }
+
+    /// The next acquisition of this client is another one.
+    fn another_life(&mut self, token: &str) {
+        let number = token[1..].split('.').next().and_then(|client| client.parse::<usize>().ok());
+        if let Some(client) = number {
+            self.lives[client] += 1;
+        }
+    }
+}
+
+fn ttl(random: &mut Random) -> Ttl {
+    match random.below(12) {
+        0 => Ttl::None,
+        1..=3 => Ttl::Lasts(Duration::from_secs(1)),
+        4..=6 => Ttl::Lasts(Duration::from_secs(3)),
+        7 => Ttl::Lasts(Duration::from_mins(1)),
+        _ => Ttl::Lasts(Duration::from_secs(10)),
+    }
+}

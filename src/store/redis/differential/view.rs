@@ -1,0 +1,227 @@
+//! All that is kept of a lock, in one form for both sides.
+
+use std::collections::BTreeMap;
+
+use redis::Value;
+use serde_json::Value as Json;
+
+use crate::lock::holder::Holder;
+use crate::lock::state::{Facts, HolderState, LockState, Presence, Purpose};
+
+/// What is kept of a lock.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct View {
+    fence: String,
+    /// By their tokens.
+    holders: BTreeMap<String, HolderView>,
+    /// The next one first; without the dead.
+    waiters: Vec<WaiterView>,
+    last: Option<LastView>,
+    /// When a hold ended last.
+    ended: u64,
+    sequence: Option<(String, u64, String)>,
+}
+
+#[derive(Debug, PartialEq)]
+struct HolderView {
+    who: String,
+    since: u64,
+    ends: Option<u64>,
+    ttl: Option<u64>,
+    fence: String,
+    slot: u64,
+    value: Option<(String, u64)>,
+    purpose: Purpose,
+    is_released: bool,
+    revoked_by: Option<Holder>,
+    request: Option<String>,
+}
+
+#[derive(Debug, PartialEq)]
+struct WaiterView {
+    token: String,
+    who: String,
+    slots: u64,
+    joined: u64,
+    /// The slot, since when and until when.
+    grant: Option<(u64, u64, u64)>,
+    /// It was granted nothing, and the others pass it by.
+    is_passed_by: bool,
+}
+
+#[derive(Debug, PartialEq)]
+struct LastView {
+    who: String,
+    started: u64,
+    ended: u64,
+    ending: Json,
+}
+
+impl View {
+    pub(super) fn of_state(state: &LockState, facts: &impl Facts) -> Self {
+        let waiters = state.waiters.iter().filter(|waiter| facts.presence(waiter) != Presence::Gone);
+        View {
+            fence: state.fence.to_string(),
+            holders: state.holders.iter().map(|it| (it.token.as_str().to_owned(), holder_of_state(it))).collect(),
+            waiters: waiters
+                .map(|waiter| WaiterView {
+                    token: waiter.token.as_str().to_owned(),
+                    who: waiter.who.command.clone(),
+                    slots: waiter.slots.into(),
+                    joined: waiter.joined_ms,
+                    grant: waiter.grant.map(|grant| (grant.slot.into(), grant.since_ms, grant.ends_ms)),
+                    is_passed_by: waiter.grant.is_none()
+                        && (waiter.is_unresponsive || facts.presence(waiter) == Presence::Silent),
+                })
+                .collect(),
+            last: state.last.as_ref().map(|last| LastView {
+                who: last.who.command.clone(),
+                started: last.started_unix_ms,
+                ended: last.ended_unix_ms,
+                ending: serde_json::to_value(last.ending).expect("is JSON"),
+            }),
+            ended: state.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(state.lost_unix_ms),
+            sequence: state.sequence.as_ref().map(|it| (it.last.clone(), it.place, it.fence.to_string())),
+        }
+    }
+
+    /// Returns it in parts, to be printed.
+    pub(super) fn parts(&self) -> Vec<String> {
+        let holders = self.holders.iter().map(|(token, holder)| format!("{token} holds it: {holder:?}"));
+        let waiters = self.waiters.iter().enumerate().map(|(place, waiter)| format!("waiter {place}: {waiter:?}"));
+        let View { fence, last, ended, sequence, .. } = self;
+        let rest = [
+            format!("fence {fence}"),
+            format!("last run: {last:?}"),
+            format!("ended at {ended}"),
+            format!("sequence: {sequence:?}"),
+        ];
+        holders.chain(waiters).chain(rest).collect()
+    }
+
+    /// Reads what stands behind a script's reply: holders, info, fence, last, waiters, sequence.
+    pub(super) fn of_redis(kept: &[Value]) -> Self {
+        let [holders, info, fence, last, waiters, sequence] = kept else { panic!("six fields: {kept:?}") };
+        let ends: BTreeMap<String, String> = pairs(holders);
+        let info: BTreeMap<String, Json> = pairs(info).into_iter().map(|(token, info)| (token, json(&info))).collect();
+        let info_of = |token: &str| info.get(token).unwrap_or(&Json::Null);
+        let waiters: Vec<_> = fields(waiters).iter().map(fields).collect();
+        let is_waiter = |token: &str| waiters.iter().any(|waiter| text(&waiter[0]) == token);
+        let last: Json = Some(text(last)).filter(|last| !last.is_empty()).map_or(Json::Null, |last| json(&last));
+        let sequence = pairs(sequence);
+        View {
+            fence: text(fence),
+            holders: ends
+                .iter()
+                .filter(|(token, _)| !is_waiter(token))
+                .map(|(token, ends)| (token.clone(), holder_of_redis(ends, info_of(token))))
+                .collect(),
+            waiters: waiters
+                .iter()
+                .filter(|waiter| waiter[1] == Value::Int(1))
+                .map(|waiter| waiter_of_redis(waiter, &ends, info_of(&text(&waiter[0]))))
+                .collect(),
+            ended: number(&last["ended"]).max(number(&last["lost"])),
+            last: last["who"].is_object().then(|| LastView {
+                who: command(&last["who"]),
+                started: number(&last["started"]),
+                ended: number(&last["ended"]),
+                ending: match (&last["status"], &last["signal"]) {
+                    (Json::Null, Json::Null) => Json::Null,
+                    (status, Json::Null) => serde_json::json!({ "exited": status }),
+                    (_, signal) => serde_json::json!({ "signaled": signal }),
+                },
+            }),
+            sequence: sequence.get("last").map(|last| {
+                let place = sequence["place"].parse().expect("is a number");
+                (last.clone(), place, sequence["fence"].clone())
+            }),
+        }
+    }
+}
+
+fn holder_of_state(holder: &HolderState) -> HolderView {
+    let lease = holder.lease.expect("a lease store's holders have leases");
+    HolderView {
+        who: holder.who.command.clone(),
+        since: holder.since_ms,
+        ends: lease.ends_ms,
+        ttl: lease.ttl_ms,
+        fence: holder.fence.to_string(),
+        slot: holder.slot.into(),
+        value: holder.value.as_ref().map(|value| (value.value.clone(), value.place)),
+        purpose: holder.purpose,
+        is_released: holder.is_released,
+        revoked_by: holder.revoked_by.clone(),
+        request: holder.request.as_ref().map(|request| request.as_str().to_owned()),
+    }
+}
+
+fn holder_of_redis(ends: &str, info: &Json) -> HolderView {
+    let string = |name: &str| info[name].as_str().map(str::to_owned);
+    HolderView {
+        who: command(&info["who"]),
+        since: number(&info["since"]),
+        ends: ends.parse().ok(),
+        ttl: Some(number(&info["ttl"])).filter(|ttl| *ttl > 0),
+        fence: string("fence").unwrap_or_default(),
+        slot: info["slot"].as_u64().unwrap_or(u64::MAX),
+        value: string("value").map(|value| (value, number(&info["place"]))),
+        purpose: match (info["hand"].as_bool(), info["kept"].as_bool()) {
+            (Some(true), Some(true)) => Purpose::Kept,
+            (Some(true), _) => Purpose::Hand,
+            _ => Purpose::Run,
+        },
+        is_released: info["released"].as_bool().unwrap_or_default(),
+        revoked_by: serde_json::from_value(info["revoked"].clone()).ok(),
+        request: string("request"),
+    }
+}
+
+fn waiter_of_redis(waiter: &[Value], ends: &BTreeMap<String, String>, info: &Json) -> WaiterView {
+    let token = text(&waiter[0]);
+    let grant = ends.get(&token).map(|ends| {
+        (info["slot"].as_u64().unwrap_or(u64::MAX), number(&info["since"]), ends.parse().unwrap_or(u64::MAX))
+    });
+    WaiterView {
+        who: command(&info["who"]),
+        slots: number(&info["slots"]),
+        joined: number(&info["joined"]),
+        is_passed_by: grant.is_none() && waiter[2] == Value::Int(1),
+        grant,
+        token,
+    }
+}
+
+pub(super) fn fields(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(fields) => fields,
+        _ => &[],
+    }
+}
+
+pub(super) fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).expect("is text"),
+        Value::Int(number) => number.to_string(),
+        other => panic!("no text: {other:?}"),
+    }
+}
+
+fn pairs(value: &Value) -> BTreeMap<String, String> {
+    fields(value).chunks(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect()
+}
+
+fn json(text: &str) -> Json {
+    serde_json::from_str(text).expect("is JSON")
+}
+
+fn command(who: &Json) -> String {
+    who["command"].as_str().unwrap_or_default().to_owned()
+}
+
+/// A number, which Lua may have written as 1.8e+12.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times, which are exact in a double")]
+fn number(value: &Json) -> u64 {
+    value.as_f64().unwrap_or_default() as u64
+}
