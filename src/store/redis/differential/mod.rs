@@ -18,6 +18,8 @@
 //!   mail lies unread. A state leaves that to its store. The hand-off has tests of its own.
 //! - When what has ended is seen. An operation that changes nothing may leave that to the next one, in Redis it does; so after such a
 //!   step somebody looks, on both sides. Redis forgets a lease that ran out a minute ago; so somebody looks before.
+//! - When a dead waiter is removed: a state does it at once, Redis when it comes by it in the queue. One that comes back before then
+//!   has kept its place there.
 //! - Which of several holders is named whose leases end at the same time.
 //! - Whether a key with a cancelled request is pruned: Redis keeps such requests beside the key, where they outlive it.
 //! - A release by hand that is sent again after its answer was lost: Redis knows it by a number, a state does not yet.

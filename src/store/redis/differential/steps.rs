@@ -187,6 +187,12 @@ impl Manner {
             return self.claim(model, random);
         }
         let token = if random.one_in(8) { self.token(model, random) } else { self.client(random) };
+        // One that the state has removed as dead does not come back: Redis may not have come by it yet.
+        let is_waiting = model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token);
+        if model.facts.silent.contains_key(&token) && !is_waiting {
+            self.another_life(&token);
+            return Step::Look;
+        }
         let by_hand = random.one_in(6);
         let request = by_hand.then(|| random.of(&[None, Some("q1".to_owned()), Some("q2".to_owned())])).flatten();
         let seen = model.seen.get(&token).copied().filter(|_| !random.one_in(6));
