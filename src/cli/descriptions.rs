@@ -130,11 +130,11 @@ const ALL: [Description; 33] = [
     option(name::FENCE, "N", LOCK, "Break the lock only if N is still the holder's fencing token")
         .more("Break the lock only if N is still the holder's fencing token, as shown by `lockrun status`."),
     switch(name::NOW, LOCK, "Free the lock at once, even if its command may still be running").more(
-        "Free the lock at once, before the holder knows: its command may still be running beside the next one.",
+        "Free the lock at once, before the holder hears of it: its command may still be running beside the next one.",
     ),
     option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
     switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
-    switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default (also --nonblock)"),
+    switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default"),
     switch(name::SKIP, HELD, "Exit 0, silently"),
     option(name::WAIT, "DURATION", HELD, "Wait in turn: for ever, or this long and then as --fail").more(
         "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. The word after --wait is its value \
@@ -149,7 +149,7 @@ const ALL: [Description; 33] = [
     option(name::TTL, "DURATION", LEASE, "The length of the lease, at least 1s; none: it never expires  [default: 30s]").more(
         "The length of the lease, at least 1s [default: 30s]\n\n\
          If lockrun or its machine dies, a lock in Redis is free after this time. With `none` it never expires. \
-         The file store needs no lease: its locks end with their holder.",
+         A run on files needs no lease: its lock ends with it; one acquired by hand or kept has a lease there too.",
     ),
     option(name::RENEW_EVERY, "DURATION", LEASE, "The time between renewals  [default: ttl / 3]"),
     option(

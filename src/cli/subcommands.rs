@@ -45,7 +45,7 @@ struct Doc {
 const OK: (&str, &str) = ("0", "done");
 const BAD_USAGE: (&str, &str) = ("64", "the command line or the configuration is wrong");
 const STORE_FAILED: (&str, &str) =
-    ("69", "the store cannot be reached, rejects the request, or does not answer in time");
+    ("69", "the store cannot be reached, rejects the request, does not answer in time, or has a broken record");
 const NOT_OURS: (&str, &str) = ("79", "the lock is not, or no longer, held under this token");
 const FAILED: (&str, &str) = ("125", "lockrun itself failed");
 
@@ -158,14 +158,23 @@ impl Subcommand {
             ),
             FAILED,
         ];
-        const OTHER: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
+        const DOCTOR: &Table = &[
+            ("0", "nothing was found, or only notes"),
+            ("1", "a warning: locks hold, but not in every situation, or they are slow"),
+            ("2", "a failure: locks are granted that cannot be relied on"),
+            BAD_USAGE,
+            ("69", "no lock can be acquired at all"),
+            FAILED,
+        ];
+        const PRUNE: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
         match self {
             Acquire => ACQUIRE,
             Reserve => RESERVE,
             Renew | Release => HELD,
             Status => STATUS,
             Break => BREAK,
-            Doctor | Prune => OTHER,
+            Doctor => DOCTOR,
+            Prune => PRUNE,
         }
     }
 
@@ -184,7 +193,7 @@ impl Subcommand {
                 page: "lockrun-renew",
                 usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
                 about: "Renew the lease of a lock acquired by `acquire`",
-                more: "From now on the lease lasts for its present length, or for --ttl. While a command of lockrun's runs under it, \
+                more: "From now on the lease lasts for its present length, or for --ttl. While lockrun's command runs under it, \
                        --ttl cannot shorten it. A lock that is not held under the token is never acquired anew.",
             },
             Release => &Doc {
@@ -192,7 +201,7 @@ impl Subcommand {
                 page: "lockrun-release",
                 usage: "lockrun release --key KEY --token TOKEN [OPTIONS]",
                 about: "Release a lock acquired by `acquire`",
-                more: "A lock that is not held under the token is not touched. One under which a command of lockrun's \
+                more: "A lock that is not held under the token is not touched. One under which lockrun's command \
                        still runs is released when the command has ended.",
             },
             Reserve => &Doc {
@@ -206,7 +215,7 @@ impl Subcommand {
                        stopped, the last value stays, and the reserved one comes up again when its lease has expired, \
                        unless a later value was used meanwhile. It never waits.\n\n\
                        A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
-                       sequence would begin anew. Name a directory that lasts, or a Redis that keeps its data.",
+                       sequence would begin anew. Use a directory that survives a reboot, or a Redis that keeps its data.",
             },
             Status => &Doc {
                 name: "status",

@@ -23,7 +23,10 @@ pub const EXIT_STATUS: [(&str, &str); 10] = [
     ("COMMAND's", "it ran and ended; if a signal terminated it, the same signal terminates lockrun"),
     ("0", "also: the lock was held, and --skip was given"),
     ("64", "the command line or the configuration is wrong"),
-    ("69", "the store cannot be reached, rejects the request, or does not answer in time; COMMAND was not started"),
+    (
+        "69",
+        "the store cannot be reached, rejects the request, does not answer in time, or has a broken record; COMMAND was not started",
+    ),
     ("75", "the lock is held, or the wait timed out (--conflict-exit-code changes it)"),
     ("79", "the lease was lost while COMMAND ran, and COMMAND was stopped"),
     ("124", "--max-runtime passed, and COMMAND was stopped"),
@@ -54,8 +57,8 @@ pub const SETTINGS: &str = "Every option but --key can also be set by an environ
     its name. Precedence: command line, environment, user file, system file.";
 
 /// Where the options of a subcommand can be set.
-pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set in the same places, \
-    such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
+pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set by the same \
+    variables and in the same files, such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
 
 /// Which signals reach which processes.
 pub const SIGNALS: &str = "lockrun relays INT, TERM, HUP, QUIT, TSTP, CONT and WINCH to COMMAND's whole process group, and every other \
@@ -89,9 +92,9 @@ pub const EVENTS: [(&str, &str); 12] = [
         "waiting",
         "the lock is held, and lockrun waits for it: holder (host, pid, user, command, held_ms), place in the queue",
     ),
-    ("acquired", "the lock was acquired: waited_ms"),
+    ("acquired", "the lock was acquired: waited_ms; with reserve also value"),
     ("started", "COMMAND runs"),
-    ("held", "the lock is held, and the run fails: holder; why, if it would wait for a lock of its own"),
+    ("held", "the lock is held, and the run fails: holder; why, if it would wait for a lock that it runs under"),
     ("skipped", "the lock is held, and --skip was given: holder"),
     ("lost", "the lease is lost: why, stops_command, held_ms"),
     ("killed", "COMMAND was stopped: why"),

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 
 use super::open;
 use crate::config::settings::Settings;
-use crate::report::diagnostic::{Diagnostic, Level};
 use crate::run::outcome::Outcome;
+use crate::store::diagnostic::{Diagnostic, Level};
 
 /// Diagnoses the store, and prints a line for each diagnostic. The worst one decides the outcome. Fails if nothing can be
 /// printed, or with [`crate::config::settings::UsageError`] if a setting is wrong.

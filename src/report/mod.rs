@@ -2,7 +2,6 @@
 //!
 //! Standard output is COMMAND's.
 
-pub mod diagnostic;
 pub mod event;
 pub mod reporter;
 

@@ -1,4 +1,4 @@
-//! Taking a lock as patiently as the user wants, and saying what came of it.
+//! Acquires a lock, waiting as long as the user wants, and reports the result.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub struct Patience {
     pub held_status: u8,
 }
 
-/// Takes the lock that `claim` names, as the `guardian` if this process is one. If there is no grant, it has been said why, and the
-/// outcome is what is to be made of it.
+/// Takes the lock that `claim` names, as the `guardian` if this process is one. Without a grant, the reason has been reported, and the
+/// error is the outcome of the run.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
@@ -133,7 +133,7 @@ fn acquire_or_wait(
     })
 }
 
-/// The last of the holders that we run under, if there are so many of them that they leave none of the slots that the claim could
+/// Returns the last of the holders that we run under, if they hold all the slots that the claim could
 /// get. What the store does not tell is no reason not to wait.
 fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Held> {
     let status = store.list(Some(&claim.key)).ok()?.found.pop()?;

@@ -1,4 +1,4 @@
-//! Waiting for a lock, above all stores: one tries, sleeps and tries again, as long as there is patience, through stops of lockrun and
+//! Waiting for a lock, above all stores: try, sleep and try again until the patience runs out, through stops of lockrun and
 //! outages of the store; and whatever ends the wait, nothing of the claim stays in the store.
 
 use std::ops::ControlFlow;
@@ -10,10 +10,10 @@ use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// For how long a waiter that had reached the store bears with its absence: a restart or a fail-over is over by then.
+/// How long a waiter that has reached the store before tolerates an outage: a restart or a failover is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
 
-/// How often a waiter for whom lockrun is stopped looks whether it goes on.
+/// How often a guardian whose lockrun is stopped checks whether it was continued.
 const STOPPED: Duration = Duration::from_millis(100);
 
 /// How to wait for a lock that is held.
@@ -32,7 +32,7 @@ pub trait Watcher: WaitObserver {
     /// Returns whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
-    /// Whether lockrun, for which another process waits, is stopped. Then nothing is to be taken in its name.
+    /// Returns whether lockrun, for which this process waits, is stopped. Then no lock must be acquired for it.
     fn is_stopped(&self) -> bool {
         false
     }
@@ -60,7 +60,7 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
     let mut attempt = Attempt { store, claim, heard_at: None, in_flight: false };
     let acquired = attempt.wait(until, &mut Waiter::new(signals), watcher);
     match acquired {
-        // The store has been left by the last request, if it was not by the grant.
+        // Nothing to cancel: the grant or the last request has left the queue.
         Ok(Done::Granted(grant)) => Ok(Acquired::Mine(grant)),
         Ok(Done::OutOfPatience(held)) => Ok(Acquired::Held(held)),
         Ok(Done::Hopeless(held)) => {
@@ -112,7 +112,7 @@ impl Attempt<'_> {
     ) -> Result<Done, RequestError> {
         let mut backoff = Backoff::new();
         loop {
-            // It is as if we did not listen, until lockrun goes on: then we ask what has become of our place.
+            // Until lockrun is continued, we do not listen; then we ask what has become of our place.
             while watcher.is_stopped() {
                 if let Some(signal) = pause(STOPPED, waiter, watcher)? {
                     return Ok(Done::Signal(signal));

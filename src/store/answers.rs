@@ -108,7 +108,7 @@ pub enum Released {
 pub enum Revoked {
     /// There was nothing to take.
     Free,
-    /// It is held, but not by whom was meant.
+    /// It is held, but not by the holder that was meant.
     Others(Vec<Held>),
     /// It was revoked where it could be.
     Taken {
@@ -118,7 +118,7 @@ pub enum Revoked {
         living: Vec<Living>,
         /// It is free after this time at the latest.
         free_in: Duration,
-        /// A command may still run under it, and will not hear of it.
+        /// Whether a command that will not hear of the revocation may still run under it.
         untold: bool,
     },
 }
@@ -128,7 +128,7 @@ pub enum Revoked {
 pub struct Living {
     /// Whose the lock is.
     pub held: Held,
-    /// The processes with whose end it is free, as far as we may look into them.
+    /// The processes that keep it held, as far as we may inspect them.
     pub pids: Vec<u32>,
 }
 

@@ -38,7 +38,7 @@ impl RequestError {
     }
 }
 
-/// An error that will not pass, of a request that has left nothing in the store.
+/// A permanent error, of a request that has left nothing in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
         RequestError { error, is_transient: false, request: RequestState::Unsent }

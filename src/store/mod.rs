@@ -5,6 +5,7 @@
 
 mod address;
 mod answers;
+pub mod diagnostic;
 mod error;
 mod file;
 mod redis;
@@ -23,7 +24,7 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 

@@ -1,5 +1,5 @@
 //! Messages from the guardian to lockrun, and from the renewer to the guardian's main thread, over socket pairs that keep messages
-//! whole and in message.
+//! whole and in order.
 //!
 //! A socket closes when the process that holds it ends, however it ends: that is how each learns of the other's death.
 

@@ -171,7 +171,7 @@ impl Place {
     }
 }
 
-/// FNV-1a with 64 bits: it is to find what was cut short, not to withstand anybody.
+/// 64-bit FNV-1a: it detects truncated copies, and need not resist an attacker.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -83,7 +83,7 @@ impl Directory {
             }
         };
         if created {
-            // The umask has had its say; the next run must be able to enter. By the open descriptor, which is what was made.
+            // The umask may have removed bits that the next run needs. Set through the descriptor, which is the directory just created.
             let made = format!("/proc/self/fd/{}", fd.as_raw_fd());
             let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
         }

@@ -32,7 +32,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Ask, Facts as _, FenceExhausted, LockState, OnHeld};
 use crate::lock::token::Token;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use directory::Directory;
@@ -210,7 +210,7 @@ impl Prune for FileStore {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         for name in directory.names()? {
             let Some(file) = LockFile::open(&directory, &name)? else { continue };
-            // Who waits is not to be disturbed for nothing.
+            // Waiters must not be woken for nothing.
             if file.slot_is_taken(0)? {
                 continue;
             }
@@ -238,7 +238,7 @@ impl Diagnose for FileStore {
     }
 }
 
-/// Adds what was found in a file among others to the `listing`. What may never have been a lock's file is nobody's business.
+/// Adds what was found in a file among others to the `listing`. A file that may never have been a lock's is left out.
 fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) -> Result<(), StoreError> {
     match looked {
         Ok(found) => listing.found.extend(found),

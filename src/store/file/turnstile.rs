@@ -82,7 +82,7 @@ impl Place {
 
     fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<bool, StoreError> {
         let entered = match if_held {
-            // Nobody who only passes is waited for any more.
+            // It no longer waits for a run that is only passing.
             IfHeld::Leave if self.is_queued => self.file.enter_within(Duration::ZERO),
             IfHeld::Leave if self.is_full(claim)? => return Ok(false),
             _ => self.file.enter_now(),

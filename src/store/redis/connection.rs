@@ -21,7 +21,7 @@ use crate::store::{RequestError, RequestState, StoreError};
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
-/// The codes of errors that a server gives for a while: it reads its data, runs another's script, is being demoted or has lost
+/// The codes of transient errors: the server loads its data, runs another client's script, is being demoted or has lost
 /// its primary, cannot write to its disk, is full, or serves too many.
 const TRANSIENT: [&str; 11] = [
     "LOADING",

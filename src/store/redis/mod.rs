@@ -36,7 +36,7 @@ use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::Tls;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use connection::{Connection, Failure};
@@ -50,8 +50,8 @@ pub(super) use url::KIND;
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeats", "mailbox:", "sequence"];
 
-/// How long the one to whom a release has handed the lock is left alone, to claim it and to start its command. Only after
-/// that do we look whether it listens, and end: both would take up what it needs, the server and perhaps a processor.
+/// How long the waiter that a release has granted the lock is left alone, to claim it and start its command. Only after
+/// that do we check whether it listens, and end: both would compete with it for the server and perhaps a processor.
 const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
 /// A store in one Redis or Valkey.

@@ -14,7 +14,7 @@
 local CLAIM_WINDOW, GRACE = 1400, 500
 -- After which part of that time others should look whether it is claimed.
 local FIRST_LOOK = 600
--- How often those look that would have a slot which the waiters ahead of them leave unused: all of them at the same times.
+-- How often waiters look that could use a slot which those ahead of them leave unused: all at the same times.
 local BEAT = 800
 -- How many look at the same grant or slot, so that it is no matter if some of them fall silent too; and how many waiters are asked
 -- for a sign of life at once.

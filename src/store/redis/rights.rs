@@ -6,7 +6,7 @@ use redis::Cmd;
 
 use super::connection::Failure;
 use super::keys;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::url::Server;
 
 /// Stands for the scratch key in a harmless call.

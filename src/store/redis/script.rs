@@ -48,7 +48,7 @@ impl Script {
     }
 }
 
-/// Takes the hashes that a waiter will need, while there is time.
+/// Computes the hashes that a waiter will need, while there is time.
 pub(super) fn take_hashes() {
     for script in [&ACQUIRE, &RELEASE, &CONFIRM_HANDOFF] {
         LazyLock::force(&script.hash);

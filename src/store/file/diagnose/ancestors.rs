@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nix::unistd::geteuid;
 
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::sys::ancestors::{GROUP_WRITES, OTHERS_WRITE, STICKY, Step, walk};
 
 /// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
@@ -59,7 +59,7 @@ fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     fn level(is_link: bool, owner: u32, group: u32, mode: u32) -> Option<Level> {
         judge(&Step { path: "/x".into(), is_link, owner, group, mode }, 1000).map(|diagnostic| diagnostic.level)

@@ -6,7 +6,7 @@ use std::path::Path;
 use nix::sys::statfs::fstatfs;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 
 /// What a file system is to locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ fn judge_room(path: &str, read_only: bool, bytes: u64, files: Option<u64>) -> Di
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     #[test]
     fn what_lies_elsewhere_is_found() {

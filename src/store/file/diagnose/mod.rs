@@ -12,7 +12,7 @@ use std::path::Path;
 use nix::sys::stat::fstat;
 
 use super::directory::Directory;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 
 /// Looks at the lock directory that is `named`, or at the default one: makes it if it is missing, as a run would, and tries a
 /// lock in it, and reads those that are there.

@@ -1,7 +1,7 @@
 //! The records of the locks that are there already.
 
-use crate::report::diagnostic::Diagnostic;
 use crate::store::StoreError;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::file::directory::Directory;
 use crate::store::file::lock_file::LockFile;
 use crate::store::file::unreadable::Unreadable;

@@ -12,7 +12,7 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{UnlinkatFlags, unlinkat, write};
 use uuid::Uuid;
 
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 
 /// How often a lock is tried, to see how long it takes.
@@ -167,7 +167,7 @@ fn judge_watch(watched: nix::Result<()>) -> Diagnostic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     #[test]
     fn locks_that_do_not_lock_are_found() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::net::endpoint::Endpoint;
 use crate::net::resolve::resolve;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
@@ -30,14 +30,14 @@ fn judge(server: &Server, local: bool) -> Diagnostic {
             "anyone on the network can read the tokens and release locks; use rediss:// (TLS), or a network that is encrypted by itself",
         )
     } else {
-        Diagnostic::ok("the connection is not encrypted, and there is no password that it could betray")
+        Diagnostic::ok("the connection is not encrypted, and there is no password to expose")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
     use crate::store::redis::url;
 
     #[test]

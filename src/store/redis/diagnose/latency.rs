@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use redis::Value;
 
 use super::Session;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::connection::Failure;
 use crate::store::redis::reply;
 use crate::sys::clock::Moment;
@@ -94,7 +94,7 @@ fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
         let sign = if backwards { "-" } else { "" };
         Diagnostic::fail(
             format!("the server's clock runs unevenly: {sign}{there:.1?} there in {here:.1?} here"),
-            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock, and step it no more",
+            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock instead of stepping it",
         )
     } else {
         Diagnostic::ok(format!(
@@ -114,7 +114,7 @@ fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Diagnostic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     const MS: Duration = Duration::from_millis(1);
 

@@ -1,7 +1,7 @@
 //! Whether the server may throw a lock away, or has no room for one.
 
 use super::report::Report;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 
 /// From this share of its memory on, in percent, a server is nearly full.
 const NEARLY_FULL: u64 = 90;
@@ -38,7 +38,7 @@ pub(super) fn diagnose(report: &Report) -> Vec<Diagnostic> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     #[test]
     fn eviction_and_fullness_are_found() {

@@ -18,7 +18,7 @@ use super::connection::{Connection, Failure};
 use super::rights::Missing;
 use super::{KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use report::Report;

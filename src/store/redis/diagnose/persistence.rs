@@ -1,7 +1,7 @@
 //! What the server still knows after a restart.
 
 use super::report::Report;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 
 /// What a forgotten lock means.
 const FORGOTTEN: &str = "and another run gets one while its first command runs";
@@ -59,7 +59,7 @@ fn judge(aof: Option<&str>, fsync: Option<&str>, save: Option<&str>) -> Diagnost
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     #[test]
     fn what_a_restart_forgets_is_found() {

@@ -1,7 +1,7 @@
-//! What a fail-over to a replica may lose.
+//! What a failover to a replica may lose.
 
 use super::report::Report;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 
 /// Looks at the replicas of a primary; `to_write` is its parameter min-replicas-to-write, where that may be known.
 pub(super) fn diagnose(report: &Report, to_write: Option<&str>) -> Option<Diagnostic> {
@@ -10,9 +10,9 @@ pub(super) fn diagnose(report: &Report, to_write: Option<&str>) -> Option<Diagno
         return None;
     }
     if replicas == 0 {
-        return Some(Diagnostic::ok("it has no replicas, so no fail-over can lose a lock"));
+        return Some(Diagnostic::ok("it has no replicas, so no failover can lose a lock"));
     }
-    let lost = "a fail-over may lose what was written last: a lock that was just granted is free on the new primary, \
+    let lost = "a failover may lose what was written last: a lock that was just granted is free on the new primary, \
                 and another run gets it while the first command runs; let the fence guard what matters";
     Some(match to_write {
         Some("0") => Diagnostic::warn(
@@ -37,7 +37,7 @@ pub(super) fn diagnose(report: &Report, to_write: Option<&str>) -> Option<Diagno
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
 
     #[test]
     fn replicas_are_a_risk() {

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::Session;
 use super::report::Report;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::connection::Failure;
 use crate::store::redis::reply;
 use crate::store::redis::url::Server;
@@ -98,7 +98,7 @@ pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::diagnostic::Level;
+    use crate::store::diagnostic::Level;
     use crate::store::redis::url;
 
     fn worst(product: &str, version: &str, mode: &str, role: &str) -> Option<Level> {

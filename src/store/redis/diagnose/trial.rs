@@ -8,7 +8,7 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::report::diagnostic::Diagnostic;
+use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::RedisStore;
 use crate::store::redis::reply::AcquireReply;
 use crate::store::{Claim, IfHeld, Release, Released, Renewed, Store, StoreError, Tried};
