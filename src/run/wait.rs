@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::store::{Claim, Grant, Held, IfHeld, RequestError, RequestState, Store, StoreError, Tried, Wakeup};
+use crate::store::{Claim, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Wakeup};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -57,7 +57,7 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreErro
 /// Acquires the lock, in turn with the other waiters. If it does not get it, the claim has left the queue and is cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, signals, watcher } = wait;
-    let mut attempt = Attempt { store, claim, heard_at: None, in_flight: false };
+    let mut attempt = Attempt { store, claim, heard_at: None };
     let acquired = attempt.wait(until, &mut Waiter::new(signals), watcher);
     match acquired {
         // Nothing to cancel: the grant or the last request has left the queue.
@@ -72,8 +72,7 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
             Ok(Acquired::Interrupted(signal))
         }
         Err(failed) => {
-            attempt.note(&failed);
-            if attempt.heard_at.is_some() || failed.request != RequestState::Unsent {
+            if attempt.heard_at.is_some() || !failed.left_nothing {
                 attempt.cancel();
             }
             Err(failed.error)
@@ -99,8 +98,6 @@ struct Attempt<'a> {
     claim: &'a Claim,
     /// When the store last said that we are in the queue. Before it has been heard of once, its absence is an error like any other.
     heard_at: Option<Moment>,
-    /// Whether a request may still be on its way to the store, whatever was answered since.
-    in_flight: bool,
 }
 
 impl Attempt<'_> {
@@ -138,7 +135,7 @@ impl Attempt<'_> {
                         Err(failed) => return Err(failed),
                     }
                 }
-                Err(failed) if failed.is_transient && !is_last && self.bears_with_an_outage() => self.note(&failed),
+                Err(failed) if failed.is_transient && !is_last && self.bears_with_an_outage() => {}
                 Err(failed) => return Err(failed),
             }
             if let Some(signal) = pause(backoff.next(), waiter, watcher)? {
@@ -151,12 +148,8 @@ impl Attempt<'_> {
         self.heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX)
     }
 
-    fn note(&mut self, failed: &RequestError) {
-        self.in_flight |= failed.request == RequestState::InFlight;
-    }
-
     fn cancel(&mut self) {
-        self.store.cancel(self.claim, self.in_flight);
+        self.store.cancel(self.claim, false);
     }
 }
 

@@ -13,34 +13,23 @@ pub struct RequestError {
     /// Whether the same request may succeed a little later: the server is away, silent, starting, busy, or not the primary for a
     /// moment.
     pub is_transient: bool,
-    /// What has become of the request.
-    pub request: RequestState,
-}
-
-/// What has become of a request that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestState {
-    /// It has left nothing in the store: there is nothing to cancel.
-    Unsent,
-    /// It was answered, or cannot arrive any more. Something of it may be in the store.
-    Answered,
-    /// It was not answered, and may still arrive.
-    InFlight,
+    /// Whether no request of the claim can have reached the store, nor can still arrive: there is nothing to cancel.
+    pub left_nothing: bool,
 }
 
 impl RequestError {
     /// Cancels the `claim` that was asked for, which has not been answered before, and returns why it failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
-        if self.request != RequestState::Unsent {
-            store.cancel(claim, self.request == RequestState::InFlight);
+        if !self.left_nothing {
+            store.cancel(claim, false);
         }
         self.error
     }
 }
 
-/// A permanent error, of a request that has left nothing in the store.
+/// A permanent error. The request may have left something in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
-        RequestError { error, is_transient: false, request: RequestState::Unsent }
+        RequestError { error, is_transient: false, left_nothing: false }
     }
 }

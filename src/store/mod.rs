@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use address::Address;
 pub use answers::*;
-pub use error::{RequestError, RequestState, StoreError};
+pub use error::{RequestError, StoreError};
 
 pub use crate::lock::claim::Claim;
 pub use crate::lock::state::{Release, Retain, Wanted, integer};
@@ -58,7 +58,7 @@ pub trait Store: Send {
     /// Asks for the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. To ask again under the same token
     /// is to be safe, whatever the answer was.
     ///
-    /// After an error the claim may hold the lock all the same, or stand in the queue: see [`RequestError::request`].
+    /// After an error the claim may hold the lock all the same, or stand in the queue: see [`RequestError::left_nothing`].
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
 
     /// Sleeps, in the queue that the claim has joined by its last try, until it is worth trying again, until `until`, or until a signal
@@ -77,8 +77,9 @@ pub trait Store: Send {
     /// Releases the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 
-    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. If a
-    /// request is `in_flight`, it may still be on its way, and gets nothing when it arrives. As well as that can be done.
+    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. Requests
+    /// of the claim that may still be on their way get nothing when they arrive: those that this store has sent and that were not
+    /// answered, and with `in_flight` also those of another process. As well as that can be done.
     fn cancel(&mut self, claim: &Claim, in_flight: bool);
 
     /// Returns what is known of `key`, or of every key that is held, waited for or has been held; in the order of their names. For a
@@ -96,7 +97,7 @@ pub trait Sequences {
     /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
     /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.
     ///
-    /// After an error a value may be reserved all the same: see [`RequestError::request`].
+    /// After an error a value may be reserved all the same: see [`RequestError::left_nothing`].
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError>;
 }
 

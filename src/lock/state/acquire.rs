@@ -131,12 +131,12 @@ impl LockState {
     }
 
     /// The holder at this place asks again. The lease begins anew, except that of a command's run if the lock is asked for by hand
-    /// under its token, and one that was revoked.
+    /// under its token. Also one that was revoked: the answer that the lock is its own promises a whole lease, and its renewals will
+    /// say that it was revoked.
     pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) {
         let holder = &self.holders[at];
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
-        let lease = (holder.lease.is_some() && is_its_own && holder.revoked_by.is_none())
-            .then(|| self.new_lease(ask.claim.ttl, now, facts));
+        let lease = (holder.lease.is_some() && is_its_own).then(|| self.new_lease(ask.claim.ttl, now, facts));
         let holder = &mut self.holders[at];
         holder.lease = lease.or(holder.lease);
         if holder.request.as_ref() != ask.request {

@@ -135,7 +135,7 @@ if mine then
   local leads = info.leads
   if not info.fence then
     -- A slot that was granted and not claimed is another's by now.
-    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(), hand = HAND or nil,
+    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(TOKEN), hand = HAND or nil,
       request = REQUEST}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)

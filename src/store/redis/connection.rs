@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::anyhow;
+use nix::errno::Errno;
 use redis::{Cmd, Value};
 
 use super::reply::UnexpectedReply;
@@ -17,7 +18,7 @@ use super::url::Server;
 use crate::net::dial::dial;
 use crate::net::stream::Stream;
 use crate::net::tls::Tls;
-use crate::store::{RequestError, RequestState, StoreError};
+use crate::store::StoreError;
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
@@ -59,10 +60,10 @@ pub(super) enum Failure {
     Unreachable(io::Error),
     /// The connection was closed before an answer came.
     Closed,
-    /// The same, and the server could not be reached again.
-    Gone(io::Error),
     /// No answer came in time, or none that could be read: what it was.
     NoAnswer(&'static str),
+    /// The process cannot wait for the answer.
+    NoWait(Errno),
     /// An answer came that a Redis would not give.
     UnexpectedReply(UnexpectedReply),
     /// The server has refused the request, or our introduction.
@@ -192,24 +193,16 @@ impl Failure {
     /// a moment.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::Gone(_) | Failure::NoAnswer(_) => true,
-            Failure::UnexpectedReply(_) => false,
+            Failure::Unreachable(error) => !is_for_want_of_resources(error),
+            Failure::Closed | Failure::NoAnswer(_) => true,
+            Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
     }
 
-    /// What has become of a request for a lock that failed so.
-    pub(super) fn request_state(&self) -> RequestState {
-        match self {
-            Failure::Unreachable(_) => RequestState::Unsent,
-            Failure::Closed | Failure::Gone(_) | Failure::NoAnswer(_) => RequestState::InFlight,
-            Failure::UnexpectedReply(_) | Failure::Refused { .. } => RequestState::Answered,
-        }
-    }
-
-    /// The failure of a request for a lock.
-    pub(super) fn of_request(&self, server: &Server) -> RequestError {
-        RequestError { error: self.explain(server), is_transient: self.is_transient(), request: self.request_state() }
+    /// Whether the request may still arrive.
+    pub(super) fn is_unanswered(&self) -> bool {
+        matches!(self, Failure::Closed | Failure::NoAnswer(_))
     }
 
     /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.
@@ -221,12 +214,13 @@ impl Failure {
     /// The failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
-            Failure::Unreachable(error) | Failure::Gone(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::UnexpectedReply(UnexpectedReply) => {
                 anyhow!("unexpected reply from {server}: is it a Redis server?")
             }
             Failure::NoAnswer(what) => anyhow!("{server} {what}"),
+            Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {
                     "NOAUTH" => "; give a password in the store's URL",
@@ -265,4 +259,10 @@ impl Failure {
             }
         }
     }
+}
+
+/// Whether lockrun, or this machine, has no more of what a connection takes: that does not pass by itself.
+fn is_for_want_of_resources(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }

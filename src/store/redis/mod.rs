@@ -26,8 +26,8 @@ use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::{
-    Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, RequestState, Reserved,
-    Retain, Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted,
+    Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain, Revoked,
+    Sequences, Store, StoreError, Tried, Wakeup, Wanted,
 };
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
@@ -64,6 +64,8 @@ pub struct RedisStore {
     knows_scripts: bool,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
+    /// Whether the last script was sent again, after the connection closed on which its first copy had been sent.
+    has_resent: bool,
     /// Our place in the queue, since we have stood there once.
     place: Option<Place>,
 }
@@ -76,7 +78,16 @@ impl RedisStore {
             Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
             _ => None,
         };
-        Ok(RedisStore { server, tls, timeout, connection: None, knows_scripts: false, in_flight: false, place: None })
+        Ok(RedisStore {
+            server,
+            tls,
+            timeout,
+            connection: None,
+            knows_scripts: false,
+            in_flight: false,
+            has_resent: false,
+            place: None,
+        })
     }
 
     /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
@@ -97,10 +108,12 @@ impl RedisStore {
 
     /// Sends a script as it is.
     fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
-        let was_sent = self.connection.is_some();
         if let Some(connection) = &mut self.connection {
             match connection.request(script, deadline) {
-                Err(Failure::Closed) => self.connection = None,
+                Err(Failure::Closed) => {
+                    self.connection = None;
+                    self.has_resent = true;
+                }
                 Err(failure) => {
                     self.connection = None;
                     return Err(failure);
@@ -108,14 +121,27 @@ impl RedisStore {
                 reply => return reply,
             }
         }
-        let mut connection =
-            Connection::open(&self.server, self.tls.as_ref(), deadline).map_err(|failure| match failure {
-                Failure::Unreachable(error) if was_sent => Failure::Gone(error),
-                failure => failure,
-            })?;
+        let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
         let reply = connection.request(script, deadline)?;
         self.connection = Some(connection);
         Ok(reply)
+    }
+
+    /// Runs a script that may obtain something for a claim, and remembers if a copy of it may still be on its way.
+    fn request(&mut self, script: &Cmd) -> Result<Value, Failure> {
+        self.has_resent = false;
+        let reply = self.run(script, self.timeout);
+        self.in_flight |= self.has_resent || reply.as_ref().is_err_and(Failure::is_unanswered);
+        reply
+    }
+
+    /// The failure of such a request.
+    fn failed(&self, failure: &Failure) -> RequestError {
+        RequestError {
+            error: failure.explain(&self.server),
+            is_transient: failure.is_transient(),
+            left_nothing: matches!(failure, Failure::Unreachable(_)) && !self.in_flight,
+        }
     }
 
     /// Asks for the lock once. A waiter tells whom it has seen holding the lock.
@@ -127,7 +153,7 @@ impl RedisStore {
         let script = script.arg(u8::from(if_held == IfHeld::Queue)).arg(caution).arg(seen);
         let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(request(claim)).take();
         let sent_at = Moment::now();
-        let reply = self.run(&script, self.timeout)?;
+        let reply = self.request(&script)?;
         AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
     }
 
@@ -169,13 +195,13 @@ impl Store for RedisStore {
                 self.confirm_handoff(&claim.key, handed);
                 if if_held == IfHeld::Queue {
                     self.place = Some(Place::after(self.place.take(), held.holder.is_some(), ttl, now, look_in));
+                } else if self.in_flight {
+                    // Not when it arrives either.
+                    self.cancel(claim, false);
                 }
                 Ok(Tried::Held(held))
             }
-            Err(failure) => {
-                self.in_flight |= failure.request_state() == RequestState::InFlight;
-                Err(failure.of_request(&self.server))
-            }
+            Err(failure) => Err(self.failed(&failure)),
         }
     }
 
@@ -191,7 +217,7 @@ impl Store for RedisStore {
         script::take_hashes();
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // The lock was not asked for.
-            RequestError { request: RequestState::Unsent, ..failure.of_request(&self.server) }
+            RequestError { left_nothing: true, ..self.failed(&failure) }
         })
     }
 
@@ -285,7 +311,7 @@ impl Sequences for RedisStore {
         };
         let script = script.take();
         let sent_at = Moment::now();
-        let reply = self.run(&script, self.timeout).map_err(|failure| failure.of_request(&self.server))?;
+        let reply = self.request(&script).map_err(|failure| self.failed(&failure))?;
         Ok(reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))?)
     }
 }

@@ -115,11 +115,10 @@ local function take_hold(token, ttl, info)
   set_info(token, info)
 end
 
--- Begins a holder's lease anew, for `ttl` from now; nobody prolongs one that was revoked.
+-- Begins a holder's lease anew, for `ttl` from now. One that was revoked, too, if it is asked for again: the answer that the lock is
+-- its own promises a whole lease, and its renewals will say that it was revoked.
 local function begin_lease(token, ttl, info)
-  if info.revoked then
-    return
-  elseif info.ttl ~= ttl then
+  if info.ttl ~= ttl then
     info.ttl = ttl
     set_info(token, info)
   end

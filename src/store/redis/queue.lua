@@ -170,11 +170,11 @@ local function first_waiters(count, without_mail)
   return first
 end
 
--- The lowest slot that no holder has.
-local function lowest_slot()
+-- The lowest slot that no other holder has.
+local function lowest_slot(but)
   local taken, slot = {}, 0
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
-    taken[info_of(token).slot or 0] = true
+    taken[token ~= but and (info_of(token).slot or 0)] = true
   end
   while taken[slot] do
     slot = slot + 1

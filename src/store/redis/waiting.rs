@@ -114,7 +114,8 @@ fn pop(
             Ok(WakeReason::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
             Ok(WakeReason::Ready) => break,
             Ok(WakeReason::Resumed) => {}
-            Ok(WakeReason::Time) | Err(_) => return Err(Failure::NoAnswer("did not answer in time")),
+            Ok(WakeReason::Time) => return Err(Failure::NoAnswer("did not answer in time")),
+            Err(errno) => return Err(Failure::NoWait(errno)),
         }
     }
     let reply = connection.receive(&command, deadline)?;

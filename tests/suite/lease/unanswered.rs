@@ -78,6 +78,34 @@ on_every_lease_store!(asking_under_the_token_of_a_run_takes_nothing_from_it, |st
     assert!(is_free(store, "run"));
 });
 
+// "A wait that is cut short leaves the queue": a request that went unanswered, or whose connection was closed, gets nothing when it
+// arrives after the wait has ended, whatever was answered to later ones.
+on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store| {
+    for closes in [false, true] {
+        let proxy = &store.proxy();
+        let holder = Holder::new(store, "late");
+        let call = Lockrun::at(&proxy.url()).key("late").args(["--wait", "3s", "--store-timeout", "500ms"]);
+        let waiter = call.command(["true"]).spawn();
+        until_waiting(store, "late", 1);
+        eventually(LONG, "it sleeps", || store.server().asleep() == 1);
+        if closes {
+            // Its last request, for which it uses the same connection.
+            proxy.set(Mode::CloseAndHoldUpTo(proxy.connections()));
+        } else {
+            proxy.set(Mode::Reset);
+            let before = proxy.connections();
+            eventually(LONG, "it has tried again", || proxy.connections() > before);
+            proxy.set(Mode::HoldUpTo(proxy.connections() + 1));
+        }
+        waiter.wait().exited(75);
+        holder.end();
+        let before = store.server().requests();
+        proxy.set(Mode::Pass);
+        eventually(LONG, "the late request arrives", || store.server().requests() > before);
+        assert!(is_free(store, "late"), "a run holds the lock that has ended (its connection was closed: {closes})");
+    }
+});
+
 /// Ends the command of a run while the server is away, lets it come back when it was missed, and gives the end of the run.
 #[track_caller]
 fn end_while_away(run: Open, proxy: &Proxy) -> Output {

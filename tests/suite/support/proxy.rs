@@ -34,6 +34,8 @@ pub(crate) enum Mode {
     SwallowUpTo(u64),
     /// The requests of the connections up to this one are held back until the mode changes; later ones pass.
     HoldUpTo(u64),
+    /// The same, and the client's side of such a connection is closed when it sends a request.
+    CloseAndHoldUpTo(u64),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
     /// Instead of each reply, these bytes come.
@@ -215,6 +217,10 @@ impl Shared {
                 Mode::SwallowReplies if !is_request => continue,
                 Mode::Delay(time) if !is_request => thread::sleep(time),
                 Mode::HoldUpTo(last) if is_request && number <= last => self.hold(number),
+                Mode::CloseAndHoldUpTo(last) if is_request && number <= last => {
+                    let _ = from.shutdown(std::net::Shutdown::Both);
+                    self.hold(number);
+                }
                 Mode::CloseAt(word) if is_request && contains(&buffer[..count], word) => {
                     let _ = from.shutdown(std::net::Shutdown::Both);
                     break;
@@ -248,7 +254,8 @@ impl Shared {
 
     /// Waits until requests on this connection are let through.
     fn hold(&self, number: u64) {
-        while matches!(self.mode(), Mode::HoldUpTo(last) if number <= last) && !self.is_over() {
+        let is_held = || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if number <= last);
+        while is_held() && !self.is_over() {
             thread::sleep(TICK);
         }
     }

@@ -57,8 +57,7 @@ impl History {
     /// Until when a client has the lock that has heard that it has, now.
     pub(super) fn promised(&self, client: usize, by_hand: bool) -> Option<u64> {
         let before = &self.clients[client];
-        let holder = self.state.holders.iter().find(|holder| holder.token == token(&self.name(client)));
-        let is_fixed = self.believes(before) && (by_hand && !before.by_hand || holder?.revoked_by.is_some());
+        let is_fixed = self.believes(before) && by_hand && !before.by_hand;
         if is_fixed { before.holds_until } else { Some(self.now() + TTL * 1000) }
     }
 
