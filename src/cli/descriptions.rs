@@ -134,7 +134,7 @@ const ALL: [Description; 33] = [
     ),
     option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
     switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
-    switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default"),
+    switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default (also --nonblock)"),
     switch(name::SKIP, HELD, "Exit 0, silently"),
     option(name::WAIT, "DURATION", HELD, "Wait in turn: for ever, or this long and then as --fail").more(
         "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. The word after --wait is its value \

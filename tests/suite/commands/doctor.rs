@@ -146,7 +146,7 @@ fn a_replica_and_its_primary() {
     finds(
         &doctor(&primary.url()).exited(1),
         "warn",
-        &["replicas (1 connected)", "a fail-over may lose", "set min-replicas-to-write 1"],
+        &["replicas (1 connected)", "a failover may lose", "set min-replicas-to-write 1"],
     );
     // A replica that takes writes is no better: they are lost.
     replica.ask(&["CONFIG", "SET", "replica-read-only", "no"]);
