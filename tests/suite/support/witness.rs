@@ -56,7 +56,9 @@ pub(crate) struct Life {
 pub(crate) fn lives(file: &Path) -> Vec<Life> {
     let record = fs::read_to_string(file).expect("there is a record");
     let mut found: BTreeMap<String, (i64, i64, Vec<String>)> = BTreeMap::new();
-    for line in record.lines() {
+    // A stamp that is being written has no end yet.
+    let complete = record.rfind('\n').map_or("", |end| &record[..end]);
+    for line in complete.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let [tag, pid, time] = words[..] else {
             panic!("a broken stamp: {line:?}");
