@@ -102,10 +102,13 @@ impl<'a> Scene<'a> {
         for case in self.cases.iter_mut().filter(|case| case.next.is_none()) {
             case.queue(self.store);
         }
+        // All of them first: to end one takes time in which the others have long come.
+        for case in &mut self.cases {
+            case.next.as_mut().expect("it has come").wait_for_line("ready");
+            in_time(met.elapsed(), STALE, &format!("{fault}: stale"));
+        }
         for mut case in self.cases {
             let mut next = case.next.take().expect("it has come");
-            next.wait_for_line("ready");
-            in_time(met.elapsed(), STALE, &format!("{fault}: stale"));
             eventually(LONG, "the next holder stamps", || witness::lives(&case.record).len() == 2);
             next.kill_everything();
             let lives = witness::lives(&case.record);
