@@ -25,3 +25,19 @@ pub struct Claim {
     /// drops only what this very request obtained.
     pub request: Option<Token>,
 }
+
+#[cfg(test)]
+impl Claim {
+    /// Returns a claim to a lock that does not expire, for tests.
+    pub fn example() -> Self {
+        Claim {
+            key: Key::new("k".as_ref()).expect("is a key"),
+            token: Token::random(),
+            ttl: Ttl::None,
+            holder: Holder::default(),
+            slots: 1,
+            by_hand: false,
+            request: None,
+        }
+    }
+}

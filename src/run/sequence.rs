@@ -145,10 +145,6 @@ fn search(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::holder::Holder;
-    use crate::lock::key::Key;
-    use crate::lock::lease::Ttl;
-    use crate::lock::token::Token;
 
     /// A store in which the first values of a sequence are reserved, and which is only asked for more.
     struct Full {
@@ -170,15 +166,7 @@ mod tests {
 
     /// What a search among so many reserved values finds, and how often the store was asked.
     fn search_among(reserved: u32) -> (Result<String, String>, u32) {
-        let claim = Claim {
-            key: Key::new("k".as_ref()).expect("is a key"),
-            token: Token::random(),
-            ttl: Ttl::None,
-            holder: Holder::default(),
-            slots: 1,
-            by_hand: false,
-            request: None,
-        };
+        let claim = Claim::example();
         let mut store = Full { reserved, asked: 0 };
         let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());
         let found = search(&mut store, &claim, "1", after).map(|(_, value)| value).map_err(|failure| match failure {

@@ -83,7 +83,7 @@ pub trait Store: Send {
     fn cancel(&mut self, claim: &Claim, in_flight: bool);
 
     /// Returns what is known of `key`, or of every key that is held, waited for or has been held; in the order of their names. For a
-    /// `key` that cannot be read this is an error; among all of them it is told beside the others.
+    /// `key` that cannot be read this is an error; among all of them it is listed as unreadable beside the others.
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError>;
 
     /// Takes the lock from its holders, or from the one with this `fence`, as `by` wants: it cannot renew it any more. Where a

@@ -110,18 +110,6 @@ fn failed<T>(is_transient: bool, left_nothing: bool) -> Result<T, RequestError> 
     Err(RequestError { error: anyhow!("the store fails"), is_transient, left_nothing })
 }
 
-fn claim() -> Claim {
-    Claim {
-        key: Key::new("k".as_ref()).expect("is a key"),
-        token: Token::random(),
-        ttl: Ttl::None,
-        holder: Holder::default(),
-        slots: 1,
-        by_hand: false,
-        request: None,
-    }
-}
-
 /// Waits until `until` for a lock in a store that answers so. Returns what came of it, in words if it failed, and the store.
 fn wait(
     tries: impl IntoIterator<Item = Answer>,
@@ -133,7 +121,7 @@ fn wait(
     let mut store = Scripted { tries, sleeps, ..Scripted::default() };
     let signals = Signals::take_over().expect("signals can be blocked");
     let wait = Wait { until, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
-    let acquired = in_turn(&mut store, &claim(), wait).map_err(|error| error.to_string());
+    let acquired = in_turn(&mut store, &Claim::example(), wait).map_err(|error| error.to_string());
     (acquired, store)
 }
 
@@ -201,7 +189,7 @@ fn what_does_not_pass_ends_the_wait_and_leaves_the_queue() {
 fn patience_with_an_outage_ends() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [failed(true, true)].into(), ..Scripted::default() };
-    let claim = claim();
+    let claim = Claim::example();
     let heard_at = Some(Moment::from_boot(Duration::ZERO));
     let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at };
     let waited = attempt.wait(None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
@@ -214,6 +202,6 @@ fn nothing_is_asked_for_while_lockrun_is_stopped() {
     let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
     let mut watcher = Onlooker { goes_on: true, stops: Cell::new(2) };
     let wait = Wait { until: None, signals: &signals, watcher: &mut watcher };
-    let acquired = in_turn(&mut store, &claim(), wait).expect("the store does not fail");
+    let acquired = in_turn(&mut store, &Claim::example(), wait).expect("the store does not fail");
     assert_eq!(acquired, Acquired::Mine(GRANT));
 }

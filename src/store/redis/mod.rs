@@ -229,22 +229,7 @@ impl Store for RedisStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
-        let (ending, mode, span, uses_value) = match how {
-            Release::ByHand => (json!({}), "hand", 0, false),
-            Release::Run { ending, uses_value, retain } => {
-                let ending = match ending {
-                    None => json!({}),
-                    Some(Ending::Exited(status)) => json!({ "status": status }),
-                    Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
-                };
-                match retain {
-                    Retain::Not => (ending, "", 0, uses_value),
-                    Retain::AtLeast(span) => (ending, "hold", millis(span), uses_value),
-                    Retain::Kept(ttl) => (ending, "keep", ttl_ms(ttl), uses_value),
-                }
-            }
-        };
-        let ending = ending.to_string();
+        let (ending, mode, span, uses_value) = release_args(how);
         let in_flight = u8::from(self.in_flight);
         // By it a release by hand that is tried again knows that it was done before.
         let request = if how == Release::ByHand { Token::random().as_str().to_owned() } else { String::new() };
@@ -331,6 +316,22 @@ impl RedisStore {
     fn is_strange(&self, strange: UnexpectedReply) -> StoreError {
         Failure::UnexpectedReply(strange).explain(&self.server)
     }
+}
+
+/// A release as the script takes it: `ending`, `how`, `span` and `used`.
+fn release_args(how: Release) -> (String, &'static str, u64, bool) {
+    let Release::Run { ending, uses_value, retain } = how else { return ("{}".into(), "hand", 0, false) };
+    let ending = match ending {
+        None => json!({}),
+        Some(Ending::Exited(status)) => json!({ "status": status }),
+        Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
+    };
+    let (mode, span) = match retain {
+        Retain::Not => ("", 0),
+        Retain::AtLeast(span) => ("hold", millis(span)),
+        Retain::Kept(ttl) => ("keep", ttl_ms(ttl)),
+    };
+    (ending.to_string(), mode, span, uses_value)
 }
 
 /// Which request a claim is, where there may be several under its token; otherwise nothing.

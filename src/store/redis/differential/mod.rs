@@ -5,7 +5,7 @@
 //! the seed and the steps. `DIFFERENTIAL_SEED=N cargo test differential` plays that history alone, `DIFFERENTIAL_COUNT=N` so many.
 //!
 //! Both sides are given the same time, and the same waiters: `before.lua` stands in front of each script and puts the history's time
-//! in place of the server's, also where keys expire. A state is told by its store which waiters are alive; a script reads it from
+//! in place of the server's, also where keys expire. A state asks its store which waiters are alive; a script reads it from
 //! `heartbeats` and mailboxes. So the history decides, and `before.lua` writes what such waiters would have left there: one that
 //! listens has looked in time and taken its mail; one that has fallen silent has old mail, is passed by, and counts as dead when it
 //! has not looked for `LATE`; one that was granted the lock and does not claim it in time has been silent since.
@@ -17,7 +17,7 @@
 //! - How waiters sleep and are woken: mail, watchers, beats, when to look again, and `confirm_handoff.lua`, which shortens a grant whose
 //!   mail lies unread. A state leaves that to its store. The hand-off has tests of its own.
 //! - When what has ended is seen. An operation that changes nothing may leave that to the next one, in Redis it does; so after such a
-//!   step somebody looks, on both sides. Redis forgets a lease that ran out a minute ago; so somebody looks before.
+//!   step a status is asked for, on both sides. Redis forgets a lease that ran out a minute ago; so one is asked for before.
 //! - When a dead waiter is removed: a state does it at once, Redis when it comes by it in the queue. One that comes back before then
 //!   has kept its place there.
 //! - Which of several holders is named whose leases end at the same time.

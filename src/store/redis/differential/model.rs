@@ -10,15 +10,15 @@ use super::scripts::{Scripts, run};
 use super::steps::{LATE, Step};
 use super::view::View;
 use crate::lock::claim::Claim;
-use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{
     Acquired, Ask, Facts, Held, LockState, Now, OnHeld, Presence, Purpose, Release, Released, Renewed, Reserved,
-    Retain, Revoked, Seen, WaiterState, Wanted, millis,
+    Revoked, Seen, WaiterState, Wanted,
 };
 use crate::lock::token::Token;
+use crate::store::redis::{release_args, ttl_ms};
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 
 /// What the state has to say of a history so far, and what Redis is to be asked.
@@ -47,7 +47,7 @@ pub(super) struct Line {
     pub(super) view: Option<View>,
 }
 
-/// What the state is told of the world.
+/// What the store knows beside the state.
 pub(super) struct World {
     pub(super) now: u64,
     /// The waiters that do not listen, and since when.
@@ -91,7 +91,7 @@ impl<'a> Model<'a> {
     /// Plays a step.
     pub(super) fn step(&mut self, step: &Step) {
         let grants = self.grants();
-        // Whether the step was none, and may have left it to the next one to see what has ended: then somebody looks.
+        // Whether the step was none, and may have left it to the next one to see what has ended: then a status is asked for.
         let mut is_left = false;
         match step {
             Step::Time(now) => return self.facts.now = *now,
@@ -228,25 +228,11 @@ impl<'a> Model<'a> {
     }
 
     fn release(&mut self, step: &Step, token: &str, release: Release, is_in_flight: bool) -> bool {
-        let (ending, how, span, uses_value) = match release {
-            Release::ByHand => (json!({}), "hand", 0, false),
-            Release::Run { ending, uses_value, retain } => {
-                let ending = match ending {
-                    None => json!({}),
-                    Some(Ending::Exited(status)) => json!({ "status": status }),
-                    Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
-                };
-                match retain {
-                    Retain::Not => (ending, "", 0, uses_value),
-                    Retain::AtLeast(span) => (ending, "hold", millis(span), uses_value),
-                    Retain::Kept(ttl) => (ending, "keep", ttl_ms(ttl), uses_value),
-                }
-            }
-        };
+        let (ending, how, span, uses_value) = release_args(release);
         let request = if release == Release::ByHand { format!("release {}", self.script.len()) } else { String::new() };
         let args = [
             token.to_owned(),
-            ending.to_string(),
+            ending,
             u8::from(is_in_flight).to_string(),
             how.to_owned(),
             span.to_string(),
@@ -448,9 +434,4 @@ fn parse(token: &str) -> Token {
 
 fn names(tokens: &[Token]) -> Vec<String> {
     tokens.iter().map(|token| token.as_str().to_owned()).collect()
-}
-
-/// A ttl as the scripts take it: 0 is for ever.
-fn ttl_ms(ttl: Ttl) -> u64 {
-    ttl.length().map_or(0, millis)
 }

@@ -10,8 +10,8 @@ use crate::lock::state::{Purpose, Release, Retain, Wanted};
 /// How long after the look that was expected of it a waiter counts as dead, in ms: as in `queue.lua`.
 pub(super) const LATE: u64 = 20_000;
 
-/// For how long Redis remembers at least that a lease has run out, in ms. The state remembers it until somebody looks, so somebody
-/// does.
+/// For how long Redis remembers at least that a lease has run out, in ms. The state remembers it until the next
+/// request, so one comes before.
 const REMEMBERED: u64 = 50_000;
 
 /// How many runs a history has at once, and how many steps.
@@ -68,7 +68,7 @@ pub(super) enum Step {
     Forget,
     /// This fence was given out last.
     Fence(u64),
-    /// A cancelled request of nobody's: whoever comes hands off what is free.
+    /// A cancelled request under a token that holds nothing: any request hands off what is free.
     Look,
 }
 
@@ -257,7 +257,7 @@ impl Manner {
         } else {
             Release::Run { ending, uses_value: random.one_in(2), retain }
         };
-        // The end of a run is told again only with what was said of it the first time.
+        // A repeated release of a run carries the same ending as the first.
         let is_in_flight = release != Release::ByHand && !is_kept && random.one_in(8);
         if random.one_in(2) || is_in_flight {
             self.another_life(&token);
