@@ -15,7 +15,7 @@ pub(super) const NO_FENCE: &str = "the fence is no number";
 /// A script out of these parts.
 macro_rules! script {
     ($($part:literal)*) => {{
-        static TEXT: LazyLock<String> = LazyLock::new(|| compact(concat!($(include_str!($part)),*)));
+        static TEXT: LazyLock<String> = LazyLock::new(|| compact(&[$(include_str!($part)),*]));
         Script { text: &TEXT, hash: LazyLock::new(|| hash(&TEXT)) }
     }};
 }
@@ -77,9 +77,14 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
 
 /// The script without its comments and its indentation, and with the prelude's short name for what it does most: what is sent first
 /// must fit into a connection's first flight, or it takes another round trip.
-fn compact(text: &str) -> String {
-    let mut compact = String::with_capacity(text.len());
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--")) {
+fn compact(parts: &[&str]) -> String {
+    let mut compact = String::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for line in parts
+        .iter()
+        .flat_map(|part| part.lines())
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("--"))
+    {
         compact.push_str(&line.replace("redis.call(", "call("));
         compact.push('\n');
     }
@@ -102,7 +107,7 @@ mod tests {
         for script in ALL {
             assert!(script.text.len() < 10 * 1400 * 9 / 10, "{} bytes", script.text.len());
         }
-        assert_eq!(compact("-- a\n\n  local b = redis.call('TIME') -- c\n"), "local b = call('TIME') -- c\n");
+        assert_eq!(compact(&["-- a\n\n  local b = redis.call('TIME') -- c\n"]), "local b = call('TIME') -- c\n");
     }
 
     #[test]
