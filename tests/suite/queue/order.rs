@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::hand::is_held;
+use crate::support::hand::{is_held, renew, token};
 use crate::support::proxy::Mode;
 use crate::support::store::on_every_lease_store;
-use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually};
+use crate::support::{Holder, LONG, Queue, Store, eventually};
 
 // "Waiters get the lock in the order in which they came", one at a time, and "of a lock nothing is left" but its fence
 // and its last run.
@@ -64,20 +64,17 @@ on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
     assert!(refused >= WAITERS, "only {refused} newcomers came meanwhile");
 });
 
-// "In turn": the lock of a holder that died is the first waiter's, also if a newcomer is the first to ask.
+// "In turn": the lock of a holder whose lease has run out is the first waiter's, also if a newcomer is the first to ask.
 on_every_lease_store!(a_newcomer_does_not_overtake_when_a_lease_has_run_out, |store| {
     for options in NEWCOMERS {
         let store = &store.another();
-        let proxy = store.proxy();
-        let call = Lockrun::at(&proxy.url()).key("expired").args(["--ttl", "1s"]);
-        let mut holder = Holder::with(&call, &[]);
+        // By hand, so that nothing renews it and no load can end it too early.
+        let holder = token(store, "expired", &["--ttl", "10m"]);
         let mut queue = Queue::new(store, "expired");
         queue.join(3);
         // So that the waiters do not see it by themselves.
         queue.signal_all(Signal::SIGSTOP);
-        // One of its processes may see another one die, and release the lock before it dies itself.
-        proxy.set(Mode::Swallow);
-        holder.run().kill_everything();
+        renew(store, "expired", &holder, &["--ttl", "1s"]).exited(0);
         eventually(LONG, "the lease has run out", || !is_held(store, "expired"));
         let newcomer = queue.newcomer("new", options).run().silent();
         queue.signal_all(Signal::SIGCONT);
