@@ -50,7 +50,7 @@ _lockrun() {
 
     case "${cmd}" in
         lockrun)
-            opts="-k -n -w -E -c -v -q -h -V --key --store --store-file --nonblock --fail --skip --wait --conflict-exit-code --slots --min-hold --keep --ttl --renew-every --store-timeout --on-lost --command --max-runtime --kill-after --descendants --events --verbose --quiet --help --version"
+            opts="-k -n -w -E -s -e -x -c -v -q -h -V --key --store --store-file --nonblock --fail --skip --wait --max-waiting --conflict-exit-code --slots --shared --exclusive --once-per --min-hold --keep --ttl --renew-every --store-timeout --on-lost --command --max-runtime --kill-after --descendants --events --verbose --quiet --help --version"
             [[ ${COMP_CWORD} -ne 1 ]] || opts+=" acquire renew release reserve status break doctor prune help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -84,11 +84,19 @@ _lockrun() {
                     fi
                     return 0
                     ;;
+                --skip)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -w)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --max-waiting)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -101,6 +109,10 @@ _lockrun() {
                     return 0
                     ;;
                 --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --once-per)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -167,7 +179,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__acquire)
-            opts="-k -n -w -E -v -q -h --store --store-file --key --nonblock --fail --skip --wait --conflict-exit-code --slots --ttl --json --export --verbose --quiet --store-timeout --token --help"
+            opts="-k -s -e -x -n -w -E -v -q -h --store --store-file --key --slots --shared --exclusive --nonblock --fail --skip --wait --max-waiting --conflict-exit-code --ttl --json --export --verbose --quiet --store-timeout --token --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -200,6 +212,14 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --skip)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -208,15 +228,15 @@ _lockrun() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --max-waiting)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --conflict-exit-code)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -E)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --slots)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

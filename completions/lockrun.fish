@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_lockrun_global_optspecs
-    string join \n k/key= store= store-file= n/fail skip w/wait= E/conflict-exit-code= slots= min-hold= keep ttl= renew-every= store-timeout= on-lost= c/command= max-runtime= kill-after= descendants= events= v/verbose q/quiet h/help V/version
+    string join \n k/key= store= store-file= n/fail skip= w/wait= max-waiting= E/conflict-exit-code= slots= s/shared x/exclusive once-per= min-hold= keep ttl= renew-every= store-timeout= on-lost= c/command= max-runtime= kill-after= descendants= events= v/verbose q/quiet h/help V/version
 end
 
 function __fish_lockrun_needs_command
@@ -27,9 +27,12 @@ end
 complete -c lockrun -n "__fish_lockrun_needs_command" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
+complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently; with =DURATION only if it has been held for less than that' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l max-waiting -d 'With --wait: if N wait already, do as --fail at once' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s E -l conflict-exit-code -d 'Exit with N, 0 to 255, instead of 75 if the lock is held or the wait times out' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l once-per -d 'Exit 0, silently, if a run that began less than DURATION ago has ended with 0' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l min-hold -d 'Hold the lock at least this long, even if COMMAND ends sooner' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l renew-every -d 'The time between renewals  [default: ttl / 3]' -r
@@ -44,7 +47,8 @@ wait\t''
 kill\t''"
 complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append events to FILE, one JSON object per line' -r -F
 complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Name the holder and exit 75; this is the default (also --nonblock)'
-complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s s -l shared -d 'Share the lock with others that do, but with nobody else'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s x -s e -l exclusive -d 'Hold the lock alone: the default, and the opposite of --shared'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Keep the lock when COMMAND exits with 0'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s q -l quiet -d 'Print nothing when the lock is held'
@@ -62,14 +66,17 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -a "help" -d 'Print this h
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit with N, 0 to 255, instead of 75 if the lock is held or the wait times out' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently; with =DURATION only if it has been held for less than that' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l max-waiting -d 'With --wait: if N wait already, do as --fail at once' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit with N, 0 to 255, instead of 75 if the lock is held or the wait times out' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'Use this token instead of a random one: letters, digits and . _ : -' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s s -l shared -d 'Share the lock with others that do, but with nobody else'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s x -s e -l exclusive -d 'Hold the lock alone: the default, and the opposite of --shared'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Name the holder and exit 75; this is the default (also --nonblock)'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l skip -d 'Exit 0, silently'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'Print shell assignments: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'

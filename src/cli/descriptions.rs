@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// Every option, in the order in which they are listed.
-const ALL: [Description; 33] = [
+const ALL: [Description; 37] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more("The lock's name: 1 to 512 bytes of UTF-8 without control characters."),
     option(
@@ -112,6 +112,11 @@ const ALL: [Description; 33] = [
         "Let up to N runs hold the lock at once, 1 to 1000 [default: 1]. Each gets the lowest free slot, from 0 to N-1, in \
          LOCKRUN_SLOT. All users of a lock should give the same N.",
     ),
+    switch(name::SHARED, LOCK, "Share the lock with others that do, but with nobody else").more(
+        "Share the lock with others that do, but with nobody else: many readers or one writer. Waiters keep their turn, so readers \
+         that come later wait behind a waiting writer.",
+    ),
+    switch(name::EXCLUSIVE, LOCK, "Hold the lock alone: the default, and the opposite of --shared"),
     option(name::FROM, "VALUE", LOCK, "The first value of the sequence"),
     option(name::STEP, "N", LOCK, "The distance between two values: an integer other than 0  [default: 1]"),
     option(name::NEXT, "PROGRAM", LOCK, "The program that prints the next value, called with the previous one").more(
@@ -135,10 +140,17 @@ const ALL: [Description; 33] = [
     option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
     switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
     switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default (also --nonblock)"),
-    switch(name::SKIP, HELD, "Exit 0, silently"),
+    option(name::SKIP, "DURATION", HELD, "Exit 0, silently; with =DURATION only if it has been held for less than that").more(
+        "Exit 0, silently. With a duration (--skip=5m) only if the lock has been held for less than that, and otherwise as --fail: a \
+         run that hangs is reported instead of being skipped over for ever.",
+    ),
     option(name::WAIT, "DURATION", HELD, "Wait in turn: for ever, or this long and then as --fail").more(
         "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. The word after --wait is its value \
          only if it is a duration.",
+    ),
+    option(name::MAX_WAITING, "N", HELD, "With --wait: if N wait already, do as --fail at once").more(
+        "With --wait: if N wait already, do as --fail at once. With --max-waiting 1 one runs, one waits, and the others are \
+         superfluous.",
     ),
     option(
         name::CONFLICT,
@@ -166,9 +178,14 @@ const ALL: [Description; 33] = [
              warn: print a warning and let COMMAND run on, even though another run may hold the lock.",
         )
         .values(&["kill", "warn"]),
+    option(name::ONCE_PER, "DURATION", LOCK, "Exit 0, silently, if a run that began less than DURATION ago has ended with 0").more(
+        "Exit 0, silently, instead of running COMMAND, if a run under this key that began less than DURATION ago, by the store's \
+         clock, has ended with 0. A run that failed, was stopped or lost its lock does not count, and one that is still going on holds \
+         the lock. This is for the same crontab on several servers, whose clocks differ: give a little less than the period.",
+    ),
     option(name::MIN_HOLD, "DURATION", LEASE, "Hold the lock at least this long, even if COMMAND ends sooner").more(
         "Hold the lock at least this long from its acquisition, even if COMMAND ends sooner. lockrun itself ends with COMMAND. \
-         This guards short jobs against clock skew between servers.",
+         It keeps runs apart; a job that is to run once a period on several servers wants --once-per.",
     ),
     switch(name::KEEP, LEASE, "Keep the lock when COMMAND exits with 0").more(
         "Keep the lock when COMMAND exits with status 0: it stays held until its lease expires, or until `lockrun release` \

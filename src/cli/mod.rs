@@ -27,6 +27,9 @@ pub const GENERATE: &str = "generate";
 /// The value of `--wait` without a duration.
 pub const FOR_EVER: &str = "forever";
 
+/// The value of `--skip` without a duration.
+pub const ALWAYS: &str = "always";
+
 /// Returns the definition of a run with the texts of the help, the manual, the completions and messages, which a plain run does not
 /// need.
 pub fn documented() -> Command {

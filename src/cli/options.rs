@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, builder::ValueParser};
 
-use super::{FOR_EVER, name};
+use super::{ALWAYS, FOR_EVER, name};
 
 /// Returns an option that takes one value.
 pub fn option(id: &'static str) -> Arg {
@@ -29,13 +29,19 @@ pub fn store() -> [Arg; 2] {
     [option(name::STORE), option(name::STORE_FILE)]
 }
 
+/// Returns the options for how many may hold the lock at once.
+pub fn mode() -> [Arg; 3] {
+    [option(name::SLOTS), switch(name::SHARED).short('s'), switch(name::EXCLUSIVE).short('x').visible_short_alias('e')]
+}
+
 /// Returns the options for a held lock.
-pub fn held() -> [Arg; 4] {
+pub fn held() -> [Arg; 5] {
     [
         switch(name::FAIL).short('n').visible_alias("nonblock").alias("nb"),
-        switch(name::SKIP),
+        option(name::SKIP).num_args(0..=1).require_equals(true).default_missing_value(ALWAYS),
         // `--wait` takes a word only if that word is a duration; `normalize_wait` writes it as `--wait=DURATION`.
         option(name::WAIT).short('w').num_args(0..=1).require_equals(true).default_missing_value(FOR_EVER),
+        option(name::MAX_WAITING),
         option(name::CONFLICT).short('E'),
     ]
 }

@@ -14,7 +14,8 @@ pub fn command() -> Command {
         .arg(options::key())
         .args(options::store())
         .args(options::held())
-        .args([option(name::SLOTS), option(name::MIN_HOLD), switch(name::KEEP)])
+        .args(options::mode())
+        .args([option(name::ONCE_PER), option(name::MIN_HOLD), switch(name::KEEP)])
         .args(options::lease_and_command())
         .args(options::output())
 }

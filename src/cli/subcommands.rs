@@ -76,8 +76,9 @@ impl Subcommand {
         let command = match self {
             Acquire => command
                 .arg(options::key())
+                .args(options::mode())
                 .args(options::held())
-                .args([option(name::SLOTS), option(name::TTL), option(name::TOKEN)])
+                .args([option(name::TTL), option(name::TOKEN)])
                 .args([switch(name::JSON), switch(name::EXPORT)])
                 .args(options::output()),
             Renew => command.args([options::key(), option(name::TOKEN), option(name::TTL)]),

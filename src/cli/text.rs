@@ -21,7 +21,7 @@ pub type Table = [(&'static str, &'static str)];
 /// Every exit status of a run and what it means.
 pub const EXIT_STATUS: [(&str, &str); 10] = [
     ("COMMAND's", "it ran and ended; if a signal terminated it, the same signal terminates lockrun"),
-    ("0", "also: the lock was held, and --skip was given"),
+    ("0", "also: the lock was held, and --skip was given; or the job was done (--once-per)"),
     ("64", "the command line or the configuration is wrong"),
     (
         "69",
@@ -94,8 +94,11 @@ pub const EVENTS: [(&str, &str); 12] = [
     ),
     ("acquired", "the lock was acquired: waited_ms; with reserve also value"),
     ("started", "COMMAND runs"),
-    ("held", "the lock is held, and the run fails: holder; why, if it would wait for a lock that it runs under"),
-    ("skipped", "the lock is held, and --skip was given: holder"),
+    (
+        "held",
+        "the lock is held, and the run fails: holder; why, if it would wait for a lock that it runs under, or too many wait",
+    ),
+    ("skipped", "the lock is held, and --skip was given: holder; or the job is done (--once-per): why"),
     ("lost", "the lease is lost: why, stops_command, held_ms"),
     ("killed", "COMMAND was stopped: why"),
     ("finished", "COMMAND has ended: status or signal, ran_ms"),

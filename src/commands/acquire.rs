@@ -53,7 +53,8 @@ impl Options {
                 token: own_token.unwrap_or_else(Token::random),
                 ttl,
                 holder: Holder::caller(),
-                slots: settings.slots()?,
+                mode: settings.mode()?,
+                once_per: None,
                 by_hand: true,
             },
             timeout: settings.store_timeout_within(ttl)?,
@@ -109,7 +110,8 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
             json_for_terminals(&answer.to_string())
         }
         Form::Export => {
-            let slot = if claim.slots > 1 { format!(" LOCKRUN_SLOT={slot}") } else { String::new() };
+            let slot =
+                if claim.mode.several_slots().is_some() { format!(" LOCKRUN_SLOT={slot}") } else { String::new() };
             format!("export LOCKRUN_KEY={} LOCKRUN_TOKEN={token} LOCKRUN_FENCE={fence}{slot}", quoted(key))
         }
     };

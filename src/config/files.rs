@@ -29,17 +29,21 @@ enum Kind {
     Number,
     Switch,
     /// A duration, or true or false.
-    Wait,
+    DurationOrSwitch,
 }
 
 /// Every option that a file can set: all options of a run but the key.
-const OPTIONS: [(&str, Kind); 20] = [
+const OPTIONS: [(&str, Kind); 24] = [
     (name::STORE, Kind::Text),
     (name::STORE_FILE, Kind::Text),
     (name::SLOTS, Kind::Number),
+    (name::SHARED, Kind::Switch),
+    (name::EXCLUSIVE, Kind::Switch),
     (name::FAIL, Kind::Switch),
-    (name::SKIP, Kind::Switch),
-    (name::WAIT, Kind::Wait),
+    (name::SKIP, Kind::DurationOrSwitch),
+    (name::WAIT, Kind::DurationOrSwitch),
+    (name::MAX_WAITING, Kind::Number),
+    (name::ONCE_PER, Kind::Duration),
     (name::CONFLICT, Kind::Number),
     (name::TTL, Kind::Duration),
     (name::RENEW_EVERY, Kind::Duration),
@@ -63,19 +67,21 @@ impl Kind {
             Kind::Duration => "a duration, such as 5, 0.5 or \"5m\"",
             Kind::Number => "a whole number",
             Kind::Switch => "true or false",
-            Kind::Wait => "a duration, such as 5, 0.5 or \"5m\", or true or false",
+            Kind::DurationOrSwitch => "a duration, such as 5, 0.5 or \"5m\", or true or false",
         }
     }
 
     /// Returns the value as it would be typed, if it is of this kind.
     fn text(self, value: &DeValue<'_>) -> Option<String> {
         match (self, value) {
-            (Kind::Text | Kind::Duration | Kind::Wait, DeValue::String(text)) => Some(text.as_ref().into()),
-            (Kind::Duration | Kind::Wait | Kind::Number, DeValue::Integer(number)) if number.radix() == 10 => {
+            (Kind::Text | Kind::Duration | Kind::DurationOrSwitch, DeValue::String(text)) => Some(text.as_ref().into()),
+            (Kind::Duration | Kind::DurationOrSwitch | Kind::Number, DeValue::Integer(number))
+                if number.radix() == 10 =>
+            {
                 Some(number.as_str().into())
             }
-            (Kind::Duration | Kind::Wait, DeValue::Float(number)) => Some(number.as_str().into()),
-            (Kind::Switch | Kind::Wait, DeValue::Boolean(on)) => Some(on.to_string()),
+            (Kind::Duration | Kind::DurationOrSwitch, DeValue::Float(number)) => Some(number.as_str().into()),
+            (Kind::Switch | Kind::DurationOrSwitch, DeValue::Boolean(on)) => Some(on.to_string()),
             _ => None,
         }
     }
@@ -204,6 +210,10 @@ impl Layer for File {
         Ok(self.setting(name).map(|setting| setting.value == "true"))
     }
 
+    fn on_or_off(&self, name: &str) -> Option<bool> {
+        self.setting(name)?.value.parse().ok()
+    }
+
     fn spell(&self, name: &str) -> String {
         let line = self.setting(name).map_or(1, |setting| setting.line);
         format!("{}:{line}: {name}", self.path)
@@ -272,8 +282,8 @@ mod tests {
             ("ttl = [5]", "/etc/lockrun.toml:1: ttl: "),
             ("ttl.x = 5", "/etc/lockrun.toml:1: ttl: "),
             ("ttl = 1979-05-27", "/etc/lockrun.toml:1: ttl: "),
-            ("skip = \"true\"", "/etc/lockrun.toml:1: skip: "),
-            ("skip = 1", "/etc/lockrun.toml:1: skip: "),
+            ("fail = \"true\"", "/etc/lockrun.toml:1: fail: "),
+            ("fail = 1", "/etc/lockrun.toml:1: fail: "),
             ("store = 5", "/etc/lockrun.toml:1: store: "),
             ("slots = \"5\"", "/etc/lockrun.toml:1: slots: "),
             ("slots = 5.0", "/etc/lockrun.toml:1: slots: "),

@@ -1,11 +1,12 @@
 //! The places that options come from.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use super::settings::UsageError;
+use crate::cli::ALWAYS;
 
 /// One place that options come from.
 pub trait Layer {
@@ -13,8 +14,19 @@ pub trait Layer {
     fn value(&self, name: &str) -> Option<OsString>;
     /// Returns whether an option that takes no value is on or off here, if it is set. Fails if the value is neither.
     fn switch(&self, name: &str) -> Result<Option<bool>, UsageError>;
+    /// Returns whether an option that may have a value is on or off here without one.
+    fn on_or_off(&self, name: &str) -> Option<bool>;
     /// Returns the option as it is written here, for messages.
     fn spell(&self, name: &str) -> String;
+}
+
+/// Returns whether a value means on or off; `None` if it is no such word.
+fn word(value: &OsStr) -> Option<bool> {
+    match value.to_str()?.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Some(true),
+        "0" | "false" | "no" | "off" => Some(false),
+        _ => None,
+    }
 }
 
 /// The words of the command line.
@@ -32,6 +44,10 @@ impl Layer for Typed<'_> {
         Ok(is_typed.then(|| self.0.get_flag(name)))
     }
 
+    fn on_or_off(&self, name: &str) -> Option<bool> {
+        self.value(name).filter(|value| value == ALWAYS).map(|_| true)
+    }
+
     fn spell(&self, name: &str) -> String {
         format!("--{name}")
     }
@@ -46,13 +62,13 @@ impl Layer for Environment<'_> {
     }
 
     fn switch(&self, name: &str) -> Result<Option<bool>, UsageError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        match value.to_str().map(str::to_ascii_lowercase).as_deref() {
-            Some("") => Ok(None),
-            Some("1" | "true" | "yes" | "on") => Ok(Some(true)),
-            Some("0" | "false" | "no" | "off") => Ok(Some(false)),
-            _ => Err(format!("{}: {:?} is neither true nor false", self.spell(name), value.to_string_lossy()).into()),
-        }
+        let Some(value) = self.value(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+        let neither = || format!("{}: {:?} is neither true nor false", self.spell(name), value.to_string_lossy());
+        Ok(Some(word(&value).ok_or_else(neither)?))
+    }
+
+    fn on_or_off(&self, name: &str) -> Option<bool> {
+        word(&self.value(name)?)
     }
 
     fn spell(&self, name: &str) -> String {

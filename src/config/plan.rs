@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::settings::{DEFAULT_TTL, Settings, Ttl, UsageError, at_least_a_moment};
 use crate::cli::name;
+use crate::lock::claim::Mode;
 use crate::lock::key::Key;
 use crate::lock::lease::Terms;
 use crate::report::Verbosity;
@@ -23,8 +24,10 @@ pub struct Plan {
     pub key: Key,
     /// Where it lives.
     pub store: Address,
-    /// How many may hold it at once.
-    pub slots: u32,
+    /// Beside whom it may be held.
+    pub mode: Mode,
+    /// For how long a run that has succeeded is to be the only one.
+    pub once_per: Option<Duration>,
     /// The sequence whose next value is reserved, in place of acquiring a lock.
     pub sequence: Option<Sequence>,
     /// What to do when the lock is held.
@@ -57,7 +60,8 @@ pub struct Plan {
 pub fn make(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     let plan = of_any_run(settings)?;
     Ok(Plan {
-        slots: settings.slots()?,
+        mode: settings.mode()?,
+        once_per: settings.once_per()?,
         on_held: settings.on_held()?,
         held_status: settings.held_status()?,
         min_hold: settings.duration(name::MIN_HOLD)?.unwrap_or_default(),
@@ -76,7 +80,7 @@ pub fn make_with_next_of(
     Ok(Plan { sequence: Some(read(settings)?), ..plan })
 }
 
-/// Makes the part of the plan that all runs share, for a lock with one slot.
+/// Makes the part of the plan that all runs share, for a lock that is held alone.
 fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     let key = settings.key()?;
     let argv = argv(settings)?;
@@ -85,7 +89,8 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     Ok(Plan {
         key,
         store,
-        slots: 1,
+        mode: Mode::EXCLUSIVE,
+        once_per: None,
         sequence: None,
         on_held: OnHeld::Fail,
         held_status: HELD,

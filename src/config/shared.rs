@@ -4,8 +4,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use super::layer::Layer;
 use super::settings::{Settings, UsageError};
 use crate::cli::{self, name};
+use crate::lock::claim::Mode;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -30,9 +32,17 @@ pub enum OnHeld {
     /// Name the holder, and exit 75.
     Fail,
     /// Exit 0, silently.
-    Skip,
-    /// Wait for ever, or that long.
-    Wait(Option<Duration>),
+    Skip {
+        /// Only if it has been held for less than this; otherwise as [`OnHeld::Fail`].
+        held_less_than: Option<Duration>,
+    },
+    /// Wait in turn.
+    Wait {
+        /// For so long; otherwise for ever.
+        span: Option<Duration>,
+        /// Unless so many wait already; then as [`OnHeld::Fail`].
+        max_waiting: Option<u32>,
+    },
 }
 
 /// Parses a duration that must not be 0. The error says what is wrong.
@@ -81,13 +91,35 @@ impl Settings<'_> {
         Ok((key, token))
     }
 
-    /// Returns how many may hold the lock at once.
-    pub fn slots(&self) -> Result<u32, UsageError> {
-        let slots = self.value(name::SLOTS, |text| match text.parse() {
+    /// Returns beside whom the lock is to be held.
+    pub fn mode(&self) -> Result<Mode, UsageError> {
+        let slots = self.slots()?;
+        let chosen = self.one_of(&[name::SHARED, name::EXCLUSIVE], |layer, name| layer.switch(name))?;
+        match (chosen, slots) {
+            (Some((layer, name::SHARED)), Some(_)) => {
+                let shared = layer.spell(name::SHARED);
+                Err(format!("{shared} and --slots exclude each other: any number may share a lock").into())
+            }
+            (Some((layer, name::EXCLUSIVE)), Some(2..)) => {
+                let exclusive = layer.spell(name::EXCLUSIVE);
+                Err(format!("{exclusive} and --slots exclude each other: it is to hold the lock alone").into())
+            }
+            (Some((_, name::SHARED)), None) => Ok(Mode::Shared),
+            (_, slots) => Ok(Mode::Slots(slots.unwrap_or(1))),
+        }
+    }
+
+    /// Returns how many may hold the lock at once, if it is set.
+    fn slots(&self) -> Result<Option<u32>, UsageError> {
+        self.value(name::SLOTS, |text| match text.parse() {
             Ok(slots) if (1..=MAX_SLOTS).contains(&slots) => Ok(slots),
             _ => Err(format!("{text:?} is not a number from 1 to {MAX_SLOTS}")),
-        })?;
-        Ok(slots.unwrap_or(1))
+        })
+    }
+
+    /// Returns for how long a run that has succeeded is to be the only one, if it is.
+    pub fn once_per(&self) -> Result<Option<Duration>, UsageError> {
+        self.value(name::ONCE_PER, at_least_a_moment)
     }
 
     /// Returns where the lock lives: `--store`, or the URL in the file that `--store-file` names.
@@ -163,28 +195,48 @@ impl Settings<'_> {
     /// The same for a lock by hand: `--skip` is read from the command line alone, or a script would continue without its lock
     /// because of a setting that it does not know.
     pub fn on_held_by_hand(&self) -> Result<OnHeld, UsageError> {
-        if self.typed_switch(name::SKIP) { self.on_held() } else { self.on_held_among(&[name::FAIL, name::WAIT]) }
+        if self.typed().contains_id(name::SKIP) {
+            self.on_held()
+        } else {
+            self.on_held_among(&[name::FAIL, name::WAIT])
+        }
     }
 
     fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, UsageError> {
         let chosen = self.one_of(names, |layer, name| match name {
-            name::WAIT => Ok(layer.value(name).map(|span| span != "false")),
-            _ => layer.switch(name),
-        })?;
-        Ok(match chosen {
-            None | Some((_, name::FAIL)) => OnHeld::Fail,
-            Some((_, name::SKIP)) => OnHeld::Skip,
-            Some((layer, which)) => {
-                let value = layer.value(which).unwrap_or_default().to_string_lossy().into_owned();
-                if value == cli::FOR_EVER || value == "true" {
-                    return Ok(OnHeld::Wait(None));
-                }
-                match duration::parse(&value).map_err(|why| format!("{}: {why}", layer.spell(which)))? {
-                    Duration::ZERO => OnHeld::Fail,
-                    span => OnHeld::Wait(Some(span)),
-                }
+            name::FAIL => layer.switch(name),
+            name::SKIP => {
+                let value = layer.value(name).filter(|value| !value.is_empty());
+                Ok(value.map(|_| layer.on_or_off(name).unwrap_or(true)))
             }
-        })
+            _ => Ok(layer.value(name).map(|span| span != "false")),
+        })?;
+        let max_waiting = self.value(name::MAX_WAITING, |text| {
+            text.parse().map_err(|_| format!("{text:?} is not a number of waiters"))
+        })?;
+        let span = |layer: &dyn Layer, name| {
+            let value = layer.value(name).unwrap_or_default();
+            duration::parse(&value.to_string_lossy()).map_err(|why| format!("{}: {why}", layer.spell(name)))
+        };
+        if let Some((layer, name::WAIT)) = chosen {
+            let is_for_ever = layer.value(name::WAIT).is_some_and(|value| value == cli::FOR_EVER || value == "true");
+            let span = if is_for_ever { None } else { Some(span(layer, name::WAIT)?) };
+            let is_to_wait = span != Some(Duration::ZERO);
+            return Ok(if is_to_wait { OnHeld::Wait { span, max_waiting } } else { OnHeld::Fail });
+        }
+        if self.typed().contains_id(name::MAX_WAITING) {
+            return Err("--max-waiting is of no use without --wait".into());
+        }
+        match chosen {
+            Some((layer, name::SKIP)) if layer.on_or_off(name::SKIP) == Some(true) => {
+                Ok(OnHeld::Skip { held_less_than: None })
+            }
+            Some((layer, name::SKIP)) => match span(layer, name::SKIP)? {
+                Duration::ZERO => Ok(OnHeld::Fail),
+                span => Ok(OnHeld::Skip { held_less_than: Some(span) }),
+            },
+            _ => Ok(OnHeld::Fail),
+        }
     }
 
     /// Returns the exit status when the lock is held.

@@ -1,5 +1,9 @@
 //! A claim to a lock.
 
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
 use super::holder::Holder;
 use super::key::Key;
 use super::lease::Ttl;
@@ -16,14 +20,38 @@ pub struct Claim {
     pub ttl: Ttl,
     /// The run that claims the lock.
     pub holder: Holder,
-    /// How many may hold the lock at once, at least 1. (Whether the claim is shared or exclusive will belong beside it, and in
-    /// [`HolderState`](super::state::HolderState) and [`WaiterState`](super::state::WaiterState) with it.)
-    pub slots: u32,
+    /// Beside whom it may be held.
+    pub mode: Mode,
+    /// The lock is not wanted if a run that began less than this ago has ended with 0.
+    pub once_per: Option<Duration>,
     /// Whether the lock is acquired by hand and outlives this process. Otherwise a run holds and renews it.
     pub by_hand: bool,
     /// Identifies this request if the user chose the token, and may therefore repeat a request that got no reply. Cancelling a request
     /// drops only what this very request obtained.
     pub request: Option<Token>,
+}
+
+/// Beside whom a lock may be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Beside other holders with slots, up to so many in all; at least 1, which is to hold it alone.
+    Slots(u32),
+    /// Beside any number of others that share it, and nobody else.
+    Shared,
+}
+
+impl Mode {
+    /// Held alone.
+    pub const EXCLUSIVE: Self = Mode::Slots(1);
+
+    /// Returns how many slots there are, if there are several: then a run is told which one it has.
+    pub fn several_slots(self) -> Option<u32> {
+        match self {
+            Mode::Slots(slots) if slots > 1 => Some(slots),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -35,7 +63,8 @@ impl Claim {
             token: Token::random(),
             ttl: Ttl::None,
             holder: Holder::default(),
-            slots: 1,
+            mode: Mode::EXCLUSIVE,
+            once_per: None,
             by_hand: false,
             request: None,
         }

@@ -10,6 +10,7 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::report::{self, Verbosity};
 use crate::store::Held;
+use crate::text::duration;
 use crate::text::escape::escaped;
 
 /// An event of a run.
@@ -30,14 +31,21 @@ pub enum Event<'a> {
     },
     /// Another run holds the lock, which `--skip` makes no failure.
     Skipped(&'a Held),
+    /// A run has ended with 0, so that `--once-per` does not want another one.
+    Done {
+        /// How long ago it began.
+        began: Duration,
+    },
+    /// Another run holds the lock, and as many wait for it as `--max-waiting` allows.
+    QueueFull(&'a Held),
     /// Another run holds the lock, and this one does not wait, or no longer.
     Held(&'a Held),
     /// The lock is held by enclosing runs.
     SelfDeadlock {
         /// The last of them.
         held: &'a Held,
-        /// How many may hold it at once.
-        slots: u32,
+        /// How many may hold it at once, if there are several slots.
+        slots: Option<u32>,
     },
     /// COMMAND runs.
     Started {
@@ -125,7 +133,7 @@ impl Event<'_> {
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
             | Event::SelfDeadlock { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
-            Event::Held(_) => Verbosity::Normal,
+            Event::Held(_) | Event::QueueFull(_) => Verbosity::Normal,
             _ => Verbosity::Verbose,
         }
     }
@@ -139,10 +147,14 @@ impl Event<'_> {
                 format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
             }
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
+            Event::Done { began } => format!("skipped: {}", why_done(*began)),
+            Event::QueueFull(held) => {
+                format!("{}; as many wait for it as --max-waiting allows", report::held(lock, held))
+            }
             Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
             Event::Held(held) => report::held(lock, held),
             Event::SelfDeadlock { held, slots } => {
-                let last = if *slots > 1 { "the last by " } else { "" };
+                let last = if slots.is_some() { "the last by " } else { "" };
                 format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
             }
             Event::Started { program } => format!("{program} started"),
@@ -166,8 +178,8 @@ impl Event<'_> {
         match self {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
-            Event::Skipped(_) => "skipped",
-            Event::Held(_) | Event::SelfDeadlock { .. } => "held",
+            Event::Skipped(_) | Event::Done { .. } => "skipped",
+            Event::Held(_) | Event::QueueFull(_) | Event::SelfDeadlock { .. } => "held",
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -187,6 +199,12 @@ impl Event<'_> {
             Event::Waiting(held) | Event::Skipped(held) | Event::Held(held) => {
                 Fields { holder: Some(Other::of(held)), ..other(held) }
             }
+            Event::Done { began } => Fields { why: Some(why_done(*began).into()), ..none },
+            Event::QueueFull(held) => Fields {
+                holder: Some(Other::of(held)),
+                why: Some("as many wait as --max-waiting allows".into()),
+                ..none
+            },
             Event::SelfDeadlock { held, slots } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_self_deadlock(*slots).into()), ..none }
             }
@@ -225,11 +243,16 @@ impl<'a> Other<'a> {
     }
 }
 
+/// Returns why another run is not wanted.
+fn why_done(began: Duration) -> String {
+    format!("a run that began {} ago has ended with 0", duration::say(began))
+}
+
 /// Returns why waiting for a lock with this many slots would never end.
-fn why_self_deadlock(slots: u32) -> String {
+fn why_self_deadlock(slots: Option<u32>) -> String {
     match slots {
-        1 => "it is held by a run that this one is part of".into(),
-        slots => format!("its {slots} slots are held by runs that this one is part of"),
+        None => "it is held by a run that this one is part of".into(),
+        Some(slots) => format!("its {slots} slots are held by runs that this one is part of"),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Claim, Grant, Held, Holding, Store, StoreError, Tried};
+use crate::store::{Claim, Done, Grant, Held, Holding, Mode, Store, StoreError, Tried};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -39,15 +39,18 @@ pub fn acquire(
     let Patience { on_held, held_status } = patience;
     let began = Moment::now();
     let answer = match on_held {
-        OnHeld::Fail | OnHeld::Skip => wait::try_once(store, claim).map(Answer::of),
-        OnHeld::Wait(span) => {
-            let until = span.map(|span| began + span);
-            acquire_or_wait(store, claim, until, outer, reporter, signals, guardian)
+        OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(Answer::of),
+        OnHeld::Wait { span, max_waiting } => {
+            let is_hopeless: &dyn Fn(&Held) -> bool =
+                &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
+            let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
+            let wait = Wait { until: span.map(|span| began + span), max_waiting, signals, watcher };
+            acquire_or_wait(store, claim, outer, wait, is_hopeless)
         }
     };
     match answer {
         Ok(Answer::Mine(grant)) => {
-            let slot = (claim.slots > 1).then_some(grant.slot);
+            let slot = claim.mode.several_slots().map(|_| grant.slot);
             reporter.tell(Event::Acquired {
                 fence: grant.fence,
                 slot,
@@ -60,12 +63,20 @@ pub fn acquire(
             reporter.tell(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
-        Ok(Answer::Held(held)) if on_held == OnHeld::Skip => {
+        Ok(Answer::Done(done)) => {
+            reporter.tell(Event::Done { began: between(done.began_ms, done.now_ms) });
+            Err(Outcome::Skipped)
+        }
+        Ok(Answer::Held(held)) if is_skipped(on_held, &held) => {
             reporter.tell(Event::Skipped(&held));
             Err(Outcome::Skipped)
         }
         Ok(Answer::SelfDeadlock(held)) => {
-            reporter.tell(Event::SelfDeadlock { held: &held, slots: claim.slots });
+            reporter.tell(Event::SelfDeadlock { held: &held, slots: claim.mode.several_slots() });
+            Err(Outcome::Held(held_status))
+        }
+        Ok(Answer::QueueFull(held)) => {
+            reporter.tell(Event::QueueFull(&held));
             Err(Outcome::Held(held_status))
         }
         Ok(Answer::Held(held)) => {
@@ -86,6 +97,10 @@ enum Answer {
     Mine(Grant),
     /// Another holds it.
     Held(Held),
+    /// Another holds it, and too many wait already.
+    QueueFull(Held),
+    /// It is not wanted: a run has succeeded lately.
+    Done(Done),
     /// It is held by the runs that this one is part of: it cannot come free before we end.
     SelfDeadlock(Held),
     /// A signal of this number ended the wait.
@@ -97,55 +112,66 @@ impl Answer {
         match tried {
             Tried::Mine(grant) => Answer::Mine(grant),
             Tried::Held(held) => Answer::Held(held),
+            Tried::QueueFull(held) => Answer::QueueFull(held),
+            Tried::Done(done) => Answer::Done(done),
         }
     }
 }
 
-/// Takes the lock; if it is held, waits for it until `until`, unless that would be to wait for ourselves.
+/// Whether a run is silently skipped because of this holder. One of which nobody knows how long it has had the lock may have it for too
+/// long.
+fn is_skipped(on_held: OnHeld, held: &Held) -> bool {
+    let OnHeld::Skip { held_less_than } = on_held else { return false };
+    held_less_than.is_none_or(|span| held.since.is_some_and(|since| since < span))
+}
+
+/// Takes the lock; if it is held, waits for it, unless that would be to wait for ourselves: as is known before, or seen of the holder.
 fn acquire_or_wait(
     store: &mut dyn Store,
     claim: &Claim,
-    until: Option<Moment>,
     outer: &EnclosingLocks,
-    reporter: &Reporter,
-    signals: &Signals,
-    guardian: Option<&Guardian>,
+    wait: Wait<'_>,
+    is_hopeless: &dyn Fn(&Held) -> bool,
 ) -> Result<Answer, StoreError> {
-    // With several slots another one may come free.
-    let waits_for_itself = |held: &Held| claim.slots == 1 && outer.has(held.token.as_ref());
-    if !outer.is_empty() {
-        match wait::try_once(store, claim)? {
-            Tried::Mine(grant) => return Ok(Answer::Mine(grant)),
-            Tried::Held(held) if waits_for_itself(&held) => return Ok(Answer::SelfDeadlock(held)),
-            Tried::Held(_) => {
-                if let Some(held) = self_deadlock(store, claim, outer) {
-                    return Ok(Answer::SelfDeadlock(held));
-                }
-            }
-        }
+    if let Some(held) = self_deadlock(store, claim, outer) {
+        return Ok(Answer::SelfDeadlock(held));
     }
-    let watcher = &mut Progress::new(reporter, &waits_for_itself, guardian);
-    Ok(match wait::in_turn(store, claim, Wait { until, signals, watcher })? {
+    Ok(match wait::in_turn(store, claim, wait)? {
         Acquired::Mine(grant) => Answer::Mine(grant),
-        Acquired::Held(held) if waits_for_itself(&held) => Answer::SelfDeadlock(held),
+        Acquired::Held(held) if is_hopeless(&held) => Answer::SelfDeadlock(held),
         Acquired::Held(held) => Answer::Held(held),
+        Acquired::QueueFull(held) => Answer::QueueFull(held),
+        Acquired::Done(done) => Answer::Done(done),
         Acquired::Interrupted(signal) => Answer::Interrupted(signal),
     })
 }
 
-/// Returns the last of the holders that we run under, if they hold all the slots that the claim could
-/// get. What the store does not tell is no reason not to wait.
+/// Returns the last of the holders that we run under, if the claim cannot be granted beside them. What the store does not tell is no
+/// reason not to wait.
 fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Held> {
+    if outer.is_empty() {
+        return None;
+    }
     let status = store.list(Some(&claim.key)).ok()?.found.pop()?;
     // One that was revoked can come free before its command has ended.
     let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.revoked;
     let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
-    let last = around.last().filter(|_| around.len() >= claim.slots as usize)?;
-    Some(Held {
+    let last = around.last()?;
+    let is_hopeless = match claim.mode {
+        Mode::Slots(slots) => last.is_shared || around.len() >= slots as usize,
+        // Beside those that share it there is room, unless one waits ahead that does not: and that one waits for us.
+        Mode::Shared => !last.is_shared || !status.waiters.is_empty(),
+    };
+    is_hopeless.then(|| Held {
         holder: Some(last.who.clone()),
-        since: Some(Duration::from_millis(status.now_ms.saturating_sub(last.since_ms))),
+        since: Some(between(last.since_ms, status.now_ms)),
         expires_in: last.expires_in,
         place: None,
         token: last.token.clone(),
     })
+}
+
+/// Returns the span between two moments in milliseconds; zero if they are in the wrong order.
+fn between(earlier_ms: u64, later_ms: u64) -> Duration {
+    Duration::from_millis(later_ms.saturating_sub(earlier_ms))
 }

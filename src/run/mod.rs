@@ -75,7 +75,8 @@ fn claim(plan: &Plan) -> Claim {
         token: Token::random(),
         ttl: if plan.expires { Ttl::Lasts(plan.terms.ttl) } else { Ttl::None },
         holder: Holder::this_run(&plan.argv),
-        slots: plan.slots,
+        mode: plan.mode,
+        once_per: plan.once_per,
         by_hand: false,
         request: None,
     }

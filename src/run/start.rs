@@ -49,7 +49,7 @@ impl Run<'_> {
             return Err(Outcome::terminated_by(signal));
         }
         prepared.set(FENCE, &grant.fence.to_string());
-        if self.plan.slots > 1 {
+        if self.plan.mode.several_slots().is_some() {
             prepared.set(SLOT, &grant.slot.to_string());
         }
         let started = prepared.start(deadline(self.plan, grant.lease_from), self.plan.kill_on_lost);

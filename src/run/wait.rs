@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::store::{Claim, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Wakeup};
+use crate::store::{Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Wakeup};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -20,6 +20,8 @@ const STOPPED: Duration = Duration::from_millis(100);
 pub struct Wait<'a> {
     /// Until when; `None`: for ever.
     pub until: Option<Moment>,
+    /// How many may wait already; `None`: any number.
+    pub max_waiting: Option<u32>,
     /// The signals, some of which end the wait.
     pub signals: &'a Signals,
     /// Hears how the wait goes.
@@ -45,6 +47,10 @@ pub enum Acquired {
     Mine(Grant),
     /// Another holds it, and the patience is at its end.
     Held(Held),
+    /// Another holds it, and too many wait for it already.
+    QueueFull(Held),
+    /// The lock is not wanted: a run has succeeded lately.
+    Done(Done),
     /// A signal of this number ended the wait.
     Interrupted(i32),
 }
@@ -56,18 +62,20 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreErro
 
 /// Acquires the lock, in turn with the other waiters. If it does not get it, the claim has left the queue and is cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
-    let Wait { until, signals, watcher } = wait;
+    let Wait { until, max_waiting, signals, watcher } = wait;
     let mut attempt = Attempt { store, claim, heard_at: None };
-    let acquired = attempt.wait(until, &mut Waiter::new(signals), watcher);
+    let acquired = attempt.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
     match acquired {
-        // Nothing to cancel: the grant or the last request has left the queue.
-        Ok(Done::Granted(grant)) => Ok(Acquired::Mine(grant)),
-        Ok(Done::OutOfPatience(held)) => Ok(Acquired::Held(held)),
-        Ok(Done::Hopeless(held)) => {
+        // Nothing to cancel: the claim has left the queue by its last request, or has not joined it.
+        Ok(Over::Granted(grant)) => Ok(Acquired::Mine(grant)),
+        Ok(Over::OutOfPatience(held)) => Ok(Acquired::Held(held)),
+        Ok(Over::QueueFull(held)) => Ok(Acquired::QueueFull(held)),
+        Ok(Over::NotWanted(done)) => Ok(Acquired::Done(done)),
+        Ok(Over::Hopeless(held)) => {
             attempt.cancel();
             Ok(Acquired::Held(held))
         }
-        Ok(Done::Signal(signal)) => {
+        Ok(Over::Signal(signal)) => {
             attempt.cancel();
             Ok(Acquired::Interrupted(signal))
         }
@@ -81,11 +89,15 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
 }
 
 /// Why a wait is over.
-enum Done {
+enum Over {
     /// The lock is ours.
     Granted(Grant),
     /// The lock was still held when the patience was at its end, and we have left the queue.
     OutOfPatience(Held),
+    /// Too many wait already.
+    QueueFull(Held),
+    /// A run has succeeded lately.
+    NotWanted(Done),
     /// The watcher does not want to wait for this holder.
     Hopeless(Held),
     /// A signal of this number came.
@@ -104,32 +116,36 @@ impl Attempt<'_> {
     fn wait(
         &mut self,
         until: Option<Moment>,
+        max_waiting: Option<u32>,
         waiter: &mut Waiter<'_>,
         watcher: &mut dyn Watcher,
-    ) -> Result<Done, RequestError> {
+    ) -> Result<Over, RequestError> {
         let mut backoff = Backoff::new();
         loop {
             // Until lockrun is continued, we do not listen; then we ask what has become of our place.
             while watcher.is_stopped() {
                 if let Some(signal) = pause(STOPPED, waiter, watcher)? {
-                    return Ok(Done::Signal(signal));
+                    return Ok(Over::Signal(signal));
                 }
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
-            match self.store.try_acquire(self.claim, if is_last { IfHeld::Leave } else { IfHeld::Queue }) {
-                Ok(Tried::Mine(grant)) => return Ok(Done::Granted(grant)),
-                Ok(Tried::Held(held)) if is_last => return Ok(Done::OutOfPatience(held)),
+            let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting } };
+            match self.store.try_acquire(self.claim, if_held) {
+                Ok(Tried::Mine(grant)) => return Ok(Over::Granted(grant)),
+                Ok(Tried::QueueFull(held)) => return Ok(Over::QueueFull(held)),
+                Ok(Tried::Done(done)) => return Ok(Over::NotWanted(done)),
+                Ok(Tried::Held(held)) if is_last => return Ok(Over::OutOfPatience(held)),
                 Ok(Tried::Held(held)) => {
                     self.heard_at = Some(Moment::now());
                     if watcher.waiting(&held).is_break() {
-                        return Ok(Done::Hopeless(held));
+                        return Ok(Over::Hopeless(held));
                     }
                     match self.store.sleep(self.claim, until, waiter, watcher) {
                         Ok(Wakeup::TryAgain) => {
                             backoff = Backoff::new();
                             continue;
                         }
-                        Ok(Wakeup::Signal(signal)) => return Ok(Done::Signal(signal)),
+                        Ok(Wakeup::Signal(signal)) => return Ok(Over::Signal(signal)),
                         // That it answered before is no proof that the next try will do better: the pauses grow.
                         Err(failed) if failed.is_transient => {}
                         Err(failed) => return Err(failed),
@@ -139,7 +155,7 @@ impl Attempt<'_> {
                 Err(failed) => return Err(failed),
             }
             if let Some(signal) = pause(backoff.next(), waiter, watcher)? {
-                return Ok(Done::Signal(signal));
+                return Ok(Over::Signal(signal));
             }
         }
     }

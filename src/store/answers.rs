@@ -7,6 +7,7 @@ use super::StoreError;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
+use crate::lock::state::Success;
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 use crate::text::duration;
@@ -54,7 +55,10 @@ fn span(since: Option<Duration>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfHeld {
     /// Join the queue, or stay in it.
-    Queue,
+    Queue {
+        /// Unless so many wait already.
+        max_waiting: Option<u32>,
+    },
     /// Leave nothing in the store, nor in the queue.
     Leave,
 }
@@ -66,6 +70,19 @@ pub enum Tried {
     Mine(Grant),
     /// Another holds it.
     Held(Held),
+    /// Another holds it, and too many wait for it: the claim has not joined the queue.
+    QueueFull(Held),
+    /// It is not wanted: what [`Claim::once_per`](super::Claim::once_per) asks for is done. The claim has left the queue.
+    Done(Done),
+}
+
+/// A run that has succeeded lately, so that another one is not wanted. Times are milliseconds of Unix time on the store's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// When it began.
+    pub began_ms: u64,
+    /// When this was so.
+    pub now_ms: u64,
 }
 
 /// What ended a waiter's sleep.
@@ -160,6 +177,8 @@ pub struct KeyStatus {
     pub waiters: Vec<Waiting>,
     /// The last run, or lock taken by hand, that is over.
     pub last: Option<Past>,
+    /// The run that began last of those that have ended with 0.
+    pub success: Option<Success>,
     /// The last value of its sequence that was used, if it has one.
     pub value: Option<String>,
 }
@@ -167,7 +186,8 @@ pub struct KeyStatus {
 impl KeyStatus {
     /// What is known of a key that was never used.
     pub fn never_used(key: Key) -> Self {
-        KeyStatus { key, now_ms: 0, fence: 0, holders: Vec::new(), waiters: Vec::new(), last: None, value: None }
+        let (holders, waiters) = (Vec::new(), Vec::new());
+        KeyStatus { key, now_ms: 0, fence: 0, holders, waiters, last: None, success: None, value: None }
     }
 }
 
@@ -184,6 +204,8 @@ pub struct Holding {
     pub fence: u64,
     /// The slot, from 0.
     pub slot: u32,
+    /// Whether it shares the lock.
+    pub is_shared: bool,
     /// The value of the sequence that it has reserved, if it has.
     pub value: Option<String>,
     /// Whether the lock was revoked, and is only held until the command is dead.

@@ -17,7 +17,7 @@ pub use address::Address;
 pub use answers::*;
 pub use error::{RequestError, StoreError};
 
-pub use crate::lock::claim::Claim;
+pub use crate::lock::claim::{Claim, Mode};
 pub use crate::lock::state::{Release, Retain, Wanted, integer};
 
 use crate::lock::holder::Holder;

@@ -13,5 +13,6 @@ mod lease;
 mod queue;
 mod reserve;
 mod run;
+mod shared;
 mod slots;
 mod stores;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
+use crate::lock::state::Success;
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 use crate::text::escape::json_for_terminals;
 
@@ -24,6 +25,7 @@ fn key(status: &KeyStatus) -> Value {
         "holders": status.holders.iter().map(|holding| holder(holding, status.now_ms)).collect::<Vec<_>>(),
         "waiters": status.waiters.iter().map(|waiting| waiter(waiting, status.now_ms)).collect::<Vec<_>>(),
         "last": status.last.as_ref().map(past),
+        "done_until": status.success.and_then(Success::until_unix_ms).filter(|until| *until > status.now_ms).map(time),
         "last_value": status.value,
     })
 }
@@ -36,7 +38,8 @@ fn holder(holding: &Holding, now_ms: u64) -> Value {
             "held_ms": millis(between(holding.since_ms, now_ms)),
             "expires_in_ms": holding.expires_in.map(millis),
             "fence": holding.fence,
-            "slot": if holding.value.is_none() { Some(holding.slot) } else { None },
+            "slot": if holding.value.is_none() && !holding.is_shared { Some(holding.slot) } else { None },
+            "shared": holding.is_shared,
             "value": holding.value,
             "revoked": holding.revoked,
         }),

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::format::{between, ending, moment, span};
+use crate::lock::state::Success;
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 
@@ -27,6 +28,7 @@ pub(super) fn text(status: &KeyStatus) -> String {
         };
         let part = match &holding.value {
             Some(value) => format!("value {}", escaped(value)),
+            None if holding.is_shared => "shared".into(),
             None => format!("slot {}", holding.slot),
         };
         line("", &format!("{lease}; {part}, fence {}", holding.fence));
@@ -36,6 +38,9 @@ pub(super) fn text(status: &KeyStatus) -> String {
             .since_ms
             .map_or_else(String::new, |since_ms| format!(", for {}", span(between(since_ms, status.now_ms))));
         line(if place == 0 { "waiting" } else { "" }, &format!("{}{waited}", waiting.who));
+    }
+    if let Some(until) = status.success.and_then(Success::until_unix_ms).filter(|until| *until > status.now_ms) {
+        line("done", &format!("until {}", time(until)));
     }
     if let Some(value) = &status.value {
         line("sequence", &format!("last value {}", escaped(value)));

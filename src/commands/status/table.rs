@@ -50,14 +50,19 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
         Some(value) => format!("{last}, last value {}", escaped(value)),
         None => last,
     };
-    let has_slots = status.holders.iter().any(|holding| holding.slot > 0);
+    let has_slots = status.holders.iter().any(|holding| holding.slot > 0 && !holding.is_shared);
     if status.holders.is_empty() {
         return vec![[key, "free".into(), "-".into(), "-".into(), waiting, last, "-".into()]];
     }
     let holders = status.holders.iter().map(|holding| {
         [
             key.clone(),
-            if holding.revoked { "revoked" } else { "held" }.into(),
+            match (holding.revoked, holding.is_shared) {
+                (true, _) => "revoked",
+                (false, true) => "shared",
+                (false, false) => "held",
+            }
+            .into(),
             span(between(holding.since_ms, status.now_ms)),
             holding.expires_in.map_or_else(|| "-".into(), span),
             waiting.clone(),
@@ -119,6 +124,7 @@ mod tests {
             expires_in: Some(Duration::from_secs(24)),
             fence: 9,
             slot: 0,
+            is_shared: false,
             value: None,
             revoked: false,
             token: None,

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use super::{Applied, Facts, Held, HolderState, Lease, LockState, Now, Purpose, Value};
-use crate::lock::claim::Claim;
+use super::{Applied, Facts, Held, HolderState, Lease, LockState, Now, Purpose, Value, millis};
+use crate::lock::claim::{Claim, Mode};
 use crate::lock::token::Token;
 
-/// A request for the lock. (`--once-per` belongs here: it is answered in the same step, beside the free slot.)
+/// A request for the lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     /// What is asked.
@@ -25,9 +25,12 @@ pub struct Ask<'a> {
 /// What a request does if the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnHeld {
-    /// It joins the queue, or stays in it. (`--max-waiting` belongs here: it is decided in the same step.)
+    /// It joins the queue, or stays in it.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
-    Wait,
+    Wait {
+        /// Unless so many wait already.
+        max: Option<u32>,
+    },
     /// It leaves the queue, if it is in it.
     Leave,
 }
@@ -55,11 +58,16 @@ pub enum Acquired {
     Held {
         /// By whom.
         first: Option<Held>,
-        /// The place in the queue, from 0, if it waits.
+        /// The place in the queue, from 0, if it waits. `None` for one that was to wait: too many do.
         place: Option<usize>,
         /// A run held the lock when this waiter last looked, and has not released it: the store may have forgotten it with its
         /// data, and its command may still run. The waiter must let that one's lease pass before it asks without [`Ask::seen`].
         is_forgotten: bool,
+    },
+    /// It is not wanted: what [`Claim::once_per`] asks for is done.
+    Done {
+        /// When the run began that has done it, in Unix time.
+        began_unix_ms: u64,
     },
     /// The request was cancelled before it came.
     Cancelled,
@@ -103,22 +111,27 @@ impl LockState {
             let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
             return Ok(self.applied(mine, now, facts));
         }
+        if let Some(began_unix_ms) = self.done_since(ask.claim.once_per, now) {
+            self.leave(token);
+            return Ok(self.applied(Acquired::Done { began_unix_ms }, now, facts));
+        }
         let granted = self.heard_of(token);
         // Where nothing has ended, and nobody holds what was held just now, the store has lost it.
         let seen = ask.seen.filter(|_| ended == 0);
         let is_forgotten = granted.is_none() && seen.is_some_and(|seen| self.has_forgotten(seen));
-        let may_have =
-            granted.is_some() || !is_forgotten && self.has_room(ask.claim.slots) && self.is_next(token, facts);
+        // What it asked for at first counts.
+        let mode = self.waiters.iter().find(|waiter| waiter.token == *token).map_or(ask.claim.mode, |it| it.mode);
+        let may_have = granted.is_some() || !is_forgotten && self.has_room(mode) && self.is_next(token, facts);
         if may_have {
             let fence = self.next_fence(now)?;
-            if let Some(slot) = granted.or_else(|| self.free_slot(ask.claim.slots, facts)) {
+            if let Some(slot) = granted.or_else(|| self.free_slot(mode, facts)) {
                 self.leave(token);
-                self.hold(ask, slot, fence, None, now, facts);
+                self.hold(ask, mode, slot, fence, None, facts);
                 return Ok(self.applied(Acquired::Mine { fence, slot, leased: ask.leased }, now, facts));
             }
         }
         let place = match ask.on_held {
-            OnHeld::Wait => Some(self.join(ask, seen.filter(|_| is_forgotten), now, facts)),
+            OnHeld::Wait { max } => self.join(ask, max, seen.filter(|_| is_forgotten), now, facts),
             OnHeld::Leave => {
                 self.leave(token);
                 None
@@ -149,13 +162,13 @@ impl LockState {
     pub(super) fn hold(
         &mut self,
         ask: &Ask<'_>,
+        mode: Mode,
         slot: u32,
         fence: u64,
         value: Option<Value>,
-        now: Now,
         facts: &impl Facts,
     ) {
-        let claim = ask.claim;
+        let (claim, now) = (ask.claim, facts.now());
         let lease: Option<Lease> = ask.leased.then(|| self.new_lease(claim.ttl, now, facts));
         claim.key.as_str().clone_into(&mut self.key);
         self.fence = fence;
@@ -163,6 +176,8 @@ impl LockState {
             token: claim.token.clone(),
             fence,
             slot,
+            is_shared: mode == Mode::Shared,
+            once_per_ms: claim.once_per.map(millis),
             value,
             who: claim.holder.clone(),
             since_ms: now.ms,
@@ -181,12 +196,18 @@ impl LockState {
         if next > FENCE_MAX { Err(FenceExhausted { last: self.fence }) } else { Ok(next) }
     }
 
-    /// Returns the lowest free slot of so many, if fewer hold the lock. A slot that the store finds taken without a holder in the
-    /// state has one all the same, whose record was lost.
-    pub(super) fn free_slot(&self, slots: u32, facts: &impl Facts) -> Option<u32> {
+    /// Returns the lowest free slot, if the mode allows one more beside those that hold the lock. A slot that the store finds taken
+    /// without a holder in the state has one all the same, whose record was lost. Slot 0 is never one of those that share the lock: a
+    /// store may tell by it that the lock is held alone.
+    pub(super) fn free_slot(&self, mode: Mode, facts: &impl Facts) -> Option<u32> {
+        let (slots, limit) = match mode {
+            Mode::Slots(slots) => (0..slots, slots),
+            Mode::Shared if facts.may_share() => (1..u32::MAX, u32::MAX),
+            Mode::Shared => return None,
+        };
         let mut held = self.held();
-        for slot in 0..slots {
-            if held >= slots {
+        for slot in slots {
+            if held >= limit {
                 break;
             }
             if self.has_slot(slot) {

@@ -61,14 +61,16 @@ pub struct LockState {
     /// Who waits for it, the next waiter first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiters: Vec<WaiterState>,
-    /// The last run that has ended. (What `--once-per` asks, when the last run that ended with 0 began, belongs beside it: a
-    /// failed run must not hide it.)
+    /// The last run that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
     /// When a hold ended that is not recorded as the last run, in Unix time: a run of which nothing else was known any more, or a kept
     /// lock. 0 if none has since that run.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
+    /// The run that has succeeded; a later one that failed does not hide it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub success: Option<Success>,
     /// Where the key's sequence has got to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<SequenceState>,
@@ -77,7 +79,7 @@ pub struct LockState {
     pub cancelled: Vec<Cancelled>,
 }
 
-/// A holder. (Whether it shares the lock belongs here, when there are shared locks.)
+/// A holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HolderState {
@@ -87,6 +89,12 @@ pub struct HolderState {
     pub fence: u64,
     /// Which of the slots it has.
     pub slot: u32,
+    /// Whether it shares the lock with others that do.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_shared: bool,
+    /// For how long nothing of the kind is wanted once it has succeeded, see [`Success`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub once_per_ms: Option<u64>,
     /// What it has reserved of the key's sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
@@ -169,6 +177,18 @@ pub struct LastRun {
     pub ending: Option<Ending>,
 }
 
+/// A run that has ended with 0, and had the lock until then: of all such runs the one that began last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Success {
+    /// When it acquired the lock, in Unix time.
+    pub began_unix_ms: u64,
+    /// For how long from then on it was not to be run again, if it has said so. Another run decides by its own
+    /// [`Claim::once_per`](crate::lock::claim::Claim::once_per).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub once_per_ms: Option<u64>,
+}
+
 /// A point in time, as a store tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
@@ -217,6 +237,12 @@ pub trait Facts {
     /// Returns whether a process of this holder, which has no lease, still has its slot.
     fn holds_slot(&self, _holder: &HolderState) -> bool {
         false
+    }
+
+    /// Returns whether the lock may be shared, which the state allows. A store whose record was lost may know better. Called before
+    /// [`Facts::take_slot`].
+    fn may_share(&self) -> bool {
+        true
     }
 
     /// Takes the slot, which is free as far as the state knows. Returns `false` if it is not: a store whose record was lost may
@@ -282,6 +308,13 @@ impl LockState {
     fn held(&self) -> u32 {
         let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
         u32::try_from(self.holders.len() + granted).unwrap_or(u32::MAX)
+    }
+}
+
+impl Success {
+    /// Returns until when the run was to be the only one, in Unix time, if it has said so.
+    pub fn until_unix_ms(self) -> Option<u64> {
+        self.once_per_ms.map(|span| self.began_unix_ms.saturating_add(span))
     }
 }
 

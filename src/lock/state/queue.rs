@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Applied, Ask, Facts, Held, LockState, Now, Presence, Seen};
+use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 
@@ -16,26 +17,25 @@ pub const CLAIM_WINDOW_MS: u64 = 1400;
 /// For how long a cancelled request that may still be on its way is refused. By then it has arrived, or never will.
 const IN_FLIGHT_MS: u64 = 300_000;
 
-/// A waiter. (Whether it wants to share the lock belongs here, when there are shared locks.)
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+/// A waiter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaiterState {
     /// The name of the acquisition that it waits for.
     pub token: Token,
     /// Who it is.
     pub who: Holder,
-    /// How many may hold the lock at once with it.
-    pub slots: u32,
+    /// Beside whom it may hold the lock.
+    pub mode: Mode,
     /// Since when it waits.
     pub joined_ms: u64,
     /// What was granted to it, until it claims it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
     /// It did not claim what was granted to it. Until it asks again it counts as [`Presence::Silent`].
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unresponsive: bool,
     /// The store has forgotten the holder that it saw then, in Unix time: it must not be granted the lock before it asks again.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_unix_ms: Option<u64>,
 }
 
@@ -134,26 +134,39 @@ impl LockState {
         self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(facts)
     }
 
-    /// Joins the queue at its end, or stays where it is. Returns the place, from 0. `forgotten` is what the store has forgotten.
-    pub(super) fn join(&mut self, ask: &Ask<'_>, forgotten: Option<Seen>, now: Now, facts: &impl Facts) -> usize {
+    /// Joins the queue at its end, unless `max` wait already, or stays where it is. Returns the place, from 0. `forgotten` is what the
+    /// store has forgotten.
+    pub(super) fn join(
+        &mut self,
+        ask: &Ask<'_>,
+        max: Option<u32>,
+        forgotten: Option<Seen>,
+        now: Now,
+        facts: &impl Facts,
+    ) -> Option<usize> {
         let claim = ask.claim;
         let seen_unix_ms = forgotten.map(|seen| seen.at_unix_ms);
         if let Some(place) = self.waiters.iter().position(|waiter| waiter.token == claim.token) {
             self.waiters[place].seen_unix_ms = seen_unix_ms;
-            return place;
+            return Some(place);
+        }
+        // One that was granted the lock does not wait any more.
+        let waiting = self.waiters.iter().filter(|waiter| waiter.grant.is_none()).count();
+        if max.is_some_and(|max| waiting >= max as usize) {
+            return None;
         }
         self.epoch = facts.epoch();
         claim.key.as_str().clone_into(&mut self.key);
         self.waiters.push(WaiterState {
             token: claim.token.clone(),
             who: claim.holder.clone(),
-            slots: claim.slots,
+            mode: claim.mode,
             joined_ms: now.ms,
             grant: None,
             is_unresponsive: false,
             seen_unix_ms,
         });
-        self.waiters.len() - 1
+        Some(self.waiters.len() - 1)
     }
 
     /// Leaves the queue.
@@ -174,12 +187,19 @@ impl LockState {
         !ahead.into_iter().any(|waiter| waiter.is_willing(facts))
     }
 
-    /// Returns whether one that lets so many hold the lock may have it now, beside those that hold it or were granted it. Not
-    /// if one of the latter would then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
-    pub(super) fn has_room(&self, slots: u32) -> bool {
-        let held = self.held();
-        let is_in_the_way = |waiter: &WaiterState| waiter.grant.is_some() && waiter.slots <= held;
-        held < slots && !self.waiters.iter().any(is_in_the_way)
+    /// Returns whether the lock may be held in this mode now, beside those that hold it or were granted it. Not if one of the latter would
+    /// then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
+    pub(super) fn has_room(&self, mode: Mode) -> bool {
+        let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
+        let share = || self.holders.iter().map(|it| it.is_shared).chain(granted().map(|it| it == Mode::Shared));
+        match mode {
+            Mode::Shared => share().all(|shares| shares),
+            Mode::Slots(slots) => {
+                let held = self.held();
+                let is_in_the_way = |granted: Mode| matches!(granted, Mode::Slots(slots) if slots <= held);
+                held < slots && !share().any(|shares| shares) && !granted().any(is_in_the_way)
+            }
+        }
     }
 
     /// Grants what is free to the first waiters that are willing, in their order: nobody is granted a slot that one ahead of it
@@ -192,11 +212,11 @@ impl LockState {
                 continue;
             }
             let seen = waiter.seen_unix_ms.map(|at_unix_ms| Seen { at_unix_ms });
-            let slots = waiter.slots;
-            if !self.has_room(slots) || seen.is_some_and(|seen| self.has_forgotten(seen)) {
+            let mode = waiter.mode;
+            if !self.has_room(mode) || seen.is_some_and(|seen| self.has_forgotten(seen)) {
                 break;
             }
-            let Some(slot) = self.free_slot(slots, facts) else { break };
+            let Some(slot) = self.free_slot(mode, facts) else { break };
             let waiter = &mut self.waiters[at];
             waiter.grant = Some(Grant { slot, since_ms: now.ms, ends_ms: now.ms.saturating_add(CLAIM_WINDOW_MS) });
             granted.push(waiter.token.clone());

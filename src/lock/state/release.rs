@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applied, Facts, Held, HolderState, LastRun, Lease, LockState, Now, Purpose};
+use super::{Applied, Facts, Held, HolderState, LastRun, Lease, LockState, Now, Purpose, Success, millis};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -121,6 +121,13 @@ impl LockState {
         let holder = self.holders.remove(at);
         // No later run is over yet: to acquire the lock is to drop first those whose lease has run out.
         self.record(&holder, ending, now);
+        if is_in_force
+            && holder.revoked_by.is_none()
+            && holder.purpose == Purpose::Run
+            && ending == Some(Ending::Exited(0))
+        {
+            self.record_success(&holder, now);
+        }
         // That the lease ran out unnoticed changes nothing: used is used.
         if uses_value {
             self.use_value(&holder);
@@ -149,6 +156,21 @@ impl LockState {
                 ending,
             });
         }
+    }
+
+    /// Records that the run of `holder` has succeeded.
+    fn record_success(&mut self, holder: &HolderState, now: Now) {
+        let began_unix_ms = now.unix_of(holder.since_ms);
+        if self.success.is_none_or(|success| success.began_unix_ms <= began_unix_ms) {
+            self.success = Some(Success { began_unix_ms, once_per_ms: holder.once_per_ms });
+        }
+    }
+
+    /// Returns when the run began that makes another one unnecessary which is wanted `once_per` so long, if there is one. One that began
+    /// in the future, by a clock that was set back since, counts no longer than one in the past.
+    pub fn done_since(&self, once_per: Option<Duration>, now: Now) -> Option<u64> {
+        let (once_per, Success { began_unix_ms, .. }) = (once_per?, self.success?);
+        (now.unix_ms.abs_diff(began_unix_ms) < millis(once_per)).then_some(began_unix_ms)
     }
 }
 

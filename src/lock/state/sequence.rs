@@ -1,6 +1,7 @@
 //! Sequences: each run reserves a value, and a value that was used never comes up again.
 
 use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, SequenceState, Value};
+use crate::lock::claim::Mode;
 use crate::lock::token::Token;
 
 /// Which value of a sequence is wanted.
@@ -85,7 +86,7 @@ impl LockState {
         let is_free = |slot: &u32| !self.has_slot(*slot) && facts.take_slot(*slot);
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
-        self.hold(ask, slot, fence, Some(value), now, facts);
+        self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), facts);
         Ok(self.unchanged(mine, granted))
     }
 

@@ -41,7 +41,7 @@ impl LockState {
     /// Returns whether the key can be pruned: nobody holds it or waits for it, and it has not been used for `unused_for`.
     ///
     /// A sequence is never pruned: it would begin anew. Nor is a fence that is ahead of the clock, because the one after it would
-    /// be less; nor a key of which a cancelled request may still be on its way.
+    /// be less; nor a key whose run was to be the only one for longer, or of which a cancelled request may still be on its way.
     pub fn is_prunable(&self, unused_for: Duration, facts: &impl Facts) -> bool {
         let now = facts.now();
         let is_used = !self.is_of_another_epoch(facts)
@@ -51,6 +51,7 @@ impl LockState {
         // A fence is, as a rule, the time at which it was given out.
         let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.lost_unix_ms);
         let is_old = used_at.saturating_add(millis(unused_for)) <= now.unix_ms;
-        !is_used && self.sequence.is_none() && self.fence <= now.unix_ms && is_old
+        let is_done = self.success.is_some_and(|success| success.until_unix_ms() > Some(now.unix_ms));
+        !is_used && !is_done && self.sequence.is_none() && self.fence <= now.unix_ms && is_old
     }
 }

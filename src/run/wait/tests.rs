@@ -120,7 +120,7 @@ fn wait(
     let (tries, sleeps) = (tries.into_iter().collect(), sleeps.into_iter().collect());
     let mut store = Scripted { tries, sleeps, ..Scripted::default() };
     let signals = Signals::take_over().expect("signals can be blocked");
-    let wait = Wait { until, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
+    let wait = Wait { until, max_waiting: None, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
     let acquired = in_turn(&mut store, &Claim::example(), wait).map_err(|error| error.to_string());
     (acquired, store)
 }
@@ -134,7 +134,7 @@ fn wait_for_ever(tries: impl IntoIterator<Item = Answer>) -> (Result<Acquired, S
 fn a_lock_that_is_ours_is_not_cancelled() {
     let (acquired, store) = wait_for_ever([HELD, HELD, MINE]);
     assert_eq!(acquired, Ok(Acquired::Mine(GRANT)));
-    assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Queue; 3], 0));
+    assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Queue { max_waiting: None }; 3], 0));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn patience_with_an_outage_ends() {
     let claim = Claim::example();
     let heard_at = Some(Moment::from_boot(Duration::ZERO));
     let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at };
-    let waited = attempt.wait(None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
+    let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
 }
 
@@ -201,7 +201,7 @@ fn nothing_is_asked_for_while_lockrun_is_stopped() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
     let mut watcher = Onlooker { goes_on: true, stops: Cell::new(2) };
-    let wait = Wait { until: None, signals: &signals, watcher: &mut watcher };
+    let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
     let acquired = in_turn(&mut store, &Claim::example(), wait).expect("the store does not fail");
     assert_eq!(acquired, Acquired::Mine(GRANT));
 }

@@ -105,6 +105,7 @@ pub(super) fn status(
             expires_in: held.expires_in,
             fence: holder.fence,
             slot: holder.slot,
+            is_shared: holder.is_shared,
             value: holder.value.as_ref().map(|value| value.value.clone()),
             revoked: holder.revoked_by.is_some(),
             token: held.token,
@@ -123,6 +124,7 @@ pub(super) fn status(
         holders: state.holders_in_force(facts).into_iter().map(holding).collect(),
         waiters: waiters.of(file)?,
         last,
+        success: state.success,
         value: state.sequence.as_ref().map(|sequence| sequence.last.clone()),
     })
 }

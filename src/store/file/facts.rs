@@ -73,6 +73,11 @@ impl Facts for KernelFacts<'_> {
         self.ours == Some(holder.slot) || self.note_failure(ask(), true)
     }
 
+    fn may_share(&self) -> bool {
+        let share = self.file.share().with_context(|| format!("cannot lock {}", self.file.path()));
+        self.note_failure(share, true)
+    }
+
     fn take_slot(&self, slot: u32) -> bool {
         let take = self.file.take_slot(slot).with_context(|| format!("cannot lock {}", self.file.path()));
         if matches!(take, Ok(true)) {

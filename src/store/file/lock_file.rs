@@ -5,6 +5,8 @@
 //! byte EDIT              taken while the record is read or changed
 //! byte AT_TURNSTILE      taken by the run that waits at the turnstile, as opposed to just passing
 //! byte SLOTS + n         slot n: taken for as long as a run holds it
+//! byte SLOTS             shared by all runs that share the lock; each has a slot of its own as well, from 1
+//! bytes of places.rs     taken by the runs that wait
 //! ```
 //!
 //! The bytes lie far behind the record and are never written. All are locks of the open file, not of a process (open file
@@ -13,6 +15,7 @@
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
@@ -144,7 +147,7 @@ impl LockFile {
 
     /// Whether another process stays at the turnstile.
     pub(super) fn is_waited_for(&self) -> nix::Result<bool> {
-        self.is_taken(AT_TURNSTILE)
+        self.is_taken(AT_TURNSTILE, self.kind)
     }
 
     /// Lets the next one come to the turnstile.
@@ -158,18 +161,32 @@ impl LockFile {
         self.take(byte_of(slot))
     }
 
-    /// Frees a slot, for every process that has inherited it.
+    /// Frees a slot, for every process that has inherited it, and our share of slot 0, if we have one.
     pub(super) fn free_slot(&self, slot: u32) -> nix::Result<()> {
-        self.free(byte_of(slot))
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&bytes(SLOTS..byte_of(slot) + 1, libc::F_UNLCK))).map(drop)
     }
 
-    /// Whether another process has the slot.
+    /// Takes a share of slot 0. Gives whether that was possible: nobody has it alone.
+    pub(super) fn share(&self) -> nix::Result<bool> {
+        self.take_as(byte_of(0), libc::F_RDLCK)
+    }
+
+    /// Whether another process has the slot, or a share of it.
     pub(super) fn slot_is_taken(&self, slot: u32) -> nix::Result<bool> {
-        self.is_taken(byte_of(slot))
+        self.is_taken(byte_of(slot), self.kind)
+    }
+
+    /// Whether another process has slot 0 alone.
+    pub(super) fn is_held_alone(&self) -> nix::Result<bool> {
+        self.is_taken(byte_of(0), libc::F_RDLCK)
     }
 
     pub(super) fn take(&self, byte: i64) -> nix::Result<bool> {
-        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&one_byte(byte, self.kind))) {
+        self.take_as(byte, self.kind)
+    }
+
+    fn take_as(&self, byte: i64, kind: c_int) -> nix::Result<bool> {
+        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&bytes(byte..byte + 1, kind))) {
             Ok(_) => Ok(true),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
             Err(errno) => Err(errno),
@@ -177,11 +194,11 @@ impl LockFile {
     }
 
     pub(super) fn free(&self, byte: i64) -> nix::Result<()> {
-        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&one_byte(byte, libc::F_UNLCK))).map(drop)
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&bytes(byte..byte + 1, libc::F_UNLCK))).map(drop)
     }
 
-    fn is_taken(&self, byte: i64) -> nix::Result<bool> {
-        let mut lock = one_byte(byte, self.kind);
+    fn is_taken(&self, byte: i64, kind: c_int) -> nix::Result<bool> {
+        let mut lock = bytes(byte..byte + 1, kind);
         fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
         Ok(i32::from(lock.l_type) != libc::F_UNLCK)
     }
@@ -218,13 +235,13 @@ pub(super) fn byte_of(slot: u32) -> i64 {
     SLOTS + i64::from(slot)
 }
 
-/// The description of a lock on one byte.
-fn one_byte(byte: i64, kind: c_int) -> libc::flock {
+/// The description of a lock on these bytes.
+pub(super) fn bytes(range: Range<i64>, kind: c_int) -> libc::flock {
     libc::flock {
         l_type: libc::c_short::try_from(kind).unwrap_or_default(),
         l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
-        l_start: byte,
-        l_len: 1,
+        l_start: range.start,
+        l_len: range.end - range.start,
         // Must be 0 for a lock of the open file.
         l_pid: 0,
     }

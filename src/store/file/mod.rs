@@ -12,6 +12,7 @@ mod diagnose;
 mod directory;
 mod facts;
 mod lock_file;
+mod places;
 mod record;
 mod turnstile;
 mod unreadable;
@@ -96,6 +97,14 @@ impl Store for FileStore {
                         self.place = None;
                     }
                     return Ok(Tried::Held(held));
+                }
+                Found::QueueFull(held) => {
+                    self.place = None;
+                    return Ok(Tried::QueueFull(held));
+                }
+                Found::Done(done) => {
+                    self.place = None;
+                    return Ok(Tried::Done(done));
                 }
                 Found::Vanished => self.place = None,
             }

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use super::answers;
 use super::copies::{Copies, Damage};
 use super::facts::KernelFacts;
 use super::lock_file::{EDIT, LockFile, PATIENCE};
 use super::unreadable::Unreadable;
-use crate::lock::state::{Facts as _, LockState};
-use crate::store::{Held, StoreError};
+use crate::lock::state::LockState;
+use crate::store::StoreError;
 use crate::sys::clock::Moment;
 
 impl LockFile {
@@ -55,12 +54,10 @@ impl LockFile {
         self.file.sync_data().with_context(|| format!("cannot bring {} to the disk", self.path))
     }
 
-    /// Who holds the lock, as far as the record knows.
-    pub(super) fn holder(&self) -> Result<Held, StoreError> {
-        self.look(|state, facts| {
-            let now = facts.now();
-            Ok(state.first_held(now, facts).map(|held| answers::held(held, now)).unwrap_or_default())
-        })
+    /// Does this while nobody reads or changes the record.
+    pub(super) fn with_record_locked<T>(&self, act: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.lock_record()?;
+        self.unlock_record(act())
     }
 
     fn edit_locked<T>(

@@ -11,7 +11,7 @@ use super::directory::Directory;
 use super::lock_file::LockFile;
 use super::{answers, ask, clock, no_fence};
 use crate::lock::state::{self, Facts as _};
-use crate::store::{Claim, Grant, Held, IfHeld, StoreError, Wakeup};
+use crate::store::{Claim, Done, Grant, Held, IfHeld, Mode, StoreError, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
@@ -28,6 +28,10 @@ pub(super) enum Found {
     Mine(Grant),
     /// None is free, or others are before us.
     Held(Held),
+    /// The same, and too many wait to join them.
+    QueueFull(Held),
+    /// None is wanted: a run has succeeded lately.
+    Done(Done),
     /// The file has lost its name: another one is the lock now.
     Vanished,
 }
@@ -38,8 +42,8 @@ pub(super) enum Found {
 pub(super) struct Place {
     directory: Directory,
     file: LockFile,
-    /// Whether we have joined the queue.
-    is_queued: bool,
+    /// Our place among those that wait, once we do.
+    waits_at: Option<i64>,
     /// Whether the turnstile is ours: we are the next to get the lock.
     is_next: bool,
     /// When the first lease ends under which a slot is held.
@@ -56,7 +60,7 @@ impl Place {
         Ok(Place {
             directory,
             file,
-            is_queued: false,
+            waits_at: None,
             is_next: false,
             lease_ends_at: None,
             changes: None,
@@ -68,22 +72,51 @@ impl Place {
     /// one. If no slot is free, stays there if a claim is to be queued. Does not wait.
     pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Found, StoreError> {
         if !self.is_next && !self.enter(claim, if_held)? {
-            self.is_queued |= if_held == IfHeld::Queue;
-            return Ok(Found::Held(self.file.holder()?));
+            let found = self.look(claim)?;
+            return self.join(found, if_held);
         }
         self.is_next = true;
-        let found = self.take(claim);
-        match found {
-            Ok(Found::Held(_)) if if_held == IfHeld::Queue => self.is_queued = true,
-            _ => self.leave()?,
+        let found = self.take(claim).and_then(|found| self.join(found, if_held));
+        if !matches!(found, Ok(Found::Held(_))) || if_held == IfHeld::Leave {
+            self.leave()?;
         }
         found
+    }
+
+    /// Joins those that wait, if the lock was found to be held and the claim is to be queued; otherwise leaves them.
+    fn join(&mut self, found: Found, if_held: IfHeld) -> Result<Found, StoreError> {
+        match (found, if_held) {
+            (Found::Held(held), IfHeld::Queue { max_waiting }) => {
+                if self.waits_at.is_none() {
+                    self.waits_at = self.file.take_place(max_waiting)?;
+                }
+                Ok(if self.waits_at.is_some() { Found::Held(held) } else { Found::QueueFull(held) })
+            }
+            (found, _) => {
+                // COMMAND will inherit the descriptor.
+                if let Some(place) = self.waits_at.take() {
+                    self.file.free(place).with_context(|| self.cannot_lock())?;
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// What there is to see from outside the turnstile.
+    fn look(&self, claim: &Claim) -> Result<Found, StoreError> {
+        self.file.look(|state, facts| {
+            let now = facts.now();
+            if let Some(began_ms) = state.done_since(claim.once_per, now) {
+                return Ok(Found::Done(Done { began_ms, now_ms: now.unix_ms }));
+            }
+            Ok(Found::Held(state.first_held(now, facts).map(|held| answers::held(held, now)).unwrap_or_default()))
+        })
     }
 
     fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<bool, StoreError> {
         let entered = match if_held {
             // It no longer waits for a run that is only passing.
-            IfHeld::Leave if self.is_queued => self.file.enter_within(Duration::ZERO),
+            IfHeld::Leave if self.waits_at.is_some() => self.file.enter_within(Duration::ZERO),
             IfHeld::Leave if self.is_full(claim)? => return Ok(false),
             _ => self.file.enter_now(),
         };
@@ -93,16 +126,21 @@ impl Place {
     /// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: a run that is there for
     /// a moment sends those to the end of the kernel's queue who are next.
     fn is_full(&self, claim: &Claim) -> Result<bool, StoreError> {
-        if claim.by_hand {
-            // It may be asked for again under the token of one of them.
+        // By hand it may be asked for again under the token of one of them.
+        if claim.by_hand || !self.is_taken(claim.mode)? {
             return Ok(false);
         }
-        for slot in 0..claim.slots {
+        self.file.has_its_name(&self.directory)
+    }
+
+    fn is_taken(&self, mode: Mode) -> Result<bool, StoreError> {
+        let Mode::Slots(slots) = mode else { return Ok(self.file.is_held_alone()?) };
+        for slot in 0..slots {
             if !self.file.slot_is_taken(slot)? {
                 return Ok(false);
             }
         }
-        self.file.has_its_name(&self.directory)
+        Ok(true)
     }
 
     /// Takes the lowest free slot of the claim's. For one that is past the turnstile.
@@ -121,6 +159,9 @@ impl Place {
                 state::Acquired::Held { first, .. } => {
                     self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
                     Found::Held(first.map(|first| answers::held(first, facts.now())).unwrap_or_default())
+                }
+                state::Acquired::Done { began_unix_ms: began_ms } => {
+                    Found::Done(Done { began_ms, now_ms: facts.now().unix_ms })
                 }
                 // No request is on its way to a file.
                 state::Acquired::Cancelled => Found::Held(Held::default()),

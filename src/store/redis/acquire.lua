@@ -1,5 +1,5 @@
 -- Takes the lock if it is free and nobody is ahead of us, or if it was granted to us, and else joins the queue, stays in it, or
--- leaves it. Asked again under the same token, answers as the first time.
+-- leaves it. It is not wanted at all if a run has succeeded lately. Asked again under the same token, answers as the first time.
 --
 -- ARGV  1 token     of this acquisition
 --       2 ttl       of the lease in ms; 0: it never expires
@@ -8,17 +8,22 @@
 --       5 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
 --       6 seen      when that was, as the answer has told it
 --       7 hand      1: it is taken by hand; 0: for a command of lockrun's
---       8 slots     how many may hold the lock at once
+--       8 slots     how many may hold the lock at once; 0: all that share it
 --       9 request   which request this is, under a token of the user's own; empty: the only one under its token
+--      10 max       how many may wait before one does not join the queue; empty: any number
+--      11 once      the lock is not wanted if a run that began less than so many ms ago has ended with 0; 0: in any case
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
---       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told}
---                   it is not; times in ms
---                   the last two are tokens of waiters, or '' (see confirm_handoff)
+--       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, now}
+--                   it is not; times in ms; place -1: too many wait to join the queue
+--       {2, began, now, granted, told}
+--                   it is not wanted: when the run began that has succeeded
+--                   granted and told are tokens of waiters, or '' (see confirm_handoff)
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local CAUTION, SEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
 local REQUEST = ARGV[9] ~= '' and ARGV[9] or nil
+local MAX, ONCE = tonumber(ARGV[10]), tonumber(ARGV[11])
 
 -- A short lease is watched for its end so long after it, within the second that a crash may cost, and by so many: it ends so often,
 -- as far as those know that look.
@@ -70,10 +75,9 @@ local function look_again(ticket, expires_in, info)
   return (others < enough or first_waiters(1)[1] == TOKEN) and math.min(look_in, event + 50 * others) or look_in
 end
 
--- Whether there is a slot that we could have, but for those ahead of us.
+-- Whether we could hold the lock, but for those ahead of us.
 local function is_refused()
-  local count = held()
-  return count > 0 and count < SLOTS and not ends_of(TOKEN)
+  return held() > 0 and fits(SLOTS, held()) and not ends_of(TOKEN)
 end
 
 -- The waiters ahead of us that are listening.
@@ -118,8 +122,20 @@ if redis.call('LINDEX', MAILBOX .. TOKEN, 0) then
 end
 
 local granted = ends_of(TOKEN)
+local done = ONCE > 0 and last_run().done
+if done and math.abs(now - done) < ONCE and not (granted and info_of(TOKEN).fence) then
+  redis.call('ZREM', HOLDERS, TOKEN)
+  drop_waiter(TOKEN)
+  local handed, told = hand_over()
+  expire_holders()
+  return {2, done, now, handed, told}
+end
+-- What it asked for at first counts.
+if redis.call('ZSCORE', QUEUE, TOKEN) then
+  SLOTS = info_of(TOKEN).slots or SLOTS
+end
 local mine, forgotten = granted
-local handed, patience = {}, math.huge
+local handed, told, patience = '', '', math.huge
 if not mine then
   -- A holder that was there at our last look has not let its lease run out.
   if CAUTION > 0 and ended == 0 and is_forgotten(SEEN) then
@@ -135,8 +151,8 @@ if mine then
   local leads = info.leads
   if not info.fence then
     -- A slot that was granted and not claimed is another's by now.
-    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(TOKEN), hand = HAND or nil,
-      request = REQUEST}
+    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, TOKEN), hand = HAND or nil,
+      request = REQUEST, slots = SLOTS == 0 and 0 or nil, once = ONCE > 0 and ONCE or nil}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
   elseif info.request ~= REQUEST then
@@ -151,10 +167,10 @@ if mine then
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. The one that granted
   -- it to us has seen to them, as far as they did not have to wait for us.
   if ended > 0 or not granted or leads then
-    handed = hand_over()
+    handed, told = hand_over()
   end
   expire_holders()
-  return {1, info.fence, info.slot, handed[1] or '', handed[2] or ''}
+  return {1, info.fence, info.slot, handed, told}
 end
 
 -- The dead have no place any more.
@@ -165,6 +181,13 @@ for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
 end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
+-- One that was granted the lock does not wait any more.
+for _, token in ipairs(MAX and holders() or {}) do
+  MAX = MAX + (redis.call('ZSCORE', QUEUE, token) and 1 or 0)
+end
+if WAIT and not place and MAX and redis.call('ZCARD', QUEUE) >= MAX then
+  WAIT, place = false, -1
+end
 if WAIT then
   local info = info_of(TOKEN)
   -- One that is late, or has just come, does not judge others: perhaps it was the server that was away.
@@ -176,7 +199,7 @@ if WAIT then
     end
   elseif not place then
     local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')
-    local most = math.max(SLOTS, last[1] and info_of(last[1]).most or 1)
+    local most = math.max(SLOTS > 0 and SLOTS or MANY, last[1] and info_of(last[1]).most or 1)
     redis.call('ZADD', QUEUE, whole((last[2] or 0) + 1), TOKEN)
     info = {who = cjson.decode(WHO), slots = SLOTS, most = most, joined = now}
     place = redis.call('ZRANK', QUEUE, TOKEN)
@@ -195,12 +218,12 @@ elseif place then
 end
 -- Not one that may have been forgotten.
 if ended > 0 or first[1] or CAUTION > 0 and not forgotten or place and not WAIT then
-  handed = hand_over()
+  handed, told = hand_over()
 end
 if WAIT and not ends_of(TOKEN) then
   -- One that has handed it over watches it, too.
-  look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed[1] and FIRST_LOOK or REFRESH_MAX)
+  look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed ~= '' and FIRST_LOOK or REFRESH_MAX)
   expect(TOKEN, look_in)
 end
 expire_holders()
-return {0, handed[1] and holder() or first, place or 0, look_in, handed[1] or '', handed[2] or '', now}
+return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, told, now}

@@ -238,7 +238,7 @@ impl Failure {
                             i64::MAX
                         );
                     }
-                    _ if error.contains(script::NO_FENCE) => {
+                    _ if error.contains(script::NO_FENCE) || error.contains(script::FENCE_STRANGE) => {
                         return anyhow!(
                             "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than \
                          every fence that was given out"

@@ -29,6 +29,7 @@ use super::{
     Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain, Revoked,
     Sequences, Store, StoreError, Tried, Wakeup, Wanted,
 };
+use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
@@ -150,11 +151,19 @@ impl RedisStore {
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let seen = self.place.as_ref().and_then(|place| place.seen.as_ref());
         let (caution, seen) = seen.map_or((0, 0), Seen::caution);
-        let script = script.arg(u8::from(if_held == IfHeld::Queue)).arg(caution).arg(seen);
-        let script = script.arg(u8::from(claim.by_hand)).arg(claim.slots).arg(request(claim)).take();
+        let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(caution).arg(seen);
+        let script = script.arg(u8::from(claim.by_hand)).arg(slots(claim.mode)).arg(request(claim));
+        let script = script.arg(max_waiting(if_held)).arg(claim.once_per.map_or(0, millis)).take();
         let sent_at = Moment::now();
         let reply = self.request(&script)?;
         AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
+    }
+
+    /// The claim is over: a request of it that is still on its way must get nothing when it arrives.
+    fn forget(&mut self, claim: &Claim) {
+        if self.in_flight {
+            self.cancel(claim, false);
+        }
     }
 
     /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, the other waiters find
@@ -193,13 +202,20 @@ impl Store for RedisStore {
             }
             Ok(AcquireReply::NotMine { held, ttl, look_in, handed, now }) => {
                 self.confirm_handoff(&claim.key, handed);
-                if if_held == IfHeld::Queue {
+                if if_held == IfHeld::Leave {
+                    self.forget(claim);
+                } else if held.place.is_some() {
                     self.place = Some(Place::after(self.place.take(), held.holder.is_some(), ttl, now, look_in));
-                } else if self.in_flight {
-                    // Not when it arrives either.
-                    self.cancel(claim, false);
+                } else {
+                    self.forget(claim);
+                    return Ok(Tried::QueueFull(held));
                 }
                 Ok(Tried::Held(held))
+            }
+            Ok(AcquireReply::Done(done, handed)) => {
+                self.confirm_handoff(&claim.key, handed);
+                self.forget(claim);
+                Ok(Tried::Done(done))
             }
             Err(failure) => Err(self.failed(&failure)),
         }
@@ -332,6 +348,22 @@ fn release_args(how: Release) -> (String, &'static str, u64, bool) {
         Retain::Kept(ttl) => ("keep", ttl_ms(ttl)),
     };
     (ending.to_string(), mode, span, uses_value)
+}
+
+/// A mode as the scripts take it: how many may hold the lock; 0: all that share it.
+fn slots(mode: Mode) -> u32 {
+    match mode {
+        Mode::Slots(slots) => slots,
+        Mode::Shared => 0,
+    }
+}
+
+/// How many may wait before the claim does not join the queue; nothing: any number.
+fn max_waiting(if_held: IfHeld) -> String {
+    match if_held {
+        IfHeld::Queue { max_waiting: Some(max) } => max.to_string(),
+        _ => String::new(),
+    }
 }
 
 /// Which request a claim is, where there may be several under its token; otherwise nothing.

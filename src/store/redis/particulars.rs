@@ -5,6 +5,7 @@ use serde_json::Value as Json;
 
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
+use crate::lock::state::Success;
 use crate::store::Past;
 
 /// What is kept about a holder or a waiter.
@@ -15,6 +16,8 @@ pub(super) struct Info {
     pub(super) ttl: u64,
     pub(super) fence: u64,
     pub(super) slot: u32,
+    /// How many may hold the lock; 0: all that share it. Of a holder only kept in that case.
+    pub(super) slots: Option<u64>,
     pub(super) value: Option<String>,
     pub(super) joined: Option<u64>,
     pub(super) is_revoked: bool,
@@ -29,6 +32,7 @@ impl Info {
             ttl: number(&info["ttl"]).unwrap_or_default(),
             fence: number(&info["fence"]).unwrap_or_default(),
             slot: number(&info["slot"]).and_then(|slot| u32::try_from(slot).ok()).unwrap_or_default(),
+            slots: number(&info["slots"]),
             value: info["value"].as_str().map(str::to_owned),
             joined: number(&info["joined"]),
             is_revoked: !info["revoked"].is_null(),
@@ -47,6 +51,12 @@ pub(super) fn past(text: &[u8]) -> Option<Past> {
         ended_ms: number(&last["ended"])?,
         ending: status.map(Ending::Exited).or(signal.map(Ending::Signaled)),
     })
+}
+
+/// Reads which run has succeeded.
+pub(super) fn success(text: &[u8]) -> Option<Success> {
+    let last: Json = serde_json::from_slice(text).ok()?;
+    Some(Success { began_unix_ms: number(&last["done"])?, once_per_ms: number(&last["once"]) })
 }
 
 fn holder(who: &Json) -> Option<Holder> {

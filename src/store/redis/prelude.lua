@@ -2,10 +2,11 @@
 -- script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: value, place, hand, kept,
---                   released, revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted the
---                   lock, and {leads, probed, seen}. slots: how many it lets hold the lock at once; most: the greatest such number up to its
---                   place; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: slots, once, value, place, hand,
+--                   kept, released, revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted
+--                   the lock, and {leads, probed, seen}. slots: how many it lets hold the lock at once; 0: all that share it, which
+--                   is kept of holders too; most: the greatest such number up to its place, or MANY; once: for how many ms no other
+--                   run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
 --                   sake; request: which request of a user under a token of the user's own it was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
 --                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; seen: when it saw a
@@ -13,7 +14,8 @@
 --                   revoked it; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
---                   were forgotten before
+--                   were forgotten before; done, once: when the run began that has ended with 0, and for how many ms from then on it
+--                   was to be the only one
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 heartbeats  sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
 --       7 mailbox:  what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
@@ -26,7 +28,7 @@ local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE = unpack(
 -- For how long a lease that has run out is remembered.
 local REMEMBER = 60000
 -- In the mailbox of a token that was cancelled: what comes under it later was long on its way, and gets nothing.
-local CANCELLED, CANCELLED_TTL = 'cancelled', 300000
+local CANCELLED = 'cancelled'
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -36,25 +38,13 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- A server that is out of memory refuses a script whose first change could take more of it. After any other change, and be it
--- in vain, it lets it pass; a lease must not be lost, nor a lock stay, for want of a few bytes.
-local function allow_when_full()
-  redis.call('DEL', MAILBOX)
-end
-
 -- When this one's lease ends (inf: never); nil if it neither holds the lock nor was granted it.
 local function ends_of(token)
-  local ends = redis.call('ZSCORE', HOLDERS, token)
-  return ends and (ends == 'inf' and math.huge or tonumber(ends))
-end
-
-local function is_in_force(token)
-  local ends = ends_of(token)
-  return ends and ends > now
+  return tonumber(redis.call('ZSCORE', HOLDERS, token))
 end
 
 local function set_lease(token, ends)
-  redis.call('ZADD', HOLDERS, ends == math.huge and '+inf' or whole(ends), token)
+  redis.call('ZADD', HOLDERS, whole(ends), token)
 end
 
 -- What a text in JSON says; nothing, if it is none.
@@ -93,25 +83,18 @@ local function refuse_if_lost()
   end
 end
 
--- The fence after the last one: greater than that, and, should that be forgotten, than any that was given out before now. A fence
--- is a text, because it may be greater than any number that Lua can count to.
+-- The fence after the last one: greater than that, and, should that be forgotten, than any that was given out before now. A text,
+-- because it may be greater than any number that Lua can count to. Fails if no greater one is left.
 local function next_fence()
-  local last = string.match(redis.call('GET', FENCE) or '0', '^0*(%d+)$')
-  if not last then
-    error('the fence is no number')
-  elseif #last < 16 then
-    return whole(math.max(tonumber(last) + 1, now))
-  elseif #last > 19 or #last == 19 and last >= '9223372036854775807' then
-    error('the fence is at its end')
+  if redis.call('INCR', FENCE) < now then
+    redis.call('SET', FENCE, whole(now))
   end
-  local head, nines = string.match(last, '^(%d-)(9*)$')
-  return string.sub(head, 1, -2) .. whole((tonumber(string.sub(head, -1)) or 0) + 1) .. string.rep('0', #nines)
+  return redis.call('GET', FENCE)
 end
 
 -- Makes `token` a holder with these particulars, beside what all holders have.
 local function take_hold(token, ttl, info)
   info.since, info.fence, info.ttl = now, next_fence(), ttl
-  redis.call('SET', FENCE, info.fence)
   set_info(token, info)
 end
 
@@ -155,6 +138,6 @@ end
 -- The last run.
 local function last_run()
   local last = decoded(redis.call('GET', LAST))
-  last.ended, last.lost = tonumber(last.ended) or 0, tonumber(last.lost)
+  last.ended, last.lost, last.done = tonumber(last.ended) or 0, tonumber(last.lost), tonumber(last.done)
   return last
 end

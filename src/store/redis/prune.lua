@@ -1,4 +1,5 @@
--- Forgets the key, if it is free, nobody waits for it, and it has not been used for a while. A sequence is never forgotten: it
+-- Forgets the key, if it is free, nobody waits for it, it has not been used for a while, and no run of it was to be the only one for
+-- longer. A sequence is never forgotten: it
 -- would begin anew.
 --
 -- ARGV  1 unused    for so long, in ms
@@ -21,7 +22,7 @@ end
 -- A fence is, as a rule, the time at which it was given out. One that is ahead of the clock must not be forgotten: what comes
 -- after it would be less.
 local last, fence = last_run(), tonumber(redis.call('GET', FENCE) or 0) or math.huge
-if fence > now or now - math.max(last.who and last.ended or fence, last.lost or 0) < UNUSED then
+if fence > now or last.done and last.done + (tonumber(last.once) or 0) > now or now - math.max(last.who and last.ended or fence, last.lost or 0) < UNUSED then
   return 0
 end
 if REALLY then

@@ -19,6 +19,8 @@ local BEAT = 800
 -- How many look at the same grant or slot, so that it is no matter if some of them fall silent too; and how many waiters are asked
 -- for a sign of life at once.
 local WATCHERS, PROBED = 4, 100
+-- More than any number of slots.
+local MANY = 1e6
 -- How often a waiter looks when nothing happens, the longest that it may be until then, and how long after a look that it has
 -- missed it still counts as alive.
 local REFRESH, REFRESH_MAX, LATE = 8000, 12000, 20000
@@ -98,9 +100,23 @@ local function drop_ended_leases()
   return #ended
 end
 
--- How many hold the lock, or were granted it.
+-- Those that hold the lock, or were granted it.
+local function holders()
+  return redis.call('ZRANGE', HOLDERS, 0, -1)
+end
+
+-- How many those are, and how many of them share the lock.
 local function held()
-  return redis.call('ZCARD', HOLDERS)
+  local sharing = 0
+  for _, token in ipairs(holders()) do
+    sharing = sharing + (info_of(token).slots == 0 and 1 or 0)
+  end
+  return #holders(), sharing
+end
+
+-- Whether one that lets so many hold the lock may hold it beside those, if nobody is ahead of it.
+local function fits(slots, count, sharing)
+  return slots == 0 and sharing == count or sharing == 0 and count < slots
 end
 
 -- Whether a holder that was seen then is gone without a trace: deleted, or lost with the server's data. Its command may still run,
@@ -113,11 +129,11 @@ end
 -- Whether one that lets so many hold the lock may be granted it now, beside those that hold it or were granted it. Not if a waiter
 -- that was granted it before would then find too many when it claims it: that one leads, and hands the lock on when it has.
 local function has_room(slots)
-  local count = held()
-  if count >= slots then
+  local count, sharing = held()
+  if not fits(slots, count, sharing) then
     return false
   end
-  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+  for _, token in ipairs(slots > 0 and holders() or {}) do
     local info = redis.call('ZSCORE', QUEUE, token) and info_of(token)
     if info and (info.slots or 1) <= count then
       info.leads = true
@@ -170,10 +186,10 @@ local function first_waiters(count, without_mail)
   return first
 end
 
--- The lowest slot that no other holder has.
-local function lowest_slot(but)
-  local taken, slot = {}, 0
-  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+-- The lowest slot that no other holder has. Slot 0 is of one that does not share the lock.
+local function lowest_slot(slots, but)
+  local taken, slot = {}, slots == 0 and 1 or 0
+  for _, token in ipairs(holders()) do
     taken[token ~= but and (info_of(token).slot or 0)] = true
   end
   while taken[slot] do
@@ -210,14 +226,13 @@ local function is_silent(token)
   return overdue(token) >= BEAT / 2
 end
 
--- The first of the waiters that would have a slot which is free, while those ahead of them let fewer hold the lock and leave it
--- unused.
+-- The first of the waiters that could hold the lock at once, while those ahead of them leave a slot unused, or do not share it.
 local function willing()
-  local found, count = {}, held()
+  local found, count, sharing = {}, held()
   local last = redis.call('ZRANGE', QUEUE, -1, -1)[1]
   if last and (info_of(last).most or 1) > count then
     for _, token in ipairs(first_waiters(PROBED)) do
-      if #found < WATCHERS and (info_of(token).slots or 1) > count and not is_silent(token) then
+      if #found < WATCHERS and fits(info_of(token).slots or 1, count, sharing) and not is_silent(token) then
         found[#found + 1] = token
       end
     end
@@ -226,7 +241,7 @@ local function willing()
 end
 
 -- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
--- those of the waiters that are to watch them, separated by blanks; or nothing. If the next one leaves a slot unused, those
+-- those of the waiters that are to watch them, separated by blanks, or empty. If the next one leaves a slot unused, those
 -- that want it look soon whether it is still there.
 local function hand_over()
   local granted = {}
@@ -242,20 +257,20 @@ local function hand_over()
     elseif info.seen and is_forgotten(info.seen) then
       break
     end
-    info.slot, info.since, info.leads = lowest_slot(), now, nil
+    info.slot, info.since, info.leads = lowest_slot(info.slots), now, nil
     set_info(token, info)
     set_lease(token, now + CLAIM_WINDOW)
     expect(token, 0)
     granted[#granted + 1] = token
   end
   if #granted == 0 then
-    return {}
+    return '', ''
   end
   local told = watch()
   -- What is mailed last leaves the server first.
   for at = #granted, 1, -1 do
     post(granted[at], 'granted')
   end
-  return {table.concat(granted, ' '), told}
+  return table.concat(granted, ' '), told
 end
 

@@ -16,6 +16,9 @@
 --                   done; tokens of waiters, or '' (see confirm_handoff); 1: it stays; 0: it does not; -1: it was not ours (any more)
 --       {2}         by hand: a command runs under it, and when that has ended it is released
 
+-- For how long such a request is refused.
+local CANCELLED_TTL = 300000
+
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
 local USED, REQUEST = ARGV[6] == '1', ARGV[7]
 
@@ -44,7 +47,8 @@ drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' then
-  note(info, cjson.decode(ENDING), HOW == 'hand' and REQUEST or nil)
+  local ending = cjson.decode(ENDING)
+  note(info, ending, HOW == 'hand' and REQUEST or nil, holds and ending.status == 0 and not (info.revoked or info.hand))
 end
 
 -- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
@@ -84,6 +88,6 @@ if DOUBT then
   redis.call('LPUSH', MAILBOX .. TOKEN, CANCELLED)
   redis.call('PEXPIRE', MAILBOX .. TOKEN, CANCELLED_TTL)
 end
-local handed = hand_over()
+local handed, told = hand_over()
 expire_holders()
-return {1, handed[1] or '', handed[2] or '', ends and 1 or holds and 0 or -1}
+return {1, handed, told, ends and 1 or holds and 0 or -1}

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::particulars::{Info, past};
+use super::particulars::{Info, past, success};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
-use crate::store::{Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
+use crate::store::{Done, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
 use crate::sys::clock::Moment;
 
 /// An answer that none of our scripts gives.
@@ -19,6 +19,8 @@ pub(super) struct UnexpectedReply;
 pub(super) enum AcquireReply {
     /// It is ours. And others may have it too: the waiters to whom it was handed by this request, if it was.
     Mine(Grant, Option<Handoff>),
+    /// It is not wanted. The waiters to whom it was handed by this request, if it was.
+    Done(Done, Option<Handoff>),
     /// It is not.
     NotMine {
         /// Whose it is.
@@ -58,6 +60,11 @@ impl AcquireReply {
                     handed: handed(granted, told),
                     now: *now,
                 })
+            }
+            [Value::Int(2), Value::Int(began), Value::Int(now), granted, told] => {
+                let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
+                let done = Done { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? };
+                Ok(AcquireReply::Done(done, handed(granted, told)))
             }
             _ => Err(UnexpectedReply),
         }
@@ -132,6 +139,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
             expires_in: millis(*expires_in),
             fence: info.fence,
             slot: info.slot,
+            is_shared: info.slots == Some(0),
             value: info.value,
             revoked: info.is_revoked,
             token: read_token(token),
@@ -142,14 +150,15 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
         let info = Info::read(info);
         Some(Waiting { who: info.who.unwrap_or_default(), since_ms: info.joined })
     };
-    let last = text(last).and_then(|last| past(last.as_bytes()));
+    let last = text(last).unwrap_or_default();
     Ok(KeyStatus {
         key,
         now_ms,
         fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?,
         holders: fields(holders).iter().filter_map(holder).collect(),
         waiters: fields(waiters).iter().filter_map(waiter).collect(),
-        last,
+        last: past(last.as_bytes()),
+        success: success(last.as_bytes()),
         value: text(value).filter(|value| !value.is_empty()),
     })
 }

@@ -56,6 +56,6 @@ for _, info in ipairs(ended) do
   note(info, {})
 end
 drop_ended_leases()
-local handed = hand_over()
+local handed, told = hand_over()
 expire_holders()
-return {2, taken, free_in, untold, handed[1] or '', handed[2] or ''}
+return {2, taken, free_in, untold, handed, told}

@@ -13,9 +13,9 @@ use crate::store::redis::url::Server;
 const KEY: &str = "KEY";
 
 /// Each command that lockrun sends or that a script of its calls, with the words of a call that does no harm. In this order
-/// none of them finds a key of the wrong type, and nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
+/// nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
 /// SELECT is needed where the URL names a database.
-const COMMANDS: [(&str, &[&str]); 27] = [
+const COMMANDS: [(&str, &[&str]); 28] = [
     ("time", &[]),
     ("eval", &["return 1", "1", KEY]),
     ("evalsha", &["0000000000000000000000000000000000000000", "1", KEY]),
@@ -34,6 +34,8 @@ const COMMANDS: [(&str, &[&str]); 27] = [
     ("hset", &[KEY, "field", "value"]),
     ("hget", &[KEY, "field"]),
     ("hincrby", &[KEY, "number", "1"]),
+    // This alone finds a key of the wrong type, and leaves it as it is.
+    ("incr", &[KEY]),
     ("hdel", &[KEY, "field", "number"]),
     ("rpush", &[KEY, "letter"]),
     ("lpush", &[KEY, "letter"]),

@@ -136,3 +136,25 @@ on_every_store!(another_key_is_free, |store| {
     let _holder = Holder::new(store, "one");
     attempt(store, "other", &[]).exited(0).printed("ran\n").silent();
 });
+
+// "`--skip=DURATION`: silent only while the holder has had the lock for less than that; then as `--fail`."
+on_every_store!(a_holder_that_hangs_is_not_skipped_for_ever, |store| {
+    let holder = Holder::new(store, "hangs");
+    attempt(store, "hangs", &["--skip=10m"]).exited(0).printed("").silent();
+    eventually(LONG, "it has held the lock for too long", || {
+        let output = attempt(store, "hangs", &["--skip=1s"]).printed("");
+        let is_late = output.status == Some(75);
+        if is_late {
+            output.said("is held by");
+        } else {
+            output.exited(0).silent();
+        }
+        is_late
+    });
+    attempt(store, "hangs", &["--skip=1s", "-E", "9", "-q"]).exited(9).silent();
+    for (setting, status) in [("1", 0), ("true", 0), ("10m", 0), ("1s", 75), ("no", 75)] {
+        let call = Lockrun::new(store).key("hangs").env("LOCKRUN_SKIP", setting);
+        call.command(["echo", "ran"]).run().exited(status).printed("");
+    }
+    holder.end();
+});

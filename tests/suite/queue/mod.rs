@@ -3,6 +3,7 @@
 mod faults;
 mod handed_on;
 mod held;
+mod max_waiting;
 mod order;
 mod racing;
 mod waiting;

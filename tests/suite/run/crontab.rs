@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::hand::{all, break_lock};
+use crate::support::calm::in_time;
+use crate::support::hand::all;
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_lease_store;
-use crate::support::{Lockrun, Output, Running};
+use crate::support::{LONG, Lockrun, Output, Running, Store, eventually};
 
 /// How often the clock strikes.
 const TICKS: usize = 3;
@@ -72,20 +74,23 @@ struct Server {
 impl Server {
     /// A server with the two programs installed, whose crontab names this store.
     fn new(crontab: &Crontab, store: &str) -> Self {
+        let report = fs::read_to_string(root().join("examples/report.sh")).expect("it is shipped");
+        Self::with_report(crontab, store, &report)
+    }
+
+    /// One on which the job is this script.
+    fn with_report(crontab: &Crontab, store: &str, report: &str) -> Self {
         let home = TempDir::new().expect("a temporary directory");
         let programs = home.path().join("bin");
         fs::create_dir(&programs).expect("a directory");
         symlink(PROGRAM, programs.join("lockrun")).expect("a link");
-        let report = fs::read_to_string(root().join("examples/report.sh")).expect("it is shipped");
-        write_script(&programs, "report.sh", &report);
+        write_script(&programs, "report.sh", report);
         let mut variables = crontab.variables.clone();
         let path = variables.remove("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-        // What every reader of the example has to change: where the programs and the store are. The time for
-        // which a tick's lock is held is made so long that it does not end before the test says so.
+        // What every reader of the example has to change: where the programs and the store are.
         for (name, value) in [
             ("PATH", format!("{}:{path}", programs.display())),
             ("LOCKRUN_STORE", store.to_owned()),
-            ("LOCKRUN_MIN_HOLD", "10m".to_owned()),
             ("HOME", home.path().display().to_string()),
             ("LOGNAME", "root".to_owned()),
             ("SHELL", "/bin/sh".to_owned()),
@@ -115,31 +120,51 @@ fn mail(output: &Output) -> String {
     format!("{}{}", output.stdout(), output.stderr())
 }
 
+/// How long a period is here, in place of minutes and hours: longer than three servers take to start the job one after the other.
+const PERIOD: Duration = Duration::from_secs(6);
+
+/// The command with that period, as its line says it for a longer one.
+fn with_short_period(command: &str) -> String {
+    let (before, after) = command.split_once("--once-per ").expect("the job is to run once a period");
+    let (_, rest) = after.split_once(' ').expect("a duration, and more");
+    format!("{before}--once-per {}s {rest}", PERIOD.as_secs())
+}
+
+/// Lets three servers start the job one after the other, in this order, and gives what cron would send as mail.
+#[track_caller]
+fn tick(servers: [&Server; 3], command: &str) -> Vec<String> {
+    let began = Instant::now();
+    // The servers' clocks are not quite the same: two strike at once, and the third when their jobs are over.
+    let mut outputs: Vec<Output> =
+        [servers[0], servers[1]].map(|server| server.start(command)).map(Running::wait).into();
+    outputs.push(servers[2].start(command).wait());
+    in_time(began.elapsed(), PERIOD, "the period was over before all servers had started the job");
+    outputs.iter().map(mail).filter(|mail| !mail.is_empty()).collect()
+}
+
+/// Waits until no job counts as done any more.
+fn the_period_is_over(store: &Store) {
+    eventually(LONG, "the period is over", || all(store).iter().all(|lock| lock["done_until"].is_null()));
+}
+
 // "One gets the lock and does the work, and the others end at once with status 0 and without a word": each tick's
 // report runs exactly once on three servers, and the other two send no mail.
 on_every_lease_store!(each_tick_runs_once_on_three_servers, |store| {
     let crontab = Crontab::shipped();
     assert!(crontab.variables.contains_key("LOCKRUN_STORE"), "the servers share a store");
     assert!(!crontab.commands.is_empty());
-    assert!(crontab.variables.contains_key("LOCKRUN_MIN_HOLD"), "short jobs hold their locks for longer");
     let servers: Vec<Server> = (0..3).map(|_| Server::new(&crontab, &store.url())).collect();
-    for tick in 1..=TICKS {
+    for number in 1..=TICKS {
         for command in &crontab.commands {
-            // The servers' clocks are not quite the same: two strike at once, and the third when their jobs are over. It is
-            // another one at each tick.
-            let start = |turn: usize| servers[(turn + tick) % servers.len()].start(command);
-            let mut outputs: Vec<Output> = [start(0), start(1)].map(|run| run.wait().exited(0)).into();
-            outputs.push(start(2).wait().exited(0));
-            let mails: Vec<String> = outputs.iter().map(mail).filter(|mail| !mail.is_empty()).collect();
+            // It is another one that is late at each tick.
+            let servers = [0, 1, 2].map(|turn| &servers[(turn + number) % 3]);
+            let mails = tick(servers, &with_short_period(command));
             assert_eq!(mails.len(), 1, "mails of {command}: {mails:?}");
             assert!(mails[0].contains("Disk report"), "{mails:?}");
         }
         let done: usize = servers.iter().map(|server| server.log().len()).sum();
-        assert_eq!(done, tick * crontab.commands.len(), "reports after tick {tick}");
-        // The tick is over.
-        for lock in all(store) {
-            break_lock(store, lock["key"].as_str().expect("a key"), &[]).exited(0).said("was taken from");
-        }
+        assert_eq!(done, number * crontab.commands.len(), "reports after tick {number}");
+        the_period_is_over(store);
     }
     let fences: BTreeSet<String> = servers
         .iter()
@@ -148,6 +173,23 @@ on_every_lease_store!(each_tick_runs_once_on_three_servers, |store| {
         .map(|line| line.rsplit(' ').next().expect("a fence").to_owned())
         .collect();
     assert_eq!(fences.len(), TICKS, "each report under a fence of its own: {fences:?}");
+});
+
+// "If it failed, the job runs again on the next server that starts it."
+on_every_lease_store!(the_next_server_runs_what_has_failed, |store| {
+    let crontab = Crontab::shipped();
+    let broken = Server::with_report(&crontab, &store.url(), "#!/bin/sh\necho broken; exit 3\n");
+    let servers = [0, 1].map(|_| Server::new(&crontab, &store.url()));
+    for command in &crontab.commands {
+        let command = with_short_period(command);
+        let began = Instant::now();
+        broken.start(&command).wait().exited(3).printed("broken\n");
+        let outputs = servers.each_ref().map(|server| server.start(&command).wait().exited(0));
+        in_time(began.elapsed(), PERIOD, "the period was over before all servers had started the job");
+        assert!(mail(&outputs[0]).contains("Disk report"), "{}", outputs[0]);
+        assert_eq!(mail(&outputs[1]), "");
+    }
+    assert_eq!(servers.map(|server| server.log().len()), [crontab.commands.len(), 0]);
 });
 
 // "An unreachable store is an error": then every server sends mail, and no report runs.

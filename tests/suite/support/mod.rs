@@ -20,6 +20,7 @@ pub(crate) mod processes;
 pub(crate) mod proxy;
 pub(crate) mod pty;
 pub(crate) mod queue;
+pub(crate) mod readers;
 pub(crate) mod records;
 pub(crate) mod redis;
 pub(crate) mod redis_keys;

@@ -42,6 +42,9 @@ pub(crate) fn read_time(seconds: &str) -> Duration {
     Duration::from_secs_f64(seconds.parse().expect("a time"))
 }
 
+/// What a command does that ends when [`Queue::let_them_end`] says so.
+pub(crate) const WAIT_FOR_THE_END: &str = "until [ -e \"$file.end\" ]; do sleep 0.01; done";
+
 /// The waiters of one lock. When this is dropped, they are killed.
 pub(crate) struct Queue<'a> {
     store: &'a Store,
@@ -98,7 +101,12 @@ impl<'a> Queue<'a> {
 
     /// A run for the same lock that is none of the waiters; its command stamps into the same record.
     pub(crate) fn newcomer(&self, tag: &str, options: &[&str]) -> Lockrun {
-        Lockrun::new(self.store).key(&self.key).args(options).command(stamping(&self.log(), tag, ""))
+        self.newcomer_doing(tag, options, "")
+    }
+
+    /// The same for one whose command does this.
+    pub(crate) fn newcomer_doing(&self, tag: &str, options: &[&str], body: &str) -> Lockrun {
+        Lockrun::new(self.store).key(&self.key).args(options).command(stamping(&self.log(), tag, body))
     }
 
     /// Lets as many waiters come, each when the one before it stands in the queue.
@@ -209,6 +217,11 @@ impl<'a> Queue<'a> {
         if begun != tags {
             late(&format!("{begun:?} have begun, not {tags:?}"));
         }
+    }
+
+    /// Lets the commands end that [`WAIT_FOR_THE_END`].
+    pub(crate) fn let_them_end(&self) {
+        fs::write(self.log().with_file_name("log.end"), "").expect("a file of our own");
     }
 
     /// What the commands have written so far.

@@ -2,10 +2,18 @@
 
 use std::time::Duration;
 
-use super::super::tests::{ask, claim, token};
+use super::super::tests::{ask, claim, mode, token};
 use super::*;
-use crate::lock::claim::Claim;
+use crate::lock::claim::{Claim, Mode};
 use crate::lock::lease::Ttl;
+
+/// The number of slots, as [`mode`] takes it.
+fn slots_of(mode: Mode) -> u32 {
+    match mode {
+        Mode::Slots(slots) => slots,
+        Mode::Shared => 0,
+    }
+}
 
 impl History {
     pub(super) fn ask(&mut self, client: usize, slots: u32, by_hand: bool, on_held: OnHeld) {
@@ -21,36 +29,39 @@ impl History {
         match answer {
             Acquired::Mine { fence, slot, leased } => {
                 assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
-                let limit =
-                    before.as_ref().filter(|waiter| waiter.grant.is_some()).map_or(slots, |waiter| waiter.slots);
+                let mode = before.as_ref().map_or(mode(slots), |waiter| waiter.mode);
                 if is_new {
-                    assert!(slot < limit);
+                    assert!(matches!(mode, Mode::Slots(slots) if slot < slots) || mode == Mode::Shared && slot > 0);
                     if before.is_none_or(|waiter| waiter.grant.is_none()) {
                         self.is_not_overtaken(&ahead);
                     }
                     self.clients[client].by_hand = by_hand;
                     self.clients[client].has_value = false;
                 }
-                self.acquired(client, fence, Some(limit));
+                self.acquired(client, fence, Some(mode));
                 let until = if leased { self.promised(client, by_hand) } else { Some(u64::MAX) };
                 if !leased {
                     self.world.slots.insert(slot);
                 }
                 let client = &mut self.clients[client];
-                (client.is_waiting, client.slots, client.holds_until) = (false, limit, until);
+                (client.is_waiting, client.holds_until) = (false, until);
+                if is_new {
+                    client.slots = slots_of(mode);
+                }
             }
             Acquired::Held { place, .. } => {
                 assert!(is_new, "it has it");
-                assert_eq!(place.is_some(), on_held == OnHeld::Wait);
+                assert_eq!(place.is_some(), on_held != OnHeld::Leave);
                 let client = &mut self.clients[client];
                 (client.is_waiting, client.holds_until) = (place.is_some(), None);
                 // What it asked for at first counts.
-                client.slots = place.map_or(slots, |place| self.state.waiters[place].slots);
+                client.slots = place.map_or(slots, |place| slots_of(self.state.waiters[place].mode));
             }
             Acquired::Cancelled => {
                 assert!(self.clients[client].refused_until > self.now());
                 self.has_looked = false;
             }
+            Acquired::Done { .. } => panic!("it is to run in any case"),
         }
     }
 
@@ -157,7 +168,7 @@ impl History {
             });
             let Some(client) = granted else { break };
             let slots = self.clients[client].slots;
-            self.ask(client, slots, false, OnHeld::Wait);
+            self.ask(client, slots, false, OnHeld::Wait { max: None });
             self.has_looked = true;
         }
     }

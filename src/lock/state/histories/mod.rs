@@ -1,5 +1,5 @@
 //! Random histories: clients that come, wait, claim, renew, release, cancel, fall silent and die, in any order and at any time,
-//! with different numbers of slots. After each step the promises hold.
+//! with different numbers of slots, and sharing the lock. After each step the promises hold.
 //!
 //! What a client believes is kept apart from the state: it has the lock from the answer that said so until the end of the lease
 //! that it was promised.
@@ -72,7 +72,7 @@ enum Step {
 struct Client {
     /// Which of its acquisitions it is at: each has a token of its own.
     life: u32,
-    /// How many it lets hold the lock.
+    /// How many it lets hold the lock; 0: all that share it.
     slots: u32,
     /// The end of the lease that it was promised, if it has the lock.
     holds_until: Option<u64>,
@@ -147,7 +147,7 @@ impl History {
             }
             Step::Try { client, slots, by_hand } => self.ask(client, slots, by_hand, OnHeld::Leave),
             Step::Wait { client, slots } => {
-                let on_held = if self.on_files { OnHeld::Leave } else { OnHeld::Wait };
+                let on_held = if self.on_files { OnHeld::Leave } else { OnHeld::Wait { max: None } };
                 self.ask(client, slots, false, on_held);
             }
             Step::Reserve(client) => self.reserve(client),
@@ -191,7 +191,7 @@ const CLIENTS: usize = 7;
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let client = || 0..CLIENTS;
-    let slots = || prop_oneof![3 => Just(1_u32), 2 => 2_u32..=4];
+    let slots = || prop_oneof![3 => Just(1_u32), 2 => 2_u32..=4, 3 => Just(0_u32)];
     let presence = prop_oneof![3 => Just(Presence::Listening), 2 => Just(Presence::Silent), 1 => Just(Presence::Gone)];
     let step = prop_oneof![
         4 => (0_u64..=2000).prop_map(Step::Pass),

@@ -2,8 +2,17 @@
 
 use std::time::Duration;
 
-use super::super::tests::token;
+use super::super::tests::{mode, token};
 use super::*;
+use crate::lock::claim::Mode;
+
+/// Whether the lock may be held in this mode beside these.
+fn are_allowed(asked: Mode, beside: &[Mode]) -> bool {
+    match asked {
+        Mode::Shared => beside.iter().all(|other| *other == Mode::Shared),
+        Mode::Slots(slots) => beside.len() < slots as usize && !beside.contains(&Mode::Shared),
+    }
+}
 
 impl History {
     /// Order among live waiters: nobody is granted the lock while one that joined before it listens and has none.
@@ -29,16 +38,18 @@ impl History {
         assert_eq!(look_at, ends.min());
     }
 
-    /// One more has the lock: never more than it allows, and by a greater fence than anyone before.
-    pub(super) fn acquired(&mut self, client: usize, fence: u64, limit: Option<u32>) {
+    /// One more has the lock: never more than it allows, those that share it only beside each other, and by a greater fence than anyone
+    /// before.
+    pub(super) fn acquired(&mut self, client: usize, fence: u64, asked: Option<Mode>) {
         let name = self.name(client);
-        if let Some(limit) = limit
+        if let Some(asked) = asked
             && !self.believes(&self.clients[client])
         {
             let others = (0..self.clients.len()).filter(|other| *other != client);
             let others = others.filter(|other| !self.clients[*other].has_value);
-            let beside = others.filter(|other| self.believes(&self.clients[*other])).count();
-            assert!(beside < limit as usize, "{name} holds it beside {beside}, and allows {limit}");
+            let beside = others.filter(|other| self.believes(&self.clients[*other]));
+            let beside: Vec<_> = beside.map(|other| mode(self.clients[other].slots)).collect();
+            assert!(are_allowed(asked, &beside), "{name} holds it as {asked:?}, beside {beside:?}");
         }
         let is_again = self.fences.get(&fence) == Some(&name);
         let greatest = self.fences.keys().next_back().copied().unwrap_or_default();
@@ -74,10 +85,14 @@ impl History {
         }
         // A free slot with a willing waiter is granted at once.
         let held = u32::try_from(slots.len()).expect("a few");
-        let is_in_the_way = |waiter: &WaiterState| waiter.grant.is_some() && waiter.slots <= held;
+        let is_in_the_way =
+            |waiter: &WaiterState| waiter.grant.is_some() && matches!(waiter.mode, Mode::Slots(slots) if slots <= held);
         if self.has_looked && !self.state.waiters.iter().any(is_in_the_way) {
             let first = self.state.waiters.iter().find(|waiter| self.is_willing(waiter));
-            assert!(first.is_none_or(|first| first.slots <= held), "a free slot and a willing waiter");
+            let holders = self.state.holders.iter().map(|it| if it.is_shared { Mode::Shared } else { Mode::EXCLUSIVE });
+            let granted = self.state.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
+            let beside: Vec<_> = holders.chain(granted).collect();
+            assert!(first.is_none_or(|first| !are_allowed(first.mode, &beside)), "a free slot and a willing waiter");
         }
     }
 

@@ -97,7 +97,7 @@ fn asked_again_a_revoked_lease_is_whole() {
 fn a_holder_that_the_store_has_forgotten_is_waited_for() {
     let mut lock = Lock::new();
     let claim = claim("b", 1);
-    let careful = Ask { on_held: OnHeld::Wait, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
+    let careful = Ask { on_held: OnHeld::Wait { max: None }, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
     // The lock was held at START. Now nobody does, and no run has ended.
     lock.pass(1000);
     let answer = lock.ask(&careful);
@@ -116,7 +116,7 @@ fn a_holder_whose_lease_has_run_out_is_not_forgotten() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     let claim = claim("b", 1);
-    let careful = Ask { on_held: OnHeld::Wait, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
+    let careful = Ask { on_held: OnHeld::Wait { max: None }, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
     assert_eq!(slot(&lock.ask(&careful)), None);
     lock.pass(30_000);
     assert_eq!(slot(&lock.ask(&careful)), Some(0));

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::*;
-use crate::lock::claim::Claim;
+use crate::lock::claim::{Claim, Mode};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 
@@ -43,6 +43,10 @@ impl Facts for World {
         self.slots.contains(&holder.slot)
     }
 
+    fn may_share(&self) -> bool {
+        !self.slots.contains(&0)
+    }
+
     fn take_slot(&self, slot: u32) -> bool {
         !self.slots.contains(&slot)
     }
@@ -62,17 +66,23 @@ struct Lock {
     look_in: Option<u64>,
 }
 
-/// The request of a run named `name`.
+/// The request of a run named `name`, for one of so many slots; 0: it shares the lock.
 pub(in crate::lock::state) fn claim(name: &str, slots: u32) -> Claim {
     Claim {
         key: Key::new("k".as_ref()).expect("is a key"),
         token: token(name),
         ttl: Ttl::Lasts(Duration::from_secs(30)),
         holder: who(name),
-        slots,
+        mode: mode(slots),
+        once_per: None,
         by_hand: false,
         request: None,
     }
+}
+
+/// The mode with so many slots; 0: it is shared.
+pub(in crate::lock::state) fn mode(slots: u32) -> Mode {
+    if slots == 0 { Mode::Shared } else { Mode::Slots(slots) }
 }
 
 pub(in crate::lock::state) fn token(name: &str) -> Token {
@@ -144,7 +154,7 @@ impl Lock {
 
     fn wait(&mut self, name: &str, slots: u32) -> Acquired {
         let claim = claim(name, slots);
-        self.ask(&Ask { on_held: OnHeld::Wait, ..ask(&claim) })
+        self.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) })
     }
 
     /// A waiter claims what was granted to it.

@@ -42,7 +42,7 @@ fn a_kept_lock_that_was_seen_is_not_forgotten_when_it_is_released() {
     lock.pass(1000);
     lock.release("a", Release::ByHand);
     let claim = claim("b", 1);
-    assert_eq!(slot(&lock.ask(&Ask { seen, on_held: OnHeld::Wait, ..ask(&claim) })), Some(0));
+    assert_eq!(slot(&lock.ask(&Ask { seen, on_held: OnHeld::Wait { max: None }, ..ask(&claim) })), Some(0));
 }
 
 #[test]

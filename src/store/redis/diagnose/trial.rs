@@ -11,7 +11,7 @@ use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::RedisStore;
 use crate::store::redis::reply::AcquireReply;
-use crate::store::{Claim, IfHeld, Release, Released, Renewed, Store, StoreError, Tried};
+use crate::store::{Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError, Tried};
 
 /// Long enough for a slow server, short enough if we die in the middle.
 const TTL: Duration = Duration::from_mins(1);
@@ -31,7 +31,8 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
         token: Token::random(),
         ttl: Ttl::Lasts(TTL),
         holder: Holder::this_run(&["doctor".into()]),
-        slots: 1,
+        mode: Mode::EXCLUSIVE,
+        once_per: None,
         by_hand: true,
         request: None,
     };
@@ -53,5 +54,5 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
 
 /// Asks once, as a waiter.
 fn ask(store: &mut RedisStore, claim: &Claim) -> Result<AcquireReply, StoreError> {
-    store.ask(claim, IfHeld::Queue).map_err(|failure| failure.explain(&store.server))
+    store.ask(claim, IfHeld::Queue { max_waiting: None }).map_err(|failure| failure.explain(&store.server))
 }

@@ -72,6 +72,10 @@ impl Answer {
                     ..Answer::new(format!("not mine{place}"))
                 }
             }
+            (Reader::Acquire { .. }, [Value::Int(2), began, _, granted, _]) => Answer {
+                granted: Some(tokens(granted)),
+                ..Answer::new(format!("done by one that began at {}", text(began)))
+            },
             (Reader::Renew, [Value::Int(1)]) => Answer::new("mine"),
             (Reader::Renew, [Value::Int(2), by]) => {
                 let by: serde_json::Value = serde_json::from_str(&text(by)).expect("is JSON");

@@ -9,7 +9,7 @@ use super::answer::{Answer, HolderSeen, Reader};
 use super::scripts::{Scripts, run};
 use super::steps::{LATE, Step};
 use super::view::View;
-use crate::lock::claim::Claim;
+use crate::lock::claim::{Claim, Mode};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
@@ -18,7 +18,7 @@ use crate::lock::state::{
     Revoked, Seen, WaiterState, Wanted,
 };
 use crate::lock::token::Token;
-use crate::store::redis::{release_args, ttl_ms};
+use crate::store::redis::{millis, release_args, slots, ttl_ms};
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 
 /// What the state has to say of a history so far, and what Redis is to be asked.
@@ -138,10 +138,17 @@ impl<'a> Model<'a> {
     }
 
     fn acquire(&mut self, step: &Step) -> bool {
-        let Step::Acquire { token, waits, by_hand, slots, ttl, request, seen } = step else { unreachable!() };
-        let claim =
-            Claim { slots: *slots, by_hand: *by_hand, request: request.as_deref().map(parse), ..claim(token, *ttl) };
-        let on_held = if *waits { OnHeld::Wait } else { OnHeld::Leave };
+        let Step::Acquire { token, waits, max, by_hand, mode, once_per, ttl, request, seen } = step else {
+            unreachable!()
+        };
+        let claim = Claim {
+            mode: *mode,
+            once_per: *once_per,
+            by_hand: *by_hand,
+            request: request.as_deref().map(parse),
+            ..claim(token, *ttl)
+        };
+        let on_held = if *waits { OnHeld::Wait { max: *max } } else { OnHeld::Leave };
         let of_state = seen.map(|(_, at)| Seen { at_unix_ms: at });
         let ask = Ask { claim: &claim, leased: true, request: claim.request.as_ref(), on_held, seen: of_state };
         let (caution, at) = seen.unwrap_or_default();
@@ -153,8 +160,10 @@ impl<'a> Model<'a> {
             caution.to_string(),
             at.to_string(),
             u8::from(*by_hand).to_string(),
-            slots.to_string(),
+            slots(*mode).to_string(),
             request.clone().unwrap_or_default(),
+            max.map(|max| max.to_string()).unwrap_or_default(),
+            once_per.map_or(0, millis).to_string(),
         ];
         let command = self.run(&self.scripts.acquire, &args, token);
         let reader = Reader::Acquire { waits: *waits };
@@ -169,8 +178,13 @@ impl<'a> Model<'a> {
             }
             Acquired::Held { first, place, .. } => {
                 self.notes_seen(token, *waits, first.as_ref());
-                let place = place.map_or(String::new(), |place| format!(", place {place}"));
+                let place = place.map_or("-1".into(), |place| place.to_string());
+                let place = if *waits { format!(", place {place}") } else { String::new() };
                 Answer { holder: self.named(first.as_ref()), ..Answer::new(format!("not mine{place}")) }
+            }
+            Acquired::Done { began_unix_ms } => {
+                self.seen.remove(token);
+                Answer::new(format!("done by one that began at {began_unix_ms}"))
             }
             // The client does not hear the difference; it is not there any more.
             Acquired::Cancelled => {
@@ -334,6 +348,7 @@ impl<'a> Model<'a> {
                 .map(|ends| std::time::Duration::from_millis(ends.saturating_sub(now))),
             fence: holder.fence,
             slot: holder.slot,
+            is_shared: holder.is_shared,
             value: holder.value.as_ref().map(|value| value.value.clone()),
             revoked: holder.revoked_by.is_some(),
             token: Some(holder.token.clone()),
@@ -351,6 +366,7 @@ impl<'a> Model<'a> {
                 ended_ms: last.ended_unix_ms,
                 ending: last.ending,
             }),
+            success: self.state.success,
             value: self.state.sequence.as_ref().map(|sequence| sequence.last.clone()),
         })
     }
@@ -422,7 +438,8 @@ fn claim(token: &str, ttl: Ttl) -> Claim {
         token: parse(token),
         ttl,
         holder: Holder { command: token.to_owned(), ..Holder::default() },
-        slots: 1,
+        mode: Mode::EXCLUSIVE,
+        once_per: None,
         by_hand: false,
         request: None,
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::model::Model;
+use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Purpose, Release, Retain, Wanted};
@@ -27,8 +28,11 @@ pub(super) enum Step {
     Acquire {
         token: String,
         waits: bool,
+        /// If so many wait already, it does not.
+        max: Option<u32>,
         by_hand: bool,
-        slots: u32,
+        mode: Mode,
+        once_per: Option<Duration>,
         ttl: Ttl,
         request: Option<String>,
         /// The ttl of the holder that it has seen, and when that was.
@@ -97,8 +101,12 @@ impl Random {
 
 /// What a history is like.
 struct Manner {
-    /// The numbers of slots that are asked for.
-    slots: Vec<u32>,
+    /// In which modes the lock is asked for.
+    modes: Vec<Mode>,
+    /// How many may wait, where that is limited.
+    max: Option<u32>,
+    /// For how long a run is to be the only one, where that is asked.
+    once_per: Option<Duration>,
     /// Whether values are reserved.
     reserves: bool,
     /// Which of its acquisitions each client is at.
@@ -109,9 +117,15 @@ struct Manner {
 
 /// Plays a random history on the side of the state.
 pub(super) fn play(model: &mut Model<'_>, random: &mut Random) {
-    let slots = random.of(&[vec![1], vec![1], vec![2], vec![3], vec![1, 2], vec![1, 2, 3]]);
+    let numbers = random.of(&[vec![1], vec![1], vec![2], vec![3], vec![1, 2], vec![1, 2, 3]]);
+    let mut asked: Vec<Mode> = numbers.into_iter().map(Mode::Slots).collect();
+    if random.one_in(3) {
+        asked.extend([Mode::Shared, Mode::Shared]);
+    }
+    let max = random.of(&[None, None, Some(0), Some(1), Some(3)]);
+    let once_per = random.of(&[None, None, Some(Duration::from_secs(2)), Some(Duration::from_mins(1))]);
     let lives = (0..CLIENTS).map(|_| 0).collect();
-    let mut manner = Manner { slots, reserves: random.one_in(4), lives, unlooked: 0 };
+    let mut manner = Manner { modes: asked, max, once_per, reserves: random.one_in(4), lives, unlooked: 0 };
     if random.one_in(40) {
         let fence = random.of(&[i64::MAX.unsigned_abs() - 3, i64::MAX.unsigned_abs() - 1, 999_999_999_999_998]);
         model.step(&Step::Fence(fence));
@@ -198,8 +212,10 @@ impl Manner {
         let seen = model.seen.get(&token).copied().filter(|_| !random.one_in(6));
         Step::Acquire {
             waits: !random.one_in(4),
+            max: self.max.filter(|_| random.one_in(2)),
             by_hand,
-            slots: random.of(&self.slots),
+            mode: random.of(&self.modes),
+            once_per: self.once_per.filter(|_| random.one_in(2)),
             ttl: ttl(random),
             request,
             seen,
@@ -218,8 +234,9 @@ impl Manner {
         let waiter = random.of(&chosen);
         let token = waiter.token.as_str().to_owned();
         let seen = model.seen.get(&token).copied();
-        let slots = waiter.slots;
-        Step::Acquire { token, waits: true, by_hand: random.one_in(12), slots, ttl: ttl(random), request: None, seen }
+        let (mode, by_hand) = (waiter.mode, random.one_in(12));
+        let once_per = self.once_per.filter(|_| random.one_in(2));
+        Step::Acquire { token, waits: true, max: None, by_hand, mode, once_per, ttl: ttl(random), request: None, seen }
     }
 
     fn reserve(&mut self, model: &Model<'_>, random: &mut Random) -> Step {

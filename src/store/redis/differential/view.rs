@@ -6,7 +6,8 @@ use redis::Value;
 use serde_json::Value as Json;
 
 use crate::lock::holder::Holder;
-use crate::lock::state::{Facts, HolderState, LockState, Presence, Purpose};
+use crate::lock::state::{Facts, HolderState, LockState, Presence, Purpose, Success};
+use crate::store::redis::slots;
 
 /// What is kept of a lock.
 #[derive(Debug, Default, PartialEq)]
@@ -17,6 +18,7 @@ pub(super) struct View {
     /// The next one first; without the dead.
     waiters: Vec<WaiterView>,
     last: Option<LastView>,
+    success: Option<Success>,
     /// When a hold ended last.
     ended: u64,
     sequence: Option<(String, u64, String)>,
@@ -30,6 +32,8 @@ struct HolderView {
     ttl: Option<u64>,
     fence: String,
     slot: u64,
+    is_shared: bool,
+    once_per: Option<u64>,
     value: Option<(String, u64)>,
     purpose: Purpose,
     is_released: bool,
@@ -67,7 +71,7 @@ impl View {
                 .map(|waiter| WaiterView {
                     token: waiter.token.as_str().to_owned(),
                     who: waiter.who.command.clone(),
-                    slots: waiter.slots.into(),
+                    slots: slots(waiter.mode).into(),
                     joined: waiter.joined_ms,
                     grant: waiter.grant.map(|grant| (grant.slot.into(), grant.since_ms, grant.ends_ms)),
                     is_passed_by: waiter.grant.is_none()
@@ -80,6 +84,7 @@ impl View {
                 ended: last.ended_unix_ms,
                 ending: serde_json::to_value(last.ending).expect("is JSON"),
             }),
+            success: state.success,
             ended: state.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(state.lost_unix_ms),
             sequence: state.sequence.as_ref().map(|it| (it.last.clone(), it.place, it.fence.to_string())),
         }
@@ -89,10 +94,11 @@ impl View {
     pub(super) fn parts(&self) -> Vec<String> {
         let holders = self.holders.iter().map(|(token, holder)| format!("{token} holds it: {holder:?}"));
         let waiters = self.waiters.iter().enumerate().map(|(place, waiter)| format!("waiter {place}: {waiter:?}"));
-        let View { fence, last, ended, sequence, .. } = self;
+        let View { fence, last, success, ended, sequence, .. } = self;
         let rest = [
             format!("fence {fence}"),
             format!("last run: {last:?}"),
+            format!("success: {success:?}"),
             format!("ended at {ended}"),
             format!("sequence: {sequence:?}"),
         ];
@@ -121,6 +127,10 @@ impl View {
                 .filter(|waiter| waiter[1] == Value::Int(1))
                 .map(|waiter| waiter_of_redis(waiter, &ends, info_of(&text(&waiter[0]))))
                 .collect(),
+            success: last["done"].is_number().then(|| Success {
+                began_unix_ms: number(&last["done"]),
+                once_per_ms: last["once"].is_number().then(|| number(&last["once"])),
+            }),
             ended: number(&last["ended"]).max(number(&last["lost"])),
             last: last["who"].is_object().then(|| LastView {
                 who: command(&last["who"]),
@@ -149,6 +159,8 @@ fn holder_of_state(holder: &HolderState) -> HolderView {
         ttl: lease.ttl_ms,
         fence: holder.fence.to_string(),
         slot: holder.slot.into(),
+        is_shared: holder.is_shared,
+        once_per: holder.once_per_ms,
         value: holder.value.as_ref().map(|value| (value.value.clone(), value.place)),
         purpose: holder.purpose,
         is_released: holder.is_released,
@@ -166,6 +178,8 @@ fn holder_of_redis(ends: &str, info: &Json) -> HolderView {
         ttl: Some(number(&info["ttl"])).filter(|ttl| *ttl > 0),
         fence: string("fence").unwrap_or_default(),
         slot: info["slot"].as_u64().unwrap_or(u64::MAX),
+        is_shared: info["slots"].as_u64() == Some(0),
+        once_per: info["once"].is_number().then(|| number(&info["once"])),
         value: string("value").map(|value| (value, number(&info["place"]))),
         purpose: match (info["hand"].as_bool(), info["kept"].as_bool()) {
             (Some(true), Some(true)) => Purpose::Kept,

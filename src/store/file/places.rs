@@ -1,0 +1,58 @@
+//! Places of those that wait for a lock, so that they can be counted at once with joining them: one byte of the lock file each, locked for
+//! as long as its run waits. A run that dies leaves its place.
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use uuid::Uuid;
+
+use super::lock_file::{LockFile, bytes};
+use crate::store::StoreError;
+
+/// Where the places lie, far behind the slots, and how many there are: so many that two runs hardly ever choose the same one.
+const FIRST: i64 = 1 << 42;
+const COUNT: i64 = 1 << 40;
+
+impl LockFile {
+    /// Takes a place among those that wait, unless `max` runs have one already. Returns its byte.
+    pub(super) fn take_place(&self, max: Option<u32>) -> Result<Option<i64>, StoreError> {
+        // Nobody else may come between counting and taking.
+        let taken = match max {
+            Some(max) => self.with_record_locked(|| {
+                let is_full = self.places_taken(max).with_context(|| format!("cannot look at {}", self.path()))? >= max;
+                if is_full { Ok(None) } else { self.take_any_place().map(Some) }
+            })?,
+            None => Some(self.take_any_place()?),
+        };
+        Ok(taken)
+    }
+
+    fn take_any_place(&self) -> Result<i64, StoreError> {
+        loop {
+            let (random, _) = Uuid::new_v4().as_u64_pair();
+            let place = FIRST + random.cast_signed().rem_euclid(COUNT);
+            if self.take(place).with_context(|| format!("cannot lock {}", self.path()))? {
+                return Ok(place);
+            }
+        }
+    }
+
+    /// Counts the places that other runs have, up to `most`.
+    fn places_taken(&self, most: u32) -> Result<u32, Errno> {
+        let mut found = 0;
+        let mut ranges = vec![(FIRST, FIRST + COUNT)];
+        while found < most
+            && let Some((start, end)) = ranges.pop()
+        {
+            let mut lock = bytes(start..end, libc::F_WRLCK);
+            fcntl(self, FcntlArg::F_OFD_GETLK(&mut lock))?;
+            // The kernel names one of the locks in the range; others may be on either side of it.
+            if i32::from(lock.l_type) != libc::F_UNLCK {
+                found += 1;
+                let sides = [(start, lock.l_start), (lock.l_start + 1, end)];
+                ranges.extend(sides.into_iter().filter(|(start, end)| start < end));
+            }
+        }
+        Ok(found)
+    }
+}

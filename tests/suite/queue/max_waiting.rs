@@ -1,0 +1,68 @@
+//! A queue that is bounded.
+
+use nix::sys::signal::Signal;
+
+use crate::support::hand::status;
+use crate::support::queue::WAIT_FOR_THE_END;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
+
+// "`--max-waiting N`: if N wait already, as `--fail` at once."
+on_every_store!(one_too_many_does_not_wait, |store| {
+    let holder = Holder::new(store, "short");
+    let mut queue = Queue::new(store, "short").with(&["--max-waiting", "2"]);
+    queue.join(2);
+    for limit in ["0", "1", "2"] {
+        let refused = queue.newcomer("new", &["--wait", "--max-waiting", limit]).run().exited(75);
+        refused.said("is held by").said("as many wait for it as --max-waiting allows");
+    }
+    let refused = queue.newcomer("new", &["-w", "10m", "--max-waiting", "2", "-q", "-E", "9"]).run().exited(9);
+    refused.silent();
+    // Each goes by its own number.
+    let mut queue = queue.by(&store.url()).with(&["--max-waiting", "3"]);
+    queue.join(1);
+    holder.end();
+    queue.end().in_any_order(0..3);
+    queue_is_empty(store);
+});
+
+#[track_caller]
+fn queue_is_empty(store: &Store) {
+    assert_eq!(status(store, "short")["waiters"].as_array().map(Vec::len), Some(0));
+}
+
+// "A waiter that died is none": it does not take a place.
+on_every_store!(the_dead_do_not_count, |store| {
+    let holder = Holder::new(store, "dead");
+    let mut queue = Queue::new(store, "dead").with(&["--max-waiting", "1"]);
+    queue.join(1);
+    let gone = queue.take(0);
+    gone.signal(Signal::SIGTERM);
+    gone.wait().died_of(Signal::SIGTERM);
+    let mut waiter =
+        Lockrun::new(store).key("dead").args(["--wait", "--max-waiting", "1", "-v"]).sh("echo ran").spawn();
+    waiter.wait_for_stderr("waiting");
+    holder.end();
+    waiter.wait().exited(0).printed("ran\n");
+});
+
+// "Decided atomically with joining it": of many that come at once one runs, one waits, and the others are superfluous.
+on_every_store!(of_many_that_come_at_once_one_waits, |store| {
+    const ARRIVALS: usize = 20;
+    for round in 0..3 {
+        let key = format!("burst-{round}");
+        let queue = Queue::new(store, &key);
+        let options = ["--wait", "--max-waiting", "1", "--ttl", "10m"];
+        // All at once; who is the first to come runs until all the others have come to their end.
+        let gate = queue.newcomer_doing("first", &options, WAIT_FOR_THE_END);
+        let mut runs: Vec<Running> = (0..ARRIVALS).map(|_| gate.spawn()).collect();
+        eventually(LONG, "all but two have ended", || {
+            runs.iter_mut().map(|run| usize::from(!run.has_ended())).sum::<usize>() == 2
+        });
+        assert_eq!(queue.begun().len(), 1, "one runs, and one waits");
+        queue.let_them_end();
+        let ended: Vec<_> = runs.into_iter().map(|run| run.wait().status).collect();
+        let count = |status| ended.iter().filter(|ended| **ended == Some(status)).count();
+        assert_eq!((count(0), count(75)), (2, ARRIVALS - 2), "{ended:?}");
+    }
+});

@@ -1,0 +1,75 @@
+//! A run that is wanted once per period, whoever starts it.
+
+use nix::sys::signal::Signal;
+
+use crate::support::hand::{self, status};
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Output, Queue, Store, eventually};
+
+fn attempt(store: &Store, period: &str, script: &str) -> Output {
+    Lockrun::new(store).key("job").args(["--once-per", period, "--fail"]).sh(script).run()
+}
+
+// "Skipped, silently and with 0, if a run that began less than DURATION ago ended with 0."
+on_every_store!(a_success_makes_others_superfluous, |store| {
+    attempt(store, "10m", "echo ran").exited(0).printed("ran\n").silent();
+    attempt(store, "10m", "echo ran").exited(0).printed("").silent();
+    assert!(!status(store, "job")["done_until"].is_null());
+    let said = Lockrun::new(store).key("job").args(["--once-per", "10m", "-v"]).sh("echo ran").run();
+    said.exited(0).printed("").said("skipped: a run that began ").said(" ago has ended with 0");
+    // Each by its own period; and one that asks for none runs in any case, and counts.
+    Lockrun::new(store).key("job").sh("echo ran").run().exited(0).printed("ran\n");
+    attempt(store, "1s", ":").exited(0);
+    eventually(LONG, "a second is over", || attempt(store, "1s", "echo ran").exited(0).stdout() == "ran\n");
+});
+
+// "A failed, killed or lost run does not count."
+on_every_store!(what_did_not_succeed_does_not_count, |store| {
+    attempt(store, "10m", "exit 3").exited(3);
+    attempt(store, "10m", "kill -9 $$").died_of(Signal::SIGKILL);
+    Lockrun::new(store).key("job").args(["--max-runtime", "100ms"]).sh("exec sleep 600").run().exited(124);
+    let mut killed = Holder::with(&Lockrun::new(store).key("job").args(["--ttl", "2s"]), &[]);
+    killed.run().kill_everything();
+    let free = || attempt(store, "10m", "exit 4").status == Some(4);
+    eventually(LONG, "the lock of the killed run is free", free);
+    assert!(status(store, "job")["done_until"].is_null());
+    attempt(store, "10m", "echo ran").exited(0).printed("ran\n");
+    // One that fails later, without asking, does not hide it.
+    Lockrun::new(store).key("job").sh("exit 5").run().exited(5);
+    attempt(store, "10m", "echo ran").exited(0).printed("");
+});
+
+// "A run that is still going on is held"; "decided in the same step as the acquisition, also when a wait ends".
+on_every_store!(a_run_that_goes_on_is_held, |store| {
+    let holder = Holder::with(&Lockrun::new(store).key("job").args(["--once-per", "10m"]), &[]);
+    attempt(store, "10m", "echo ran").exited(75).printed("").said("is held by");
+    holder.end();
+    let call = Lockrun::new(store).key("job").args(["--once-per", "10m"]);
+    let mut run = call.sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    let mut queue = Queue::new(store, "job").with(&["--once-per", "10m"]);
+    queue.join(3);
+    run.close().wait().exited(0);
+    assert_eq!(queue.all_end(), "", "nobody runs any more");
+    queue.nothing_is_left();
+});
+
+// A lock that is kept, or held by hand, says nothing of a run; and what is done is done even while another one holds the lock.
+on_every_store!(what_is_done_is_done_while_the_lock_is_held, |store| {
+    let token = hand::token(store, "job", &["--ttl", "10m"]);
+    hand::release(store, "job", &token).exited(0);
+    attempt(store, "10m", "echo ran").exited(0).printed("ran\n");
+    let holder = Holder::new(store, "job");
+    attempt(store, "10m", "echo ran").exited(0).printed("").silent();
+    holder.end();
+    Lockrun::new(store).key("kept").args(["--keep", "--ttl", "10m"]).sh(":").run().exited(0);
+    let again = Lockrun::new(store).key("kept").args(["--once-per", "10m"]).sh("echo ran").run();
+    again.exited(0).printed("").silent();
+});
+
+// "`prune` keeps what is still wanted": a key is not forgotten before its run is due again.
+on_every_store!(what_is_done_is_not_pruned, |store| {
+    attempt(store, "10m", ":").exited(0);
+    Lockrun::other("prune", store).args(["--older-than", "0"]).run().exited(0);
+    attempt(store, "10m", "echo ran").exited(0).printed("");
+});
