@@ -31,8 +31,8 @@ use config::plan;
 use config::settings::{Settings, UsageError};
 use config::variables;
 use run::outcome::Outcome;
-use sys::input;
 use sys::signals::Signals;
+use sys::{environment, input};
 use text::escape;
 
 /// The body of `main`. Returns the exit status, or does not return because a signal terminates the process.
@@ -116,15 +116,15 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
 
 /// Combines the command line with the settings from other places.
 fn settings(matches: &ArgMatches) -> Result<Settings<'_>> {
-    std::env::vars_os().try_for_each(|(name, _)| variables::check(&name))?;
-    let files = files::read(&environment)?;
+    environment::names_beginning_with(variables::PREFIX).try_for_each(variables::check)?;
+    let files = files::read(&variable)?;
     for warning in files.iter().filter_map(File::warning) {
         report::say(&warning);
     }
-    Ok(Settings::new(matches, &environment, files, &read_file))
+    Ok(Settings::new(matches, &variable, files, &read_file))
 }
 
-fn environment(name: &str) -> Option<OsString> {
+fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 

@@ -3,17 +3,16 @@
 use std::ffi::OsStr;
 
 use super::files;
-use super::layer::{PREFIX, variable};
+use super::layer::variable;
 use super::settings::UsageError;
 use crate::cli::text;
 use crate::text::escape::escaped_os;
 
-/// Checks one of the names in the environment. Fails if it begins like a variable of lockrun and is none: neither of an option, nor
-/// one that a command finds in its environment.
+pub use super::layer::PREFIX;
+
+/// Checks a name in the environment that begins with [`PREFIX`]. Fails if it is neither that of an option's variable, nor of one that a
+/// command finds in its environment.
 pub fn check(name: &OsStr) -> Result<(), UsageError> {
-    if !name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
-        return Ok(());
-    }
     let known = || {
         let of_commands = text::ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned());
         files::option_names().map(variable).chain(of_commands)
@@ -58,14 +57,7 @@ mod tests {
 
     #[test]
     fn every_variable_is_known() {
-        for name in [
-            "LOCKRUN_STORE",
-            "LOCKRUN_CONFLICT_EXIT_CODE",
-            "LOCKRUN_KEY",
-            "LOCKRUN_OUTER_TOKENS",
-            "LOCKRUNNER",
-            "lockrun_x",
-        ] {
+        for name in ["LOCKRUN_STORE", "LOCKRUN_CONFLICT_EXIT_CODE", "LOCKRUN_KEY", "LOCKRUN_OUTER_TOKENS"] {
             assert!(check(name.as_ref()).is_ok(), "{name}");
         }
     }

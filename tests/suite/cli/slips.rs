@@ -126,6 +126,9 @@ fn a_variable_of_ours() {
             .run();
         output.exited(0);
     }
+    // Nor is one that only looks like it.
+    let call = Lockrun::bare().env("LOCKRUNNER", "1").env("lockrun_x", "1").env("A_LOCKRUN_X", "1");
+    call.args(["--store", &store.url(), "--key", "k", "true"]).run().exited(0).silent();
     // A run within a run with slots, within one with a value.
     let lockrun = crate::support::lockrun::PROGRAM;
     let inner = format!("{lockrun} --key inner -- {lockrun} status --key inner");
