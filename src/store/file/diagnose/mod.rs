@@ -35,7 +35,11 @@ fn missing(named: Option<&Path>) -> Result<Vec<Diagnostic>, StoreError> {
         format!("the lock directory {} does not exist; an empty one beside it was looked at instead", path.display()),
         "the first run creates it; if there should be locks in it, check the store's URL",
     );
-    Ok(look_at(&directory, found))
+    let mut diagnostics = look_at(&directory, found);
+    for Diagnostic { text, .. } in &mut diagnostics {
+        *text = text.replace(&stand_in.0.display().to_string(), &path.display().to_string());
+    }
+    Ok(diagnostics)
 }
 
 fn unusable(error: &StoreError) -> Diagnostic {
