@@ -118,6 +118,20 @@ fn a_stopped_server_costs_twice_the_time_out() {
     });
 }
 
+// The same where the cancellation is answered, and hands the lock to waiters who never read their mail: to find out is not worth more
+// time.
+#[test]
+fn a_cancellation_that_hands_off_has_no_time_of_its_own() {
+    let (released, next) = (b"*4\r\n:1\r\n$1\r\na\r\n$1\r\nb\r\n:0\r\n", b"*2\r\n$1\r\na\r\n$1\r\nb\r\n");
+    judge(|| {
+        let fake = Fake::start(Manner::SilentThen(released, next));
+        let call = Lockrun::at(&fake.url()).key("k").args(["--store-timeout", "2s"]).command(["echo", "ran"]);
+        let output = call.run().exited(69).printed("").said("did not answer in time");
+        assert!(fake.connections() >= 2, "the request is cancelled: {output}");
+        in_time(output.took, 2 * Duration::from_secs(2), "a request and its cancellation");
+    });
+}
+
 // "Only who takes a lock creates the directory": a misspelt one is not there afterwards.
 #[test]
 fn a_misspelt_directory() {
