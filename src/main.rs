@@ -29,9 +29,10 @@ use cli::Subcommand;
 use config::files::{self, File};
 use config::plan;
 use config::settings::{Settings, UsageError};
+use config::variables;
 use run::outcome::Outcome;
-use sys::input;
 use sys::signals::Signals;
+use sys::{environment, input};
 use text::escape;
 
 /// The body of `main`. Returns the exit status, or does not return because a signal terminates the process.
@@ -66,7 +67,7 @@ fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
 /// Runs a command under a lock.
 fn run(args: Vec<OsString>) -> Result<Outcome> {
     let definition = cli::command();
-    let mut args = cli::normalize_wait(&definition, args);
+    let mut args = cli::normalize(&definition, args).map_err(UsageError::from)?;
     args.insert(0, "lockrun".into());
     let matches = match definition.try_get_matches_from(&args) {
         Ok(matches) => matches,
@@ -86,7 +87,7 @@ fn with_full_texts(error: clap::Error, args: Vec<OsString>) -> clap::Error {
 fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
         let definition = subcommand.definition();
-        let mut after = cli::normalize_wait(&definition, args[1..].to_vec());
+        let mut after = cli::normalize(&definition, args[1..].to_vec()).map_err(UsageError::from)?;
         after.insert(0, word.to_owned());
         return match definition.try_get_matches_from(after) {
             Ok(matches) => commands::run(subcommand, &settings(&matches)?),
@@ -115,14 +116,15 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
 
 /// Combines the command line with the settings from other places.
 fn settings(matches: &ArgMatches) -> Result<Settings<'_>> {
-    let files = files::read(&environment)?;
+    environment::names_beginning_with(variables::PREFIX).try_for_each(variables::check)?;
+    let files = files::read(&variable)?;
     for warning in files.iter().filter_map(File::warning) {
         report::say(&warning);
     }
-    Ok(Settings::new(matches, &environment, files, &read_file))
+    Ok(Settings::new(matches, &variable, files, &read_file))
 }
 
-fn environment(name: &str) -> Option<OsString> {
+fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 

@@ -81,7 +81,10 @@ impl Description {
 /// Every option, in the order in which they are listed.
 const ALL: [Description; 37] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
-        .more("The lock's name: 1 to 512 bytes of UTF-8 without control characters."),
+        .more(
+            "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
+             so that an unset variable does not make the next option the key.",
+        ),
     option(
         name::STORE,
         "URL",
@@ -146,7 +149,8 @@ const ALL: [Description; 37] = [
     ),
     option(name::WAIT, "DURATION", HELD, "Wait in turn: for ever, or this long and then as --fail").more(
         "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. The word after --wait is its value \
-         only if it is a duration.",
+         only if it is a duration. One that begins with a digit but is no duration is an error; write -w -- 5x for a command \
+         of such a name.",
     ),
     option(name::MAX_WAITING, "N", HELD, "With --wait: if N wait already, do as --fail at once").more(
         "With --wait: if N wait already, do as --fail at once. With --max-waiting 1 one runs, one waits, and the others are \
@@ -170,7 +174,11 @@ const ALL: [Description; 37] = [
         LEASE,
         "The longest that one request to the store may take  [default: 5s, at most ttl / 6]",
     )
-    .more("The longest that one request to the store may take, connecting included [default: 5s, at most ttl / 6]"),
+    .more(
+        "The longest that one request to the store may take, connecting included [default: 5s, at most ttl / 6]\n\n\
+         A request for the lock that is not answered is then cancelled. If the store does not answer that either, lockrun ends \
+         after twice this time at the latest, with status 69.",
+    ),
     option(name::ON_LOST, "ACTION", LEASE, "What to do when the lease is lost: kill or warn  [default: kill]")
         .more(
             "What to do when the lease is lost [default: kill]\n\n\

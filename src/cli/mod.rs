@@ -9,14 +9,14 @@ mod descriptions;
 mod options;
 mod run;
 mod subcommands;
-mod wait_option;
+mod words;
 
 use clap::{Arg, Command};
 
 use descriptions::described;
 pub use run::command;
 pub use subcommands::Subcommand;
-pub use wait_option::normalize_wait;
+pub use words::normalize;
 
 /// The subcommand that prints the help of another.
 pub const HELP: &str = "help";

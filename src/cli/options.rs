@@ -21,7 +21,18 @@ pub fn switch(id: &'static str) -> Arg {
 
 /// Returns the option for the lock's name.
 pub fn key() -> Arg {
-    option(name::KEY).short('k')
+    tied(name::KEY).short('k')
+}
+
+/// Returns the option for the token under which a lock is held.
+pub fn token() -> Arg {
+    tied(name::TOKEN)
+}
+
+/// Returns an option whose value, if it begins with `-`, must be tied to it by `=`. After an unset variable, the next word is an option:
+/// as a key or a token, it would be that of all who make the same slip.
+fn tied(id: &'static str) -> Arg {
+    option(id).allow_hyphen_values(false)
 }
 
 /// Returns the options for the store.
@@ -39,7 +50,7 @@ pub fn held() -> [Arg; 5] {
     [
         switch(name::FAIL).short('n').visible_alias("nonblock").alias("nb"),
         option(name::SKIP).num_args(0..=1).require_equals(true).default_missing_value(ALWAYS),
-        // `--wait` takes a word only if that word is a duration; `normalize_wait` writes it as `--wait=DURATION`.
+        // `--wait` takes a word only if that word is a duration; `normalize` writes it as `--wait=DURATION`.
         option(name::WAIT).short('w').num_args(0..=1).require_equals(true).default_missing_value(FOR_EVER),
         option(name::MAX_WAITING),
         option(name::CONFLICT).short('E'),

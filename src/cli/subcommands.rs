@@ -78,11 +78,11 @@ impl Subcommand {
                 .arg(options::key())
                 .args(options::mode())
                 .args(options::held())
-                .args([option(name::TTL), option(name::TOKEN)])
+                .args([option(name::TTL), options::token()])
                 .args([switch(name::JSON), switch(name::EXPORT)])
                 .args(options::output()),
-            Renew => command.args([options::key(), option(name::TOKEN), option(name::TTL)]),
-            Release => command.args([options::key(), option(name::TOKEN)]).args(options::output()),
+            Renew => command.args([options::key(), options::token(), option(name::TTL)]),
+            Release => command.args([options::key(), options::token()]).args(options::output()),
             Reserve => command
                 .arg(options::key())
                 .args([option(name::FROM), option(name::STEP), option(name::NEXT), option(name::ON_FAILURE)])

@@ -36,7 +36,7 @@ pub const EXIT_STATUS: [(&str, &str); 10] = [
 ];
 
 /// The variables that COMMAND finds in its environment.
-pub const ENVIRONMENT: [(&str, &str); 5] = [
+pub const ENVIRONMENT: [(&str, &str); 6] = [
     ("LOCKRUN_KEY", "the lock's name"),
     ("LOCKRUN_TOKEN", "the random token of this acquisition"),
     ("LOCKRUN_FENCE", "the fencing token: greater than that of every earlier run under this lock"),
@@ -45,16 +45,18 @@ pub const ENVIRONMENT: [(&str, &str); 5] = [
         "with --slots N, N above 1: this run's slot, from 0 to N-1, which no other run has at the same time",
     ),
     ("LOCKRUN_VALUE", "under `lockrun reserve`: the reserved value"),
+    ("LOCKRUN_OUTER_TOKENS", "inside the command of another run: the tokens of the enclosing runs"),
 ];
 
 /// How durations are written.
-pub const DURATIONS: &str = "Durations are plain seconds (5, 0.5) or have units (500ms, 30s, 5m, '2h 30m').";
+pub const DURATIONS: &str =
+    "Durations are plain seconds (5, 0.5) or have units (500ms, 30s, 5m, '2h 30m'), which are ms, s, m, h, d and w.";
 
 /// Where the options of a run can be set.
 pub const SETTINGS: &str = "Every option but --key can also be set by an environment variable: LOCKRUN_ and its name in \
     capitals with _ for -, such as LOCKRUN_STORE, LOCKRUN_STORE_FILE or LOCKRUN_TTL. An option that takes no value is \
-    set to true or false, and --wait to true, to wait for ever, or to a duration. In the files below an option is set by \
-    its name. Precedence: command line, environment, user file, system file.";
+    set to true or false, and --wait to true, to wait for ever, or to a duration. Any other variable that begins with LOCKRUN_ is an error \
+    (status 64). In the files below an option is set by its name. Precedence: command line, environment, user file, system file.";
 
 /// Where the options of a subcommand can be set.
 pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set by the same \

@@ -60,6 +60,11 @@ const OPTIONS: [(&str, Kind); 24] = [
     (name::QUIET, Kind::Switch),
 ];
 
+/// Returns the names of these options, which are also those that have a variable.
+pub(super) fn option_names() -> impl Iterator<Item = &'static str> {
+    OPTIONS.iter().map(|(name, _)| *name)
+}
+
 impl Kind {
     const fn wanted(self) -> &'static str {
         match self {
@@ -240,7 +245,7 @@ mod tests {
         let definition = cli::command();
         let options = definition.get_arguments().map(|arg| arg.get_id().as_str());
         let mut options: Vec<_> = options.filter(|id| ![name::KEY, name::COMMAND].contains(id)).collect();
-        let mut known: Vec<_> = OPTIONS.iter().map(|(name, _)| *name).collect();
+        let mut known: Vec<_> = option_names().collect();
         options.sort_unstable();
         known.sort_unstable();
         assert_eq!(known, options);

@@ -72,10 +72,17 @@ impl Layer for Environment<'_> {
     }
 
     fn spell(&self, name: &str) -> String {
-        let mut variable = String::with_capacity(32);
-        variable.push_str("LOCKRUN_");
-        variable
-            .extend(name.bytes().map(|byte| char::from(if byte == b'-' { b'_' } else { byte.to_ascii_uppercase() })));
-        variable
+        variable(name)
     }
+}
+
+/// What the names of all of lockrun's variables begin with.
+pub const PREFIX: &str = "LOCKRUN_";
+
+/// Returns the name of an option's variable.
+pub fn variable(name: &str) -> String {
+    let mut variable = String::with_capacity(32);
+    variable.push_str(PREFIX);
+    variable.extend(name.bytes().map(|byte| char::from(if byte == b'-' { b'_' } else { byte.to_ascii_uppercase() })));
+    variable
 }

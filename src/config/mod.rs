@@ -3,6 +3,7 @@
 pub mod files;
 pub mod plan;
 pub mod settings;
+pub mod variables;
 
 mod layer;
 mod shared;

@@ -1,16 +1,64 @@
 //! TLS: trusted authorities, the client's certificate, and the handshake.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{CertificateError, ClientConfig, ClientConnection, Error, InvalidMessage, RootCertStore, StreamOwned};
 
 use super::endpoint::TlsFiles;
 use super::stream::Timed;
 use crate::sys::input;
+
+/// Why a handshake failed, where that says what may be wrong with the server's address or with the trusted authorities. The content of
+/// the [`io::Error`] that reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandshakeFailure {
+    /// The server did not answer in time: it hangs, or waits for words of another protocol.
+    Silence,
+    /// The server closed the connection.
+    HungUp,
+    /// What the server answers is not TLS.
+    NotTls,
+    /// The server's certificate was issued by an authority that is not trusted.
+    UnknownAuthority,
+}
+
+impl HandshakeFailure {
+    /// Returns what is behind an error of the handshake, if it is one of these.
+    fn behind(error: &io::Error) -> Option<Self> {
+        match (error.get_ref().and_then(|error| error.downcast_ref::<Error>()), error.kind()) {
+            (Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)), _) => Some(Self::NotTls),
+            (Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)), _) => Some(Self::UnknownAuthority),
+            (_, io::ErrorKind::TimedOut) => Some(Self::Silence),
+            (_, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
+                Some(Self::HungUp)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the failure that `error` reports, if it reports one.
+    pub fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
+
+impl fmt::Display for HandshakeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            HandshakeFailure::Silence => "it did not answer the TLS handshake in time",
+            HandshakeFailure::HungUp => "it closed the connection during the TLS handshake",
+            HandshakeFailure::NotTls => "what it answers is not TLS",
+            HandshakeFailure::UnknownAuthority => "its certificate was issued by an unknown authority",
+        })
+    }
+}
+
+impl std::error::Error for HandshakeFailure {}
 
 /// The configuration for handshakes with one server.
 pub struct Tls {
@@ -28,12 +76,15 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), name })
     }
 
-    /// Performs the handshake over `socket`, within its deadline.
+    /// Performs the handshake over `socket`, within its deadline. See [`HandshakeFailure`].
     pub fn handshake(&self, mut socket: Timed) -> io::Result<StreamOwned<ClientConnection, Timed>> {
         let session = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
         let mut session = session.map_err(io::Error::other)?;
         while session.is_handshaking() {
-            session.complete_io(&mut socket)?;
+            session.complete_io(&mut socket).map_err(|error| match HandshakeFailure::behind(&error) {
+                Some(failure) => io::Error::new(error.kind(), failure),
+                None => error,
+            })?;
         }
         Ok(StreamOwned::new(session, socket))
     }

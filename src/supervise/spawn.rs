@@ -15,6 +15,7 @@ use nix::errno::Errno;
 
 use super::Launch;
 use crate::sys::clock::Moment;
+use crate::sys::environment;
 use crate::sys::signals::Signals;
 
 /// Why COMMAND was not started.
@@ -78,7 +79,7 @@ impl Exec {
         let argv: Vec<CString> = launch.argv.iter().map(c_string).collect();
         let mut exec = Exec {
             argv: argv.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect(),
-            envp: environment(),
+            envp: environment::variables().collect(),
             mask: signals.inherited_mask(),
             ignore_child_signal: signals.child_was_ignored(),
             stack: Vec::with_capacity(STACK + argv.len()),
@@ -188,23 +189,6 @@ extern "C" fn run(child: *mut c_void) -> c_int {
         ptr::write_volatile(&raw mut child.failure, *libc::__errno_location());
         libc::_exit(127)
     }
-}
-
-/// Returns pointers to the process's own environment, which is never changed.
-fn environment() -> Vec<*const c_char> {
-    unsafe extern "C" {
-        static environ: *const *const c_char;
-    }
-    let mut all = Vec::with_capacity(64);
-    // SAFETY: the C library's environment is a null-terminated vector of strings, or null, and no thread changes it.
-    unsafe {
-        let mut next = environ;
-        while !next.is_null() && !(*next).is_null() {
-            all.push(*next);
-            next = next.add(1);
-        }
-    }
-    all
 }
 
 /// Returns the word as a C string. Words come from argv, the environment or checked text, so none contains a NUL byte; if one did,

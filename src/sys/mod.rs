@@ -4,6 +4,7 @@ pub mod ancestors;
 pub mod backoff;
 pub mod clock;
 pub mod descriptor;
+pub mod environment;
 pub mod input;
 pub mod signals;
 pub mod trust;

@@ -5,6 +5,10 @@ use std::time::Duration;
 /// The longest accepted duration: ten years. More is a typing error, and would overflow the clock.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
+/// The units, of which each has one spelling. Months and years are none: their lengths vary, and a `M` that was meant as minutes
+/// would be a month. Nor are microseconds: no lock can keep to them.
+const UNITS: [&str; 6] = ["ms", "s", "m", "h", "d", "w"];
+
 const EXAMPLES: &str = "durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'";
 
 /// Parses plain seconds (`5`, `0.5`) or a duration with units (`500ms`, `2h 30m`). The error says what is wrong.
@@ -13,16 +17,29 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.bytes().any(|b| b.is_ascii_digit());
     let span = if plain {
         text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-    } else {
+    } else if foreign_unit(text).is_none() {
         humantime::parse_duration(text).ok()
+    } else {
+        None
     };
     match span {
         Some(span) if span > LONGEST => Err(format!("{text:?} is longer than ten years")),
         Some(span) => Ok(span),
         // Text that looks like part of a URL is not repeated: it could contain a password.
         None if text.contains('@') => Err(format!("has a value that is not a duration; {EXAMPLES}")),
-        None => Err(format!("{text:?} is not a duration; {EXAMPLES}")),
+        None => Err(match foreign_unit(text).filter(|_| text.starts_with(|first: char| first.is_ascii_digit())) {
+            Some(unit) => format!(
+                "{text:?} is not a duration: it has the unit {unit:?}; the units are ms, s, m (minutes), h, d and w"
+            ),
+            None => format!("{text:?} is not a duration; {EXAMPLES}"),
+        }),
     }
+}
+
+/// Returns the first word of `text` that is not a unit.
+fn foreign_unit(text: &str) -> Option<&str> {
+    let mut words = text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty());
+    words.find(|word| !UNITS.contains(word))
 }
 
 /// Formats a duration in whole seconds, as in `3m 12s`.
@@ -46,6 +63,9 @@ mod tests {
             ("30s", 30_000),
             ("5m", 300_000),
             ("2h 30m", 9_000_000),
+            ("2h30m", 9_000_000),
+            ("1d", 86_400_000),
+            ("2w", 1_209_600_000),
             (" 1s ", 1_000),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text:?}");
@@ -57,6 +77,18 @@ mod tests {
         for text in ["", ".", "-1", "1e3", "soon", "5 parsecs", "1.2.3", "nan", "inf", "99999999999", "9999y", "0x10"] {
             assert!(parse(text).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn each_unit_has_one_spelling() {
+        for unit in [
+            "M", "month", "months", "y", "yr", "year", "years", "us", "usec", "µs", "ns", "nsec", "min", "minutes",
+            "S", "H", "D",
+        ] {
+            let wrong = parse(&format!("1{unit}")).expect_err(unit);
+            assert!(wrong.contains(&format!("unit {unit:?}; the units are ms, s, m (minutes), h, d and w")), "{wrong}");
+        }
+        assert!(parse("1h 5M").is_err_and(|wrong| wrong.contains("unit \"M\"")));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Makes foreign text safe to print: from another machine through a store, or typed by the user in the wrong place.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -42,6 +43,18 @@ pub fn json_for_terminals(json: &str) -> String {
 fn is_hostile(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}')
+}
+
+/// Escapes text of the operating system in the same way, and each byte that is not UTF-8 as in `\xff`.
+pub fn escaped_os(text: &OsStr) -> String {
+    let mut safe = String::new();
+    for chunk in text.as_encoded_bytes().utf8_chunks() {
+        safe.push_str(&escaped(chunk.valid()));
+        for byte in chunk.invalid() {
+            let _ = write!(safe, "\\x{byte:02x}");
+        }
+    }
+    safe
 }
 
 /// Replaces everything that could be the user part of a URL, in words that the user may have typed in the wrong place.

@@ -47,29 +47,32 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Opens `named`, or else the default directory, and creates it if it is missing. Refuses one that others could
-    /// have planted or can write to.
-    pub(super) fn open(named: Option<&Path>) -> Result<Self, StoreError> {
-        let (path, forbidden) = match named {
-            // Without a slash or dot at its end, which would lead through a symbolic link.
-            Some(path) => (path.components().collect(), OTHERS_WRITE),
-            None => (default_path()?, OTHERS_AT_ALL),
-        };
-        Self::open_or_create(&path, forbidden)?.map_err(|error| {
-            let above = path.parent().unwrap_or(&path);
-            anyhow!("cannot create the lock directory {}: {error}{}", escaped_path(&path), advice(&error, above))
-        })
+    /// Opens `named`, or else the default directory. Returns `None` if it does not exist. Refuses one that others could have planted
+    /// or can write to.
+    pub(super) fn open(named: Option<&Path>) -> Result<Option<Self>, StoreError> {
+        let (path, forbidden) = path_of(named)?;
+        match Self::reach(&path, forbidden, false)? {
+            Ok(directory) => Ok(Some(directory)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => bail!("cannot open the lock directory {}: {error}", escaped_path(&path)),
+        }
     }
 
-    /// Opens the directory at `path`, or creates it. The inner error is that it cannot be created, the outer one that
-    /// it is there and must not be used.
-    fn open_or_create(path: &Path, forbidden: u32) -> Result<io::Result<Self>, StoreError> {
+    /// The same, but creates it if it does not exist.
+    pub(super) fn open_or_create(named: Option<&Path>) -> Result<Self, StoreError> {
+        let (path, forbidden) = path_of(named)?;
+        Self::reach(&path, forbidden, true)?.map_err(|error| cannot_create(&path, &error))
+    }
+
+    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error is that it cannot be opened or created, the
+    /// outer one that it is there and must not be used.
+    pub(super) fn reach(path: &Path, forbidden: u32, may_create: bool) -> Result<io::Result<Self>, StoreError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut created = false;
         let fd = loop {
             match open(path, flags, Mode::empty()) {
                 Ok(fd) => break fd,
-                Err(Errno::ENOENT) if !created => {
+                Err(Errno::ENOENT) if may_create && !created => {
                     created = true;
                     match DirBuilder::new().mode(0o700).create(path) {
                         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Ok(Err(error)),
@@ -161,6 +164,15 @@ impl Directory {
     }
 }
 
+/// Returns the path of the directory that is `named`, or else of the default one, and the bits that must not be set in its mode.
+pub(super) fn path_of(named: Option<&Path>) -> Result<(PathBuf, u32), StoreError> {
+    Ok(match named {
+        // Without a slash or dot at its end, which would lead through a symbolic link.
+        Some(path) => (path.components().collect(), OTHERS_WRITE),
+        None => (default_path()?, OTHERS_AT_ALL),
+    })
+}
+
 /// Returns where the locks of this user are if no directory is named. The environment has no say in this, nor whether the directory
 /// can be made: the path must be the same from cron, from a shell and from a service, or two runs would hold one lock.
 fn default_path() -> Result<PathBuf, StoreError> {
@@ -174,6 +186,12 @@ fn default_path() -> Result<PathBuf, StoreError> {
         }
         Err(error) => Err(error).with_context(|| format!("cannot look at {parent}, where the lock directory belongs")),
     }
+}
+
+/// Returns the error that the lock directory at `path` cannot be created.
+pub(super) fn cannot_create(path: &Path, error: &io::Error) -> StoreError {
+    let above = path.parent().unwrap_or(path);
+    anyhow!("cannot create the lock directory {}: {error}{}", escaped_path(path), advice(error, above))
 }
 
 /// Returns what to do about `error`, to put after it, if it is that `directory` is not for us to write.

@@ -69,13 +69,20 @@ impl FileStore {
         FileStore { directory, place: None, locked: None }
     }
 
-    fn directory(&self) -> Result<Directory, StoreError> {
+    /// The directory, if it exists. Only who takes a lock creates it.
+    fn directory(&self) -> Result<Option<Directory>, StoreError> {
         Directory::open(self.directory.as_deref())
+    }
+
+    /// The directory, which is created if it does not exist.
+    fn directory_for_a_lock(&self) -> Result<Directory, StoreError> {
+        Directory::open_or_create(self.directory.as_deref())
     }
 
     /// The lock file of `key`, if the key was ever used.
     fn lock_file(&self, key: &Key) -> Result<Option<LockFile>, StoreError> {
-        LockFile::open(&self.directory()?, &directory::file_name(key))
+        let Some(directory) = self.directory()? else { return Ok(None) };
+        LockFile::open(&directory, &directory::file_name(key))
     }
 }
 
@@ -84,7 +91,7 @@ impl Store for FileStore {
         for _ in 0..VANISHED_MAX {
             let place = match &mut self.place {
                 Some(place) => place,
-                none => none.insert(Place::at(Directory::open(self.directory.as_deref())?, claim)?),
+                none => none.insert(Place::at(Directory::open_or_create(self.directory.as_deref())?, claim)?),
             };
             match place.ask(claim, if_held)? {
                 Found::Mine(grant) => {
@@ -109,7 +116,7 @@ impl Store for FileStore {
                 Found::Vanished => self.place = None,
             }
         }
-        Err(vanishes(&self.directory()?, &claim.key))
+        Err(vanishes(&self.directory_for_a_lock()?, &claim.key))
     }
 
     fn sleep(
@@ -143,7 +150,13 @@ impl Store for FileStore {
         // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
         // fence, and that goes on with the time.
         let is_used = uses_value && has_value;
-        let to_disk = || if is_used { file.sync().and_then(|()| self.directory()?.sync()) } else { Ok(()) };
+        let to_disk = || {
+            if !is_used {
+                return Ok(());
+            }
+            file.sync()?;
+            self.directory()?.map_or(Ok(()), |directory| directory.sync())
+        };
         let recorded = recorded?.and_then(|released| to_disk().map(|()| released));
         Ok(recorded.unwrap_or_else(|error| Released::Unrecorded(format!("{error:#}"))))
     }
@@ -161,13 +174,13 @@ impl Store for FileStore {
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
-        let directory = self.directory()?;
+        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+        let Some(directory) = self.directory()? else { return Ok(listing) };
         let names = match key {
             Some(key) => vec![directory::file_name(key)],
             None => directory.names()?,
         };
         let waiters = waiters::all()?;
-        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         for name in names {
             let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
             let looked = file.look(|state, facts| {
@@ -192,7 +205,7 @@ impl Store for FileStore {
 
 impl Sequences for FileStore {
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
-        let directory = self.directory()?;
+        let directory = self.directory_for_a_lock()?;
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
             // The turnstile is not ours to wait at: a reservation finds a value at once.
@@ -215,8 +228,8 @@ impl Sequences for FileStore {
 
 impl Prune for FileStore {
     fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
-        let directory = self.directory()?;
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+        let Some(directory) = self.directory()? else { return Ok(listing) };
         for name in directory.names()? {
             let Some(file) = LockFile::open(&directory, &name)? else { continue };
             // Waiters must not be woken for nothing.

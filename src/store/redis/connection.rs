@@ -16,8 +16,9 @@ use super::resp::{Answer, Answers, Unread};
 use super::script;
 use super::url::Server;
 use crate::net::dial::dial;
+use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
-use crate::net::tls::Tls;
+use crate::net::tls::{HandshakeFailure, Tls};
 use crate::store::StoreError;
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
@@ -60,6 +61,8 @@ pub(super) enum Failure {
     Unreachable(io::Error),
     /// The connection was closed before an answer came.
     Closed,
+    /// The same, and the server has never answered this process.
+    HungUp,
     /// No answer came in time, or none that could be read: what it was.
     NoAnswer(&'static str),
     /// The process cannot wait for the answer.
@@ -194,7 +197,7 @@ impl Failure {
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Failure::Unreachable(error) => !is_for_want_of_resources(error),
-            Failure::Closed | Failure::NoAnswer(_) => true,
+            Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) => true,
             Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
@@ -202,7 +205,7 @@ impl Failure {
 
     /// Whether the request may still arrive.
     pub(super) fn is_unanswered(&self) -> bool {
-        matches!(self, Failure::Closed | Failure::NoAnswer(_))
+        matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_))
     }
 
     /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.
@@ -214,16 +217,23 @@ impl Failure {
     /// The failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
-            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}{}", after_handshake(error, server)),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
+            Failure::HungUp => {
+                anyhow!("{server} closed the connection before it answered{}", after_hang_up(&server.endpoint))
+            }
             Failure::UnexpectedReply(UnexpectedReply) => {
                 anyhow!("unexpected reply from {server}: is it a Redis server?")
             }
             Failure::NoAnswer(what) => anyhow!("{server} {what}"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
+            Failure::Refused { error, .. } if wants_password(error) => {
+                anyhow!(
+                    "{server} requires a password; give a password in the store's URL, as in redis://:PASSWORD@HOST"
+                )
+            }
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {
-                    "NOAUTH" => "; give a password in the store's URL",
                     "WRONGPASS" => "; check the user and the password in the store's URL",
                     _ if error.contains(script::LOST) => {
                         return anyhow!(
@@ -258,6 +268,41 @@ impl Failure {
                 anyhow!("{server} rejects {command}: {}{advice}", escaped(error))
             }
         }
+    }
+}
+
+/// Whether the server has refused a request because no password came with it. It refuses a long one before it has read it, in words of
+/// its own.
+fn wants_password(error: &str) -> bool {
+    has_code(error, "NOAUTH") || error.contains("Protocol error: unauthenticated ")
+}
+
+/// Returns what to do after a TLS handshake with `server` has failed, to put after the failure.
+fn after_handshake(error: &io::Error, server: &Server) -> &'static str {
+    let has_authority = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.ca.is_some());
+    match HandshakeFailure::of(error) {
+        None => "",
+        Some(HandshakeFailure::UnknownAuthority) if has_authority => {
+            "; check that ca=FILE in the store's URL names the authority that issued it"
+        }
+        Some(HandshakeFailure::UnknownAuthority) => {
+            "; name the authority's certificate with ?ca=FILE in the store's URL"
+        }
+        Some(HandshakeFailure::NotTls) => "; name the TLS port in the store's URL, or write redis:// if it has none",
+        Some(HandshakeFailure::Silence | HandshakeFailure::HungUp) => {
+            "; if that is not a TLS port, name the TLS port in the store's URL, or write redis:// if it has none"
+        }
+    }
+}
+
+/// Returns what may have made a server at `endpoint` close the connection at the first request, and what to do, to put after that.
+fn after_hang_up(endpoint: &Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Tcp { tls: None, .. } => "; if that is a TLS port, write rediss:// in the store's URL",
+        Endpoint::Tcp { tls: Some(files), .. } if files.identity.is_none() => {
+            "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL"
+        }
+        Endpoint::Unix(_) | Endpoint::Tcp { .. } => "",
     }
 }
 

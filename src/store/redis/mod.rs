@@ -61,14 +61,24 @@ pub struct RedisStore {
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
-    /// The server most likely has our scripts already.
-    knows_scripts: bool,
+    acquaintance: Acquaintance,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
     /// Whether the last script was sent again, after the connection closed on which its first copy had been sent.
     has_resent: bool,
     /// Our place in the queue, since we have stood there once.
     place: Option<Place>,
+}
+
+/// What is known of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Acquaintance {
+    /// It has not answered yet.
+    Unheard,
+    /// It has answered a request.
+    Answering,
+    /// It most likely has our scripts already.
+    KnowsScripts,
 }
 
 impl RedisStore {
@@ -84,7 +94,7 @@ impl RedisStore {
             tls,
             timeout,
             connection: None,
-            knows_scripts: false,
+            acquaintance: Acquaintance::Unheard,
             in_flight: false,
             has_resent: false,
             place: None,
@@ -98,7 +108,7 @@ impl RedisStore {
         match self.send(script, deadline) {
             Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
                 Some(full) => {
-                    self.knows_scripts = false;
+                    self.acquaintance = Acquaintance::Answering;
                     self.send(&full, deadline)
                 }
                 None => Err(Failure::Refused { command, error }),
@@ -123,9 +133,16 @@ impl RedisStore {
             }
         }
         let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
-        let reply = connection.request(script, deadline)?;
-        self.connection = Some(connection);
-        Ok(reply)
+        let reply = connection.request(script, deadline);
+        match reply {
+            Ok(_) => self.connection = Some(connection),
+            Err(Failure::Closed) if self.acquaintance == Acquaintance::Unheard => return Err(Failure::HungUp),
+            Err(_) => {}
+        }
+        if !reply.as_ref().is_err_and(Failure::is_unanswered) {
+            self.acquaintance = self.acquaintance.max(Acquaintance::Answering);
+        }
+        reply
     }
 
     /// Runs a script that may obtain something for a claim, and remembers if a copy of it may still be on its way.
@@ -166,19 +183,19 @@ impl RedisStore {
         }
     }
 
-    /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, the other waiters find
-    /// out by themselves, only later.
-    fn confirm_handoff(&mut self, key: &Key, mut handed: Option<Handoff>) {
+    /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, or is not done by
+    /// `deadline`, the other waiters find out by themselves, only later.
+    fn confirm_handoff(&mut self, key: &Key, mut handed: Option<Handoff>, deadline: Moment) {
         while let Some(Handoff { granted, told }) = handed {
             let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(told).take();
-            let reply = self.run(&script, self.timeout);
+            let reply = self.run(&script, deadline.since(Moment::now()));
             handed = reply.ok().and_then(|reply| reply::read_confirmation(&reply));
         }
     }
 
     /// A run of `script` on the keys of the lock.
     fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
-        let mut command = script.command(self.knows_scripts);
+        let mut command = script.command(self.acquaintance == Acquaintance::KnowsScripts);
         command.arg(KEYS.len());
         let base = keys::base(&self.server.prefix, key);
         for key in KEYS {
@@ -197,11 +214,11 @@ impl Store for RedisStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         match self.ask(claim, if_held) {
             Ok(AcquireReply::Mine(grant, handed)) => {
-                self.confirm_handoff(&claim.key, handed);
+                self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 Ok(Tried::Mine(grant))
             }
             Ok(AcquireReply::NotMine { held, ttl, look_in, handed, now }) => {
-                self.confirm_handoff(&claim.key, handed);
+                self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 if if_held == IfHeld::Leave {
                     self.forget(claim);
                 } else if held.place.is_some() {
@@ -213,7 +230,7 @@ impl Store for RedisStore {
                 Ok(Tried::Held(held))
             }
             Ok(AcquireReply::Done(done, handed)) => {
-                self.confirm_handoff(&claim.key, handed);
+                self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 self.forget(claim);
                 Ok(Tried::Done(done))
             }
@@ -229,7 +246,7 @@ impl Store for RedisStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // The server has them from us. What takes time is done before our turn comes.
-        self.knows_scripts = true;
+        self.acquaintance = Acquaintance::KnowsScripts;
         script::take_hashes();
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // The lock was not asked for.
@@ -259,7 +276,7 @@ impl Store for RedisStore {
         if handed.is_some() {
             thread::sleep(CLAIM_FIRST);
         }
-        self.confirm_handoff(key, handed);
+        self.confirm_handoff(key, handed, Moment::now() + self.timeout);
         released.map_err(|strange| self.is_strange(strange))
     }
 
@@ -271,14 +288,16 @@ impl Store for RedisStore {
         let matters = self.place.is_some() || in_flight;
         let voids_late_requests = in_flight && claim.request.is_none();
         // With its text: it may be on its way for long, and nobody would be there to send that if the server did not know the script.
-        self.knows_scripts = false;
+        self.acquaintance = self.acquaintance.min(Acquaintance::Answering);
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
         let script = script.arg(request(claim)).take();
+        // Who waits for the end of lockrun has waited for the time-out of the request already.
         let timeout = self.timeout / 2;
+        let deadline = Moment::now() + timeout;
         let reply = if matters { self.run_until_answered(&script, timeout) } else { self.run(&script, timeout) };
         if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
-            self.confirm_handoff(&claim.key, handed);
+            self.confirm_handoff(&claim.key, handed, deadline);
         }
     }
 
@@ -295,7 +314,7 @@ impl Store for RedisStore {
         let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
-        self.confirm_handoff(key, handed);
+        self.confirm_handoff(key, handed, Moment::now() + self.timeout);
         Ok(taken)
     }
 }

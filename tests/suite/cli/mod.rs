@@ -8,4 +8,5 @@ mod hostile_input;
 mod inputs;
 mod keys;
 mod precedence;
+mod slips;
 mod trusted_files;

@@ -8,5 +8,6 @@ mod redis_keys;
 mod redis_mail;
 mod redis_rejections;
 mod redis_urls;
+mod slips;
 mod store_errors;
 mod turnstile;

@@ -20,6 +20,9 @@ pub(crate) enum Manner {
     Answer(&'static [u8]),
     /// The same, and goes on to send without an end.
     Flood(&'static [u8]),
+    /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
+    /// the second.
+    SilentThen(&'static [u8], &'static [u8]),
 }
 
 /// A listener on a port of the loopback interface; it ends when it is dropped.
@@ -71,9 +74,9 @@ fn listen(listener: &TcpListener, manner: Manner, connections: &AtomicUsize, ove
     let mut guests = Vec::new();
     while !over.load(Ordering::Relaxed) {
         if let Ok((stream, _)) = listener.accept() {
-            connections.fetch_add(1, Ordering::Relaxed);
+            let earlier = connections.fetch_add(1, Ordering::Relaxed);
             let over = Arc::clone(over);
-            guests.push(thread::spawn(move || serve(stream, manner, &over)));
+            guests.push(thread::spawn(move || serve(stream, manner, earlier, &over)));
         } else {
             thread::sleep(Duration::from_millis(2));
         }
@@ -83,7 +86,7 @@ fn listen(listener: &TcpListener, manner: Manner, connections: &AtomicUsize, ove
     }
 }
 
-fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
+fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBool) {
     let tick = Duration::from_millis(50);
     stream.set_nonblocking(false).expect("our own connection");
     stream.set_read_timeout(Some(tick)).expect("a time-out");
@@ -91,6 +94,7 @@ fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
     stream.set_write_timeout(Some(tick)).expect("a time-out");
     let mut asked = [0; 4096];
     let mut first = true;
+    let mut has_answered = false;
     while !over.load(Ordering::Relaxed) {
         let count = match (manner, stream.read(&mut asked)) {
             (Manner::HangUp, _) | (_, Ok(0)) => return,
@@ -102,6 +106,10 @@ fn serve(mut stream: TcpStream, manner: Manner, over: &AtomicBool) {
             Manner::Trickle => stream.write_all(b"x"),
             Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
             Manner::Flood(bytes) if count > 0 => stream.write_all(bytes).and_then(|()| flood(&mut stream, over)),
+            // A request is longer than what is read at a time.
+            Manner::SilentThen(once, then) if earlier > 0 && count > 0 && count < asked.len() => {
+                stream.write_all(if std::mem::replace(&mut has_answered, true) { then } else { once })
+            }
             _ => Ok(()),
         };
         first = false;

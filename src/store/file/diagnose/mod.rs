@@ -5,28 +5,70 @@ mod filesystem;
 mod records;
 mod trial;
 
-use std::fs::read_link;
+use std::fs::{read_link, remove_dir};
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::stat::fstat;
+use uuid::Uuid;
 
-use super::directory::Directory;
+use super::directory::{Directory, cannot_create, path_of};
+use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
 
-/// Looks at the lock directory that is `named`, or at the default one: makes it if it is missing, as a run would, and tries a
-/// lock in it, and reads those that are there.
+/// Looks at the lock directory that is `named`, or at the default one, tries a lock in it, and reads those that are there. If it does
+/// not exist, it looks at an empty one in its place.
 pub(super) fn diagnose(named: Option<&Path>) -> Vec<Diagnostic> {
-    let directory = match Directory::open(named) {
-        Ok(directory) => directory,
-        Err(error) => return vec![Diagnostic::unusable(format!("{error:#}"), "")],
-    };
-    let mut diagnostics = vec![ours(&directory)];
-    diagnostics.extend(private(&directory));
+    match Directory::open(named) {
+        Ok(Some(directory)) => look_at(&directory, ours(&directory)),
+        Ok(None) => missing(named).unwrap_or_else(|error| vec![unusable(&error)]),
+        Err(error) => vec![unusable(&error)],
+    }
+}
+
+/// Looks at an empty directory beside the one that does not exist, which is left to the first run to create.
+fn missing(named: Option<&Path>) -> Result<Vec<Diagnostic>, StoreError> {
+    let (path, forbidden) = path_of(named)?;
+    let stand_in = StandIn::beside(&path);
+    let directory = Directory::reach(&stand_in.0, forbidden, true)?.map_err(|error| cannot_create(&path, &error))?;
+    let found = Diagnostic::note(
+        format!("the lock directory {} does not exist; an empty one beside it was looked at instead", path.display()),
+        "the first run creates it; if there should be locks in it, check the store's URL",
+    );
+    let mut diagnostics = look_at(&directory, found);
+    for Diagnostic { text, .. } in &mut diagnostics {
+        *text = text.replace(&stand_in.0.display().to_string(), &path.display().to_string());
+    }
+    Ok(diagnostics)
+}
+
+fn unusable(error: &StoreError) -> Diagnostic {
+    Diagnostic::unusable(format!("{error:#}"), "")
+}
+
+/// The path of an empty directory in place of one that does not exist. It goes when this does.
+struct StandIn(PathBuf);
+
+impl StandIn {
+    fn beside(path: &Path) -> Self {
+        StandIn(path.with_file_name(format!(".lockrun-doctor-{}", Uuid::new_v4())))
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        let _ = remove_dir(&self.0);
+    }
+}
+
+/// Looks at the open `directory`, of which this was `found` already.
+fn look_at(directory: &Directory, found: Diagnostic) -> Vec<Diagnostic> {
+    let mut diagnostics = vec![found];
+    diagnostics.extend(private(directory));
     diagnostics.extend(ancestors::diagnose(directory.path()));
     diagnostics.extend(filesystem::diagnose(directory.as_fd(), directory.path()));
     diagnostics.extend(trial::diagnose(directory.as_fd(), directory.path()));
-    diagnostics.extend(records::diagnose(&directory));
+    diagnostics.extend(records::diagnose(directory));
     diagnostics
 }
 

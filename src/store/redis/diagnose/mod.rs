@@ -59,6 +59,10 @@ impl Session {
 pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
     if let Err(failure) = look(store, &mut diagnostics) {
+        let failure = match failure {
+            Failure::Closed if diagnostics.is_empty() => Failure::HungUp,
+            failure => failure,
+        };
         diagnostics.push(Diagnostic::unusable(failure.explain(&store.server).to_string(), ""));
     }
     diagnostics

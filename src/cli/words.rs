@@ -1,0 +1,223 @@
+//! Prepares the command line for clap, which cannot express that `--wait` takes the next word only if it is a duration; and refuses
+//! words of which clap would make another key or another command than was meant.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::{Arg, Command};
+
+use super::name;
+use crate::text::duration;
+use crate::text::escape::{escaped, without_credentials};
+
+/// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5`, where the word is a duration and stands among lockrun's own
+/// options. A word that is not a duration remains the command. Everything from `--` or the first word that is not an option
+/// belongs to COMMAND and is not changed.
+///
+/// The error names a word that follows an option and is most likely meant otherwise than it would be read.
+pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let mut normal = Vec::with_capacity(args.len());
+    let mut args = args.into_iter().peekable();
+    while let Some(word) = args.next() {
+        let text = word.to_str().unwrap_or_default();
+        if text == "--" || !text.starts_with('-') || text == "-" {
+            normal.push(word);
+            break;
+        }
+        let Some(Typed { arg, spelled, before, attached }) = Typed::in_word(text, command) else {
+            normal.push(word);
+            continue;
+        };
+        if !has_optional_value(arg) {
+            if attached.is_empty() {
+                let value = args.next();
+                check_value(arg, &spelled, value.as_deref())?;
+                normal.extend([word].into_iter().chain(value));
+            } else {
+                normal.push(word);
+            }
+            continue;
+        }
+        if !before.is_empty() {
+            normal.push(format!("-{before}").into());
+        }
+        let attached = attached.strip_prefix('=').unwrap_or(attached);
+        let mut value = Some(OsString::from(attached)).filter(|value| !value.is_empty());
+        if value.is_none() && arg.get_id() == name::WAIT {
+            // A word in front of `--` cannot be the command: if it is not a duration either, the value's parser reports it.
+            let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
+            value = args.next_if(|next| {
+                let text = next.to_str().unwrap_or_default();
+                duration::parse(text).is_ok() || (before_dashes && !text.starts_with('-'))
+            });
+        }
+        let mut option = OsString::from(format!("--{}", arg.get_id()));
+        if let Some(value) = value {
+            option.push("=");
+            option.push(value);
+        } else {
+            let is_run = command.get_arguments().any(|arg| arg.get_id() == name::COMMAND);
+            check_command(&spelled, args.peek().map(OsString::as_os_str), is_run)?;
+        }
+        normal.push(option);
+    }
+    normal.extend(args);
+    Ok(normal)
+}
+
+/// An option that takes a value, as it was typed.
+struct Typed<'a> {
+    arg: &'a Arg,
+    /// The option without its value, as in `--key` or `-k`.
+    spelled: String,
+    /// The letters before it in the same word, of options that take no value.
+    before: &'a str,
+    /// What follows it in the same word. If that is nothing, the next word may be its value.
+    attached: &'a str,
+}
+
+impl<'a> Typed<'a> {
+    /// Returns the option in `word`, which begins with `-`. Returns `None` if there is none, or it is a long one with its value.
+    fn in_word(word: &'a str, command: &'a Command) -> Option<Self> {
+        let taking_values = || command.get_arguments().filter(|arg| arg.get_action().takes_values());
+        if let Some(long) = word.strip_prefix("--") {
+            let arg = taking_values().find(|arg| arg.get_long() == Some(long))?;
+            return Some(Typed { arg, spelled: word.to_owned(), before: "", attached: "" });
+        }
+        let letters = &word[1..];
+        letters.char_indices().find_map(|(at, letter)| {
+            let arg = taking_values().find(|arg| arg.get_short() == Some(letter))?;
+            let attached = &letters[at + letter.len_utf8()..];
+            Some(Typed { arg, spelled: format!("-{letter}"), before: &letters[..at], attached })
+        })
+    }
+}
+
+/// Returns whether an option can also stand without its value.
+fn has_optional_value(arg: &Arg) -> bool {
+    arg.get_num_args().is_some_and(|count| count.min_values() == 0)
+}
+
+/// Fails if the word after an option is most likely not its value but the next option, because the value was an unset variable.
+fn check_value(arg: &Arg, spelled: &str, value: Option<&OsStr>) -> Result<(), String> {
+    let Some(value) = value.filter(|value| value.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
+    if arg.is_allow_hyphen_values_set() {
+        return Ok(());
+    }
+    let id = arg.get_id();
+    let kind = if value == "--" { "" } else { "the option " };
+    Err(format!(
+        "{spelled} was given no value: the next word is {kind}{} (an unset variable?); write --{id}=-x for a {id} that begins with -",
+        shown(value)
+    ))
+}
+
+/// Fails if the word after an option without its value looks like that value, and would be taken for the command.
+fn check_command(spelled: &str, next: Option<&OsStr>, is_run: bool) -> Result<(), String> {
+    let Some(next) = next.filter(|next| next.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit)) else {
+        return Ok(());
+    };
+    let text = next.to_string_lossy();
+    let word = shown(next);
+    let why = match duration::parse(&text) {
+        Ok(_) => format!("its duration is written {spelled}={word}"),
+        Err(why) => why,
+    };
+    let how = if is_run { format!("; a command of this name is written {spelled} -- {word}") } else { String::new() };
+    Err(format!("{spelled}: {}{how}", escaped(&why)))
+}
+
+/// Formats a word of the command line for a message: without the value of an option, which may be a secret.
+fn shown(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let word = if word.starts_with('-') { word.split('=').next().unwrap_or_default() } else { &word };
+    escaped(&without_credentials(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::command;
+    use crate::cli::options::option;
+
+    fn read(command: &Command, words: &[&str]) -> Result<Vec<String>, String> {
+        let words = normalize(command, words.iter().map(OsString::from).collect())?;
+        Ok(words.into_iter().map(|word| word.into_string().expect("is UTF-8")).collect())
+    }
+
+    fn normalized(words: &[&str]) -> Vec<String> {
+        read(&command(), words).expect("nothing is wrong")
+    }
+
+    fn refused(words: &[&str]) -> String {
+        read(&command(), words).expect_err("is refused")
+    }
+
+    #[test]
+    fn wait_takes_the_next_word_only_if_it_is_a_duration() {
+        for (typed, meant) in [
+            (&["-k", "a", "--wait", "5m", "run"][..], &["-k", "a", "--wait=5m", "run"][..]),
+            (&["-k", "a", "-w", "0.5", "run"], &["-k", "a", "--wait=0.5", "run"]),
+            (&["-k", "a", "-w5", "run"], &["-k", "a", "--wait=5", "run"]),
+            (&["-k", "a", "-vw5", "run"], &["-k", "a", "-v", "--wait=5", "run"]),
+            (&["-k", "a", "-vw", "5", "run"], &["-k", "a", "-v", "--wait=5", "run"]),
+            (&["-k", "a", "--wait", "run", "-v"], &["-k", "a", "--wait", "run", "-v"]),
+            (&["-k", "a", "-w", "--", "5"], &["-k", "a", "--wait", "--", "5"]),
+            (&["-k", "a", "-w", "--", "5x"], &["-k", "a", "--wait", "--", "5x"]),
+            (&["-k", "a", "-w", "./5x"], &["-k", "a", "--wait", "./5x"]),
+            (&["-k", "a", "--wait=5", "run"], &["-k", "a", "--wait=5", "run"]),
+            (&["-k", "a", "-w", "5x", "--", "run"], &["-k", "a", "--wait=5x", "--", "run"]),
+            (&["-k", "a", "-w", "-v", "--", "run"], &["-k", "a", "--wait", "-v", "--", "run"]),
+        ] {
+            assert_eq!(normalized(typed), meant, "{typed:?}");
+        }
+    }
+
+    #[test]
+    fn words_of_the_command_and_values_of_options_are_not_touched() {
+        for words in [
+            &["--key=--wait", "--", "x"][..],
+            &["--key=-w", "run", "-w", "5"],
+            &["-kw", "run", "--wait", "5x"],
+            &["-k", "a", "run", "--wait", "5x", "--key", "--skip"],
+            &["-k", "a", "--", "-w", "5x"],
+            &["-k", "a", "-c", "-w", "-v"],
+            &["--ttl", "-1", "run"],
+            &["-k=-x", "run"],
+            &["-vk-x", "run"],
+            &["--key"],
+        ] {
+            assert_eq!(normalized(words), words);
+        }
+    }
+
+    #[test]
+    fn an_option_is_no_key() {
+        for (words, wanted) in [
+            (&["--key", "--skip", "--", "x"][..], "--key was given no value: the next word is the option --skip"),
+            (&["-k", "-w", "5", "--", "x"], "-k was given no value: the next word is the option -w"),
+            (&["-vk", "--", "x"], "-k was given no value: the next word is -- "),
+            (&["--key", "--store=redis://u:secret@h", "x"], "the next word is the option --store (an unset variable?)"),
+        ] {
+            let why = refused(words);
+            assert!(why.starts_with(wanted) || why.contains(wanted), "{why}");
+            assert!(why.ends_with("write --key=-x for a key that begins with -"), "{why}");
+            assert!(!why.contains("secret"), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_looks_like_a_duration_is_no_command() {
+        for words in [&["-k", "a", "-w", "5x", "run"][..], &["-k", "a", "--wait", "1M"], &["-vw", "30sec", "run"]] {
+            let why = refused(words);
+            assert!(why.contains("is not a duration") && why.contains("a command of this name is written -"), "{why}");
+        }
+        // An option whose value is optional and must be tied to it.
+        let tied = option("tied").num_args(0..=1).require_equals(true).default_missing_value("");
+        let run = command();
+        let words = run.get_arguments().find(|arg| arg.get_id() == name::COMMAND).expect("a run has one");
+        let other = Command::new("x").args([tied, words.clone()]);
+        let why = read(&other, &["--tied", "5m", "run"]).expect_err("is refused");
+        assert_eq!(why, "--tied: its duration is written --tied=5m; a command of this name is written --tied -- 5m");
+        assert_eq!(read(&other, &["--tied", "run", "5m"]), Ok(["--tied", "run", "5m"].map(str::to_owned).into()));
+    }
+}

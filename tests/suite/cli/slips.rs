@@ -1,0 +1,222 @@
+//! Slips of the hand that would take another lock than was meant, or run another command: each ends with 64, names what happened, runs
+//! nothing and touches nothing.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::support::config::Place;
+use crate::support::holder::write_script;
+use crate::support::processes::PATH;
+use crate::support::refusal::{marked, touches_no_store, touches_nothing};
+use crate::support::{Lockrun, Output, Store};
+
+/// A token as good as any.
+const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
+
+/// Each of lockrun's other commands with what it requires.
+const OTHERS: [&[&str]; 8] = [
+    &["acquire", "--key", "k"],
+    &["renew", "--key", "k", "--token", TOKEN],
+    &["release", "--key", "k", "--token", TOKEN],
+    &["reserve", "--key", "k", "--from", "1", "-c", "echo ran"],
+    &["status"],
+    &["break", "--key", "k"],
+    &["doctor"],
+    &["prune", "--older-than", "1d"],
+];
+
+/// One of lockrun's other commands with the store at this URL, and what it requires.
+fn other(url: &str, words: &[&str]) -> Lockrun {
+    Lockrun::bare().args([words[0], "--store", url]).args(&words[1..])
+}
+
+// "One that begins with `-` only as `--key=-x`, so that an unset variable does not make the next option the key."
+#[test]
+fn an_option_is_no_key() {
+    for (words, wanted) in [
+        (&["--key", "--skip"][..], "--key was given no value: the next word is the option --skip "),
+        (&["-k", "--skip"], "-k was given no value: the next word is the option --skip "),
+        (&["-vk", "-w"], "-k was given no value: the next word is the option -w "),
+        (&["--key"], "--key was given no value: the next word is -- "),
+        (&["--key", "-"], "--key was given no value: the next word is the option - "),
+        (&["--key", "--store=redis://u:secret@h"], "the next word is the option --store (an unset variable?)"),
+    ] {
+        touches_nothing(|call| marked(call.args(words)), wanted);
+        touches_nothing(|call| marked(call.args(words)), "write --key=-x for a key that begins with -");
+    }
+    for words in OTHERS.iter().filter(|words| words.contains(&"--key")) {
+        let rest = &words[3..];
+        let command = words[0];
+        let case = |url: &str| Lockrun::bare().args([command, "--store", url, "--key", "-v"]).args(rest).run();
+        touches_no_store(case, "--key was given no value: the next word is the option -v ");
+    }
+    touches_no_store(|url| other(url, &["status", "--key", "--json"]).run(), "the next word is the option --json ");
+}
+
+// The same of a token that is chosen: all who made the same slip would hold the lock under one token.
+#[test]
+fn an_option_is_no_token() {
+    let case = |url: &str| other(url, &["acquire", "--key", "k", "--token", "--json"]).run();
+    touches_no_store(
+        case,
+        "--token was given no value: the next word is the option --json (an unset variable?); write --token=-x",
+    );
+}
+
+// A key or a token that is tied to its option may begin with `-`, also behind the short option.
+#[test]
+fn a_key_that_begins_with_a_dash_is_tied_to_its_option() {
+    let store = Store::file();
+    for tied in ["--key=-x", "-k=-x", "-k-x", "-vk=-x"] {
+        let output = Lockrun::new(&store).arg(tied).sh("printf %s \"$LOCKRUN_KEY\"").run();
+        output.exited(0).printed("-x");
+    }
+    let acquired = Lockrun::other("acquire", &store).args(["--key=--key", "--token=-t"]).run();
+    acquired.exited(0).printed("-t\n").silent();
+    Lockrun::other("release", &store).args(["--key=--key", "--token=-t"]).run().exited(0).silent();
+}
+
+// "So is a `LOCKRUN_…` variable that is none of ours: a misspelt store must not become another store."
+#[test]
+fn a_misspelt_variable() {
+    let stoer = |call: Lockrun| call.env("LOCKRUN_STOER", "redis://u:secret@127.0.0.1:1");
+    let wanted = "LOCKRUN_STOER is not a variable of lockrun; the nearest is LOCKRUN_STORE: ";
+    let without_secret = |output: Output| {
+        assert!(!output.stderr().contains("secret"), "{output}");
+        output
+    };
+    touches_nothing(|call| without_secret(marked(stoer(call.key("k")))), wanted);
+    for words in OTHERS {
+        touches_no_store(|url| without_secret(stoer(other(url, words)).run()), wanted);
+    }
+    for (name, nearest) in
+        [("SKPI", "SKIP"), ("store", "STORE"), ("STOREFILE", "STORE_FILE"), ("WAITING", "WAIT"), ("", "")]
+    {
+        let call = |call: Lockrun| marked(call.key("k").env(&format!("LOCKRUN_{name}"), "true"));
+        touches_nothing(
+            call,
+            &format!("LOCKRUN_{name} is not a variable of lockrun; the nearest is LOCKRUN_{nearest}"),
+        );
+    }
+    // A name can be anything.
+    touches_nothing(|call| marked(call.key("k").env("LOCKRUN_\x1b[31m\n", "")), "LOCKRUN_\\u{1b}[31m\\n is not");
+    let not_text = "exec env \"$(printf 'LOCKRUN_\\377')=1\" \"$@\"";
+    touches_nothing(|call| call.key("k").command(["echo", "ran"]).in_shell(not_text).alone(), "LOCKRUN_\\xff is not");
+}
+
+// ... and every variable that is one of ours is none of these: those of all options that the help lists, and those that lockrun gives
+// its command.
+#[test]
+fn a_variable_of_ours() {
+    let store = Store::file();
+    let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
+    let options = help.lines().filter_map(|line| line.trim_start().split_once("--")).filter(|(before, _)| {
+        before.is_empty() || before.len() == 4 && before.starts_with('-') && before.ends_with(", ")
+    });
+    let names: Vec<&str> = options.filter_map(|(_, after)| after.split([' ', '[', '=', ',']).next()).collect();
+    assert!(names.len() >= 20 && names.contains(&"store-file") && names.contains(&"quiet"), "{names:?}");
+    for name in names.into_iter().filter(|name| !["help", "version"].contains(name)) {
+        let variable = format!("LOCKRUN_{}", name.to_ascii_uppercase().replace('-', "_"));
+        let output = Lockrun::bare()
+            .args(["prune", "--older-than", "1d"])
+            .args(["--store", &store.url()])
+            .env(&variable, "1")
+            .run();
+        output.exited(0);
+    }
+    // Nor is one that only looks like it.
+    let call = Lockrun::bare().env("LOCKRUNNER", "1").env("lockrun_x", "1").env("A_LOCKRUN_X", "1");
+    call.args(["--store", &store.url(), "--key", "k", "true"]).run().exited(0).silent();
+    // A run within a run with slots, within one with a value.
+    let lockrun = crate::support::lockrun::PROGRAM;
+    let inner = format!("{lockrun} --key inner -- {lockrun} status --key inner");
+    let outer = format!("{lockrun} --key outer --slots 2 -- {inner}");
+    let call = Lockrun::bare().env("LOCKRUN_STORE", store.url()).args(["reserve", "--key", "seq", "--from", "1"]);
+    call.sh(&outer).run().exited(75).silent();
+    let export = Lockrun::bare()
+        .env("LOCKRUN_STORE", store.url())
+        .args(["acquire", "--key", "hand", "--slots", "2", "--export"]);
+    let script = format!("eval \"$(\"$@\")\" && {lockrun} release");
+    export.in_shell(&script).alone().exited(0).silent();
+}
+
+/// Durations with a unit that is none, and that unit.
+const NO_UNITS: [(&str, &str); 11] = [
+    ("1M", "M"),
+    ("1month", "month"),
+    ("2 months", "months"),
+    ("1y", "y"),
+    ("1year", "year"),
+    ("2years", "years"),
+    ("1h 5M", "M"),
+    ("5min", "min"),
+    ("10us", "us"),
+    ("10ns", "ns"),
+    ("5S", "S"),
+];
+
+// "A duration's unit is one of ms, s, m, h, d, w; months and years are refused", everywhere.
+#[test]
+fn a_month_is_no_duration() {
+    let wanted = |unit: &str| format!("it has the unit \"{unit}\"; the units are ms, s, m (minutes), h, d and w");
+    let options = ["ttl", "wait", "renew-every", "store-timeout", "min-hold", "kill-after", "max-runtime"];
+    for option in options {
+        let (text, unit) = NO_UNITS[0];
+        let output = |call: Lockrun| marked(call.key("k").arg(format!("--{option}={text}")));
+        touches_nothing(output, &format!("--{option}: \"1M\" is not a duration: {}", wanted(unit)));
+        let variable = format!("LOCKRUN_{}", option.to_ascii_uppercase().replace('-', "_"));
+        touches_nothing(|call| marked(call.key("k").env(&variable, text)), &format!("{variable}: \"1M\" is not"));
+        let user = Place::with(&format!("{option} = \"{text}\""));
+        touches_nothing(|call| marked(user.of(call).key("k")), &format!("{}{option}: \"1M\" is not", user.line(1)));
+    }
+    for (text, unit) in NO_UNITS {
+        touches_nothing(|call| marked(call.key("k").args(["--ttl", text])), &wanted(unit));
+    }
+    for words in [
+        &["acquire", "--key", "k", "--ttl", "1M"][..],
+        &["acquire", "--key", "k", "-w1M"],
+        &["renew", "--key", "k", "--token", TOKEN, "--ttl", "1M"],
+        &["prune", "--older-than", "1M"],
+        &["status", "--store-timeout", "1M"],
+    ] {
+        touches_no_store(|url| other(url, words).run(), &wanted("M"));
+    }
+    // What is left are ways to write the same time.
+    let store = Store::file();
+    for text in ["60", "60s", "60000ms", "1m", "0.5m 30s"] {
+        Lockrun::new(&store).key("k").args(["--ttl", text]).command(["true"]).run().exited(0).silent();
+    }
+    for text in ["1h", "1d", "1w"] {
+        Lockrun::new(&store).key("k").args(["--ttl", text]).command(["true"]).run().exited(0).silent();
+    }
+}
+
+/// A call that finds a program called `5x` in the directory, which would be seen to run.
+fn with_program(call: Lockrun, directory: &Path) -> Lockrun {
+    write_script(directory, "5x", "#!/bin/sh\necho \"ran $*\"\n");
+    call.env("PATH", format!("{}:{PATH}", directory.display()))
+}
+
+// A word after `-w` that begins with a digit and is no duration is neither: not the time to wait, and not the command.
+#[test]
+fn a_mistyped_duration_is_no_command() {
+    let programs = TempDir::new().expect("a temporary directory");
+    for (words, wanted) in [
+        (&["-w", "5x", "echo"][..], "-w: \"5x\" is not a duration: it has the unit \"x\"; the units are "),
+        (&["--wait", "5x"], "--wait: \"5x\" is not a duration"),
+        (&["-vw", "5x", "-v"], "; a command of this name is written -w -- 5x"),
+        (&["-w", "1M", "5x"], "-w: \"1M\" is not a duration"),
+        (&["-w", "5:30", "5x"], "-w: \"5:30\" is not a duration"),
+    ] {
+        touches_nothing(|call| with_program(call, programs.path()).key("k").args(words).run(), wanted);
+    }
+    touches_no_store(|url| other(url, &["acquire", "--key", "k", "-w", "5x"]).run(), "-w: \"5x\" is not a duration");
+    // As the message says.
+    let store = Store::file();
+    let call = || with_program(Lockrun::new(&store), programs.path()).key("k");
+    call().args(["-w", "--", "5x", "y"]).run().exited(0).printed("ran y\n").silent();
+    call().args(["-w", "5", "5x", "y"]).run().exited(0).printed("ran y\n").silent();
+    assert_eq!(fs::read_dir(programs.path()).expect("ours").count(), 1);
+}
