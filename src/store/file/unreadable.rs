@@ -27,6 +27,7 @@ impl Unreadable {
             Damage::Cut => "the file was cut off",
             Damage::Torn => "no copy of it is whole",
             Damage::Strange => "it cannot be understood",
+            Damage::Long => "the file is longer than any that lockrun writes",
         };
         format!("the record in {path} is broken ({what})")
     }
