@@ -7,21 +7,20 @@ mod trial;
 
 use std::fs::read_link;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
 
 use nix::sys::stat::fstat;
 
 use super::directory::Directory;
+use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
 
-/// Looks at the lock directory that is `named`, or at the default one: makes it if it is missing, as a run would, and tries a
-/// lock in it, and reads those that are there.
-pub(super) fn diagnose(named: Option<&Path>) -> Vec<Diagnostic> {
-    let directory = match Directory::open(named) {
+/// Looks at the lock directory, which was `opened` as by a run, or could not be: tries a lock in it, and reads those that are there.
+pub(super) fn diagnose(opened: Result<Directory, StoreError>) -> Vec<Diagnostic> {
+    let directory = match opened {
         Ok(directory) => directory,
         Err(error) => return vec![Diagnostic::unusable(format!("{error:#}"), "")],
     };
-    let mut diagnostics = vec![ours(&directory)];
+    let mut diagnostics = vec![users(&directory)];
     diagnostics.extend(private(&directory));
     diagnostics.extend(ancestors::diagnose(directory.path()));
     diagnostics.extend(filesystem::diagnose(directory.as_fd(), directory.path()));
@@ -47,9 +46,15 @@ fn private(directory: &Directory) -> Option<Diagnostic> {
     ))
 }
 
-/// That it could be opened means that it is a directory, ours, and writable by nobody else.
-fn ours(directory: &Directory) -> Diagnostic {
+/// Who can use the directory. That it could be opened means that nobody else can write to it.
+fn users(directory: &Directory) -> Diagnostic {
+    let path = directory.path().display();
+    if let Some(group) = directory.access().group() {
+        return Diagnostic::ok(format!(
+            "the lock directory {path} is shared by {group}, every member of which can hold, break and delete each lock there"
+        ));
+    }
     let mode =
         fstat(directory.as_fd()).map_or_else(|_| "unknown".into(), |stat| format!("{:03o}", stat.st_mode & 0o7777));
-    Diagnostic::ok(format!("the lock directory {} is ours alone to write (mode {mode})", directory.path().display()))
+    Diagnostic::ok(format!("the lock directory {path} is ours alone to write (mode {mode})"))
 }
