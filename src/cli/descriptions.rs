@@ -95,6 +95,8 @@ const ALL: [Description; 37] = [
         "Where the lock lives [default: file:]\n\n\
          file: or file:/DIR - this machine; files in /run/lock/lockrun-UID (root: /run/lockrun), or in DIR, which must be \
          yours and writable by nobody else.\n\n\
+         file:/DIR?group=NAME - the same, shared by the users of a group: root creates it (install -d -o root -g NAME -m \
+         2770 DIR), and every member can hold, break and delete each lock there.\n\n\
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
          redis+unix://[USER[:PASSWORD]@]/PATH - the same through a local socket; its database is ?db=DB.\n\n\
          Parameters, after a `?` and separated by `&`: prefix=NAME (how the keys in Redis begin, default lockrun), \

@@ -11,6 +11,7 @@ use std::process;
 use nix::unistd::{Uid, gethostname, getuid};
 use serde::{Deserialize, Serialize};
 
+use crate::sys::accounts;
 use crate::text::escape::{escaped, without_secrets};
 
 /// The longest command line that is recorded, in bytes.
@@ -105,16 +106,9 @@ fn command_line(argv: &[OsString]) -> String {
     line
 }
 
-/// Returns the user's name from /etc/passwd. A user that only a directory service knows is shown by number: a static program
-/// cannot ask that service, and a lock must not wait for it.
+/// Returns the user's name. A user that only a directory service knows is shown by number.
 fn user_name(uid: Uid) -> String {
-    let uid = uid.to_string();
-    let passwd = fs::read("/etc/passwd").unwrap_or_default();
-    passwd
-        .split(|byte| *byte == b'\n')
-        .map(|line| line.split(|byte| *byte == b':').collect::<Vec<_>>())
-        .find(|fields| fields.get(2) == Some(&uid.as_bytes()))
-        .map_or_else(|| format!("uid {uid}"), |fields| String::from_utf8_lossy(fields[0]).into_owned())
+    accounts::user_name(uid).unwrap_or_else(|| format!("uid {uid}"))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
-use url::Url;
+use url::form_urlencoded;
 
 use crate::net::endpoint::TlsFiles;
 
@@ -13,9 +13,10 @@ use crate::net::endpoint::TlsFiles;
 pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Fails if one is there twice.
-    pub(super) fn read(url: &Url) -> Result<Self, String> {
-        let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+    /// Reads what stands behind the `?`, if anything does. Fails if a parameter is there twice.
+    pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
+        let pairs: Vec<(String, String)> =
+            form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect();
         for (at, (name, _)) in pairs.iter().enumerate() {
             if pairs[..at].iter().any(|(earlier, _)| earlier == name) {
                 return Err(format!("has the parameter {name:?} twice"));
@@ -41,14 +42,12 @@ impl Parameters {
         Ok(TlsFiles { ca, identity })
     }
 
-    /// Fails if some are left. Those of TLS need another scheme, `with_tls`.
-    pub(super) fn none_left(&self, with_tls: &str) -> Result<(), String> {
-        match self.0.first() {
-            None => Ok(()),
-            Some((name, _)) if matches!(name.as_str(), "ca" | "cert" | "key") => {
-                Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}"))
-            }
-            Some((name, _)) => Err(format!("has the parameter {name:?}, which is not known")),
+    /// Fails if some are left. Those of TLS need another scheme, `with_tls`, if there is one.
+    pub(super) fn none_left(&self, with_tls: Option<&str>) -> Result<(), String> {
+        let Some((name, _)) = self.0.first() else { return Ok(()) };
+        match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
+            Some(with_tls) => Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}")),
+            None => Err(format!("has the parameter {name:?}, which is not known")),
         }
     }
 }

@@ -38,8 +38,8 @@ impl Step {
     }
 }
 
-/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it; and the file
-/// or directory at its end.
+/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it, the last being the
+/// file or directory at its end; and the metadata of that.
 pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     let mut here = PathBuf::from("/");
     let mut end = symlink_metadata(&here)?;
@@ -69,7 +69,6 @@ pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
         steps.push(Step::new(&next, &metadata));
         end = metadata;
     }
-    steps.pop();
     Ok((steps, end))
 }
 

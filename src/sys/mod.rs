@@ -1,5 +1,7 @@
-//! The operating system: time, signals, waiting, descriptors, files that a user has named.
+//! The operating system: time, signals, waiting, descriptors, users, files that a user has named.
 
+pub mod accounts;
+pub mod acl;
 pub mod ancestors;
 pub mod backoff;
 pub mod clock;

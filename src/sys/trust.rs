@@ -1,5 +1,6 @@
 //! Which configuration files are trusted. They decide which programs run and where locks live, so only root and the user that lockrun
-//! runs as may have been able to write them. ssh has the same rule for its files.
+//! runs as may have been able to write them. ssh has the same rule for its files. The path of a directory that several users share is
+//! trusted by the same rule.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
@@ -25,17 +26,11 @@ pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     if is_from_caller(path, file, metadata) {
         return Ok(());
     }
-    let us = geteuid().as_raw();
-    let refuse = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
-    if let Some(why) = judge_file(path, metadata.uid(), metadata.mode(), us) {
+    if let Some(why) = judge_file(path, metadata.uid(), metadata.mode(), geteuid().as_raw()) {
         return refuse(why);
     }
-    let walked = absolute(path).and_then(|path| ancestors::walk(&path));
-    let (steps, end) =
-        walked.map_err(|error| io::Error::other(format!("cannot check the directories above it: {error}")))?;
-    if let Some(why) = steps.iter().find_map(|step| judge_step(step, us)) {
-        return refuse(why);
-    }
+    let (steps, end) = walk(path).map_err(cannot_walk)?;
+    judge_steps(&steps[..steps.len() - 1])?;
     // The checked path must lead to the file that was opened, not to another one.
     if (end.dev(), end.ino()) != (metadata.dev(), metadata.ino()) {
         return refuse(
@@ -43,6 +38,39 @@ pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Fails, with a reason that says what to do, if another user than root may put something else at `path`, whether there is something now
+/// or not.
+pub fn check_above(path: &Path) -> io::Result<()> {
+    for above in path.ancestors().skip(1) {
+        match walk(above) {
+            // Who can create it is decided by the directory above it.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            walked => return judge_steps(&walked.map_err(cannot_walk)?.0),
+        }
+    }
+    Ok(())
+}
+
+fn walk(path: &Path) -> io::Result<(Vec<Step>, Metadata)> {
+    absolute(path).and_then(|path| ancestors::walk(&path))
+}
+
+// Called by map_err.
+#[allow(clippy::needless_pass_by_value)]
+fn cannot_walk(error: io::Error) -> io::Error {
+    io::Error::other(format!("cannot check the directories above it: {error}"))
+}
+
+/// Fails if something is wrong with one of these steps.
+fn judge_steps(steps: &[Step]) -> io::Result<()> {
+    let us = geteuid().as_raw();
+    steps.iter().find_map(|step| judge_step(step, us)).map_or(Ok(()), refuse)
+}
+
+fn refuse(why: String) -> io::Result<()> {
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
 /// Returns whether lockrun's caller has opened the file: its path names a descriptor, or it is an unnamed pipe, which no other process
@@ -73,7 +101,7 @@ fn judge_step(step: &Step, us: u32) -> Option<String> {
     if *owner != 0 && *owner != us {
         let kind = if *is_link { "symbolic link" } else { "directory" };
         return Some(format!(
-            "the {kind} {path} on its path belongs to uid {owner}, who can replace it; change its owner, or use another file"
+            "the {kind} {path} on its path belongs to uid {owner}, who can replace it; change its owner, or use another path"
         ));
     }
     // In a sticky directory only the owner of an entry can replace it, and the owner of every step is checked.

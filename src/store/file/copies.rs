@@ -27,6 +27,10 @@ const FIRST_PLACE: usize = 1024;
 /// The size in bytes of a file with two copies of an ordinary record, the least that any has.
 pub(super) const LEAST_SIZE: u64 = 2 * FIRST_PLACE as u64;
 
+/// The size in bytes of the longest file: room for two copies with ten thousand holders. A file that others can write must not fill our
+/// memory.
+const GREATEST_SIZE: usize = 1 << 25;
+
 /// What is read at first, more than an ordinary file has.
 const PAGE: usize = 4096;
 
@@ -53,6 +57,8 @@ pub(super) enum Damage {
     Torn,
     /// A copy is whole, but is no record.
     Strange,
+    /// It is longer than any that lockrun writes.
+    Long,
 }
 
 /// A copy by its first line.
@@ -64,7 +70,7 @@ struct Copy<'f> {
 }
 
 impl Copies {
-    /// Reads a file; of one that is not lockrun's no more than shows that.
+    /// Reads a file; of one that is not lockrun's, or is too long, no more than shows that.
     pub(super) fn read(file: &File) -> io::Result<Self> {
         let mut contents = vec![0; PAGE];
         let mut length = 0;
@@ -73,7 +79,7 @@ impl Copies {
                 0 => break,
                 read => length += read,
             }
-            if is_foreign(&contents[..length]) {
+            if is_foreign(&contents[..length]) || length > GREATEST_SIZE {
                 break;
             }
             if length == contents.len() {
@@ -89,6 +95,9 @@ impl Copies {
         let file = self.0.as_slice();
         if is_foreign(file) {
             return Err(Damage::Foreign);
+        }
+        if file.len() > GREATEST_SIZE {
+            return Err(Damage::Long);
         }
         let later = std::iter::successors(Some(FIRST_PLACE), |at| at.checked_mul(2)).take_while(|at| *at < file.len());
         let mut copies: Vec<Copy> = std::iter::once(0).chain(later).filter_map(|at| Copy::at(at, file)).collect();
@@ -136,6 +145,9 @@ impl Place {
     /// Writes `record` as the next copy. If that fails, all is as before.
     pub(super) fn write(self, file: &File, record: &[u8]) -> io::Result<()> {
         let (next, copy) = self.next(record);
+        if next.size > GREATEST_SIZE {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         let has_grown = next.size > self.size;
         if has_grown {
             file.set_len(next.size as u64)?;
@@ -287,6 +299,18 @@ mod tests {
             }
             assert_eq!(read(&after[..0]), Ok(Vec::new()));
         }
+    }
+
+    #[test]
+    fn nothing_too_long_is_read_or_written() {
+        let file = tempfile::tempfile().expect("a temporary file");
+        assert!(Place::default().write(&file, &vec![b'x'; GREATEST_SIZE]).is_err());
+        assert_eq!(file.metadata().expect("it is there").len(), 0, "nothing was written");
+        Place::default().write(&file, b"record").expect("writes");
+        file.set_len(1 << 40).expect("a file with a hole");
+        assert_eq!(Copies::read(&file).expect("reads").newest(), Err(Damage::Long));
+        file.set_len(GREATEST_SIZE as u64).expect("a shorter one");
+        assert_eq!(Copies::read(&file).expect("reads").newest().expect("it is whole").1, b"record");
     }
 
     #[test]

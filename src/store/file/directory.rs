@@ -1,13 +1,13 @@
 //! The directory that lock files lie in, and their names there.
 //!
-//! Nothing that another user could have planted is trusted: the directory must be ours and writable by us alone, and it
-//! is never reached through a symbolic link in its last place.
+//! Nothing that another user could have planted is trusted: [`super::access`] says who may use the directory, and it is never
+//! reached through a symbolic link in its last place.
 
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, Permissions, symlink_metadata};
+use std::fs::{Permissions, symlink_metadata};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -18,6 +18,7 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 use uuid::Uuid;
 
+use super::access::Access;
 use crate::lock::key::Key;
 use crate::store::StoreError;
 use crate::text::escape::escaped_path;
@@ -35,38 +36,33 @@ const LAST_RESORT: &str = "/tmp";
 /// The longest file name that is a key written out. Longer ones, which a file system may not take, end in a hash.
 const NAME_MAX: usize = 200;
 
-/// Who may do what with a directory: the bits that must not be set in one that the user named, and in our own.
-const OTHERS_WRITE: u32 = 0o022;
-const OTHERS_AT_ALL: u32 = 0o077;
-
 /// An open directory of lock files.
 #[derive(Debug)]
 pub(super) struct Directory {
     fd: OwnedFd,
     path: PathBuf,
+    access: Access,
 }
 
 impl Directory {
-    /// Opens `named`, or else the default directory. Returns `None` if it does not exist. Refuses one that others could have planted
-    /// or can write to.
-    pub(super) fn open(named: Option<&Path>) -> Result<Option<Self>, StoreError> {
-        let (path, forbidden) = path_of(named)?;
-        match Self::reach(&path, forbidden, false)? {
-            Ok(directory) => Ok(Some(directory)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => bail!("cannot open the lock directory {}: {error}", escaped_path(&path)),
-        }
+    /// Opens `named`, or else the default directory. Returns `None` if it does not exist, but fails if it is a group's: that has to be
+    /// there. Refuses one that others could have planted, or that others than `access` says can write to.
+    pub(super) fn open(named: Option<&Path>, access: &Access) -> Result<Option<Self>, StoreError> {
+        let path = path_of(named)?;
+        access.check_path(&path)?;
+        Ok(Self::reach(&path, access, access.group().is_some())?.ok())
     }
 
     /// The same, but creates it if it does not exist.
-    pub(super) fn open_or_create(named: Option<&Path>) -> Result<Self, StoreError> {
-        let (path, forbidden) = path_of(named)?;
-        Self::reach(&path, forbidden, true)?.map_err(|error| cannot_create(&path, &error))
+    pub(super) fn open_or_create(named: Option<&Path>, access: &Access) -> Result<Self, StoreError> {
+        let path = path_of(named)?;
+        access.check_path(&path)?;
+        Self::reach(&path, access, true)?.map_err(|error| cannot_create(&path, &error))
     }
 
-    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error is that it cannot be opened or created, the
-    /// outer one that it is there and must not be used.
-    pub(super) fn reach(path: &Path, forbidden: u32, may_create: bool) -> Result<io::Result<Self>, StoreError> {
+    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error is that it does not exist or cannot be created, the
+    /// outer one that it is there and cannot or must not be used.
+    pub(super) fn reach(path: &Path, access: &Access, may_create: bool) -> Result<io::Result<Self>, StoreError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut created = false;
         let fd = loop {
@@ -74,15 +70,19 @@ impl Directory {
                 Ok(fd) => break fd,
                 Err(Errno::ENOENT) if may_create && !created => {
                     created = true;
-                    match DirBuilder::new().mode(0o700).create(path) {
+                    match access.create_directory(path)? {
                         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Ok(Err(error)),
                         _ => {}
                     }
                 }
+                Err(Errno::ENOENT) => return Ok(Err(Errno::ENOENT.into())),
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {
                     bail!("refuses the lock directory {}: it is a symbolic link or not a directory", escaped_path(path))
                 }
-                Err(errno) => return Ok(Err(errno.into())),
+                Err(errno) => {
+                    let advice = advice(&errno.into(), path);
+                    bail!("cannot open the lock directory {}: {}{advice}", escaped_path(path), errno.desc())
+                }
             }
         };
         if created {
@@ -91,27 +91,18 @@ impl Directory {
             let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
         }
         let stat = fstat(&fd).map_err(|errno| anyhow!("cannot look at {}: {}", escaped_path(path), errno.desc()))?;
-        if stat.st_uid != geteuid().as_raw() {
-            bail!(
-                "refuses the lock directory {}: it belongs to uid {}, who could take our locks away; \
-                 have it removed, or name another for all runs with --store file:/DIR",
-                escaped_path(path),
-                stat.st_uid
-            );
-        }
-        if stat.st_mode & forbidden != 0 {
-            bail!(
-                "refuses the lock directory {}: others can write to it or read it (mode {:03o}); chmod 700 it",
-                escaped_path(path),
-                stat.st_mode & 0o777
-            );
-        }
-        Ok(Ok(Directory { fd, path: path.to_owned() }))
+        access.check_directory(&fd, path, &stat)?;
+        Ok(Ok(Directory { fd, path: path.to_owned(), access: access.clone() }))
     }
 
     /// Where it is, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Who may use it.
+    pub(super) fn access(&self) -> &Access {
+        &self.access
     }
 
     /// The names of all plain files in it that may be a lock's. No lock's file has a name that begins with a dot.
@@ -164,13 +155,13 @@ impl Directory {
     }
 }
 
-/// Returns the path of the directory that is `named`, or else of the default one, and the bits that must not be set in its mode.
-pub(super) fn path_of(named: Option<&Path>) -> Result<(PathBuf, u32), StoreError> {
-    Ok(match named {
+/// Returns the path of the directory that is `named`, or else of the default one.
+pub(super) fn path_of(named: Option<&Path>) -> Result<PathBuf, StoreError> {
+    match named {
         // Without a slash or dot at its end, which would lead through a symbolic link.
-        Some(path) => (path.components().collect(), OTHERS_WRITE),
-        None => (default_path()?, OTHERS_AT_ALL),
-    })
+        Some(path) => Ok(path.components().collect()),
+        None => default_path(),
+    }
 }
 
 /// Returns where the locks of this user are if no directory is named. The environment has no say in this, nor whether the directory

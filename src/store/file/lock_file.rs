@@ -16,7 +16,7 @@
 use std::ffi::c_int;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
@@ -24,8 +24,9 @@ use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
+use nix::sys::stat::{Mode, fstat, fstatat};
 
+use super::access::Access;
 use super::copies;
 use super::directory::{self, Directory};
 use crate::lock::key::Key;
@@ -42,11 +43,8 @@ const SLOTS: i64 = 1 << 41;
 /// without a word.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The permissions of a lock file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or
-/// not, keeps one that has the sticky bit.
-fn mode() -> Mode {
-    Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_ISVTX
-}
+/// How a lock file is opened. Another user may have put something else there: none of these follows it, or waits for it.
+const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 /// The file of one lock, open.
 #[derive(Debug)]
@@ -54,6 +52,8 @@ pub(super) struct LockFile {
     pub(super) file: File,
     name: String,
     pub(super) path: String,
+    /// Who may use the directory that it lies in.
+    pub(super) access: Access,
     /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
     kind: c_int,
 }
@@ -62,16 +62,15 @@ impl LockFile {
     /// Opens the lock file of `key`, creating it if need be, at a descriptor that COMMAND inherits.
     pub(super) fn open_or_create(directory: &Directory, key: &Key) -> Result<Self, StoreError> {
         let path = directory.show(key);
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | SAFELY;
         let name = directory::file_name(key);
         check_limit(&path)?;
-        let opened = openat(directory.as_fd(), name.as_str(), flags, mode());
-        let file = opened.map_err(|errno| {
-            let advice = directory::advice(&errno.into(), directory.path());
-            anyhow!("cannot open the lock file {path}: {}{advice}", errno.desc())
-        })?;
+        let access = directory.access().clone();
+        let opened = access.open_or_create(|mode| openat(directory.as_fd(), name.as_str(), flags, mode));
+        let file = opened.map_err(|errno| cannot_open(directory, &path, errno))?;
+        check(&access, &file, &path)?;
         let file = descriptor::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
-        Ok(LockFile { file: file.into(), name, path, kind: libc::F_WRLCK })
+        Ok(LockFile { file: file.into(), name, path, access, kind: libc::F_WRLCK })
     }
 
     /// Opens the lock file of this `name`, if there is one, to change it. COMMAND does not inherit it.
@@ -84,13 +83,16 @@ impl LockFile {
         Self::open_for(directory, name, OFlag::O_RDONLY, libc::F_RDLCK)
     }
 
-    fn open_for(directory: &Directory, name: &str, access: OFlag, kind: c_int) -> Result<Option<Self>, StoreError> {
+    fn open_for(directory: &Directory, name: &str, flags: OFlag, kind: c_int) -> Result<Option<Self>, StoreError> {
         let path = escaped_path(&directory.path().join(name));
-        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
-        match openat(directory.as_fd(), name, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, kind })),
+        match openat(directory.as_fd(), name, flags | SAFELY, Mode::empty()) {
+            Ok(file) => {
+                let access = directory.access().clone();
+                check(&access, &file, &path)?;
+                Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, access, kind }))
+            }
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(anyhow!("cannot open the lock file {path}: {}", errno.desc())),
+            Err(errno) => Err(cannot_open(directory, &path, errno)),
         }
     }
 
@@ -100,14 +102,11 @@ impl LockFile {
     }
 
     /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before we locked it is not
-    /// the one that others would lock, even if it has further names. Gives the file its mode, if that is another.
+    /// the one that others would lock, even if it has further names. Gives a file of our own its mode, if that is another.
     pub(super) fn has_its_name(&self, directory: &Directory) -> Result<bool, StoreError> {
         let cannot_look = || format!("cannot look at {}", self.path);
         let ours = fstat(&self.file).with_context(cannot_look)?;
-        if ours.st_mode & 0o7777 != mode().bits() {
-            // A umask, or an older version of lockrun.
-            let _ = fchmod(&self.file, mode());
-        }
+        self.access.restore_mode(&self.file, &ours);
         match fstatat(directory.as_fd(), self.name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
             Err(Errno::ENOENT) => Ok(false),
@@ -214,6 +213,24 @@ impl AsFd for LockFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Returns the error that the lock file at `path` cannot be opened.
+fn cannot_open(directory: &Directory, path: &str, errno: Errno) -> StoreError {
+    let access = directory.access();
+    let advice = match access.group() {
+        Some(group) if errno == Errno::EACCES => format!(
+            "; {group} has no access to it; make sure that nothing works under the lock, then {}",
+            access.emptying(path)
+        ),
+        _ => directory::advice(&errno.into(), directory.path()),
+    };
+    anyhow!("cannot open the lock file {path}: {}{advice}", errno.desc())
+}
+
+/// Fails if the open file at `path` may be none of a lock.
+fn check(access: &Access, file: &OwnedFd, path: &str) -> Result<(), StoreError> {
+    access.check_file(|| fstat(file)).map_err(|why| anyhow!("refuses the lock file {path}: {why}"))
 }
 
 /// Fails if this process may not make files long enough for a record: written once, it could not be written again when the run

@@ -1,16 +1,18 @@
-//! Locks on this machine: one file a key, in a directory that is ours alone.
+//! Locks on this machine: one file a key, in a directory that is ours alone, or a group's.
 //!
 //! Held means that the kernel's lock on a slot of the file is taken, or that the record in the file has a lease in force: of a
 //! lock that was acquired by hand, or that stays after its run. COMMAND inherits the descriptor, so the kernel's lock stays
 //! taken for as long as any of lockrun, COMMAND and what it started has it open, whatever happens to lockrun; a clean end
 //! unlocks explicitly, and then nobody holds it, open or not.
 
+mod access;
 mod answers;
 mod clock;
 mod copies;
 mod diagnose;
 mod directory;
 mod facts;
+mod group;
 mod lock_file;
 mod places;
 mod record;
@@ -36,6 +38,7 @@ use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
+use access::Access;
 use directory::Directory;
 use facts::KernelFacts;
 use lock_file::LockFile;
@@ -50,7 +53,9 @@ const VANISHED_MAX: u32 = 100;
 /// The embedded store.
 #[derive(Debug)]
 pub struct FileStore {
+    /// The directory that was named; `None`: the default one.
     directory: Option<PathBuf>,
+    access: Access,
     /// Where a claim waits.
     place: Option<Place>,
     locked: Option<Locked>,
@@ -64,19 +69,19 @@ struct Locked {
 }
 
 impl FileStore {
-    /// The store in `directory`, or in the default one.
-    fn new(directory: Option<PathBuf>) -> Self {
-        FileStore { directory, place: None, locked: None }
+    /// The store in `directory`, or in the default one, for those who have `access`.
+    fn new(directory: Option<PathBuf>, access: Access) -> Self {
+        FileStore { directory, access, place: None, locked: None }
     }
 
     /// The directory, if it exists. Only who takes a lock creates it.
     fn directory(&self) -> Result<Option<Directory>, StoreError> {
-        Directory::open(self.directory.as_deref())
+        Directory::open(self.directory.as_deref(), &self.access)
     }
 
     /// The directory, which is created if it does not exist.
     fn directory_for_a_lock(&self) -> Result<Directory, StoreError> {
-        Directory::open_or_create(self.directory.as_deref())
+        Directory::open_or_create(self.directory.as_deref(), &self.access)
     }
 
     /// The lock file of `key`, if the key was ever used.
@@ -91,7 +96,10 @@ impl Store for FileStore {
         for _ in 0..VANISHED_MAX {
             let place = match &mut self.place {
                 Some(place) => place,
-                none => none.insert(Place::at(Directory::open_or_create(self.directory.as_deref())?, claim)?),
+                none => {
+                    let directory = Directory::open_or_create(self.directory.as_deref(), &self.access)?;
+                    none.insert(Place::at(directory, claim)?)
+                }
             };
             match place.ask(claim, if_held)? {
                 Found::Mine(grant) => {
@@ -182,15 +190,17 @@ impl Store for FileStore {
         };
         let waiters = waiters::all()?;
         for name in names {
-            let Some(file) = LockFile::open_to_look(&directory, &name)? else { continue };
-            let looked = file.look(|state, facts| {
-                let key = answers::key_in(state, &name);
-                key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
-            });
+            let look = || {
+                let Some(file) = LockFile::open_to_look(&directory, &name)? else { return Ok(None) };
+                file.look(|state, facts| {
+                    let key = answers::key_in(state, &name);
+                    key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
+                })
+            };
             // All the others are still worth reporting. A request for this key alone gets the error.
             match key {
-                None => note(looked, &mut listing)?,
-                Some(_) => listing.found.extend(looked?),
+                None => note(look(), &mut listing),
+                Some(_) => listing.found.extend(look()?),
             }
         }
         listing.found.sort_by(|a, b| a.key.as_str().cmp(b.key.as_str()));
@@ -231,23 +241,25 @@ impl Prune for FileStore {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         let Some(directory) = self.directory()? else { return Ok(listing) };
         for name in directory.names()? {
-            let Some(file) = LockFile::open(&directory, &name)? else { continue };
-            // Waiters must not be woken for nothing.
-            if file.slot_is_taken(0)? {
-                continue;
-            }
-            // The next one at the turnstile finds that the file has lost its name, and makes a new one.
-            if !file.enter_now()? || !file.has_its_name(&directory)? {
-                continue;
-            }
-            let looked = file.look(|state, facts| {
-                let key = answers::key_in(state, &name).filter(|_| state.is_prunable(unused_for, facts));
-                if really && key.is_some() {
-                    directory.remove(&name)?;
+            let remove = || {
+                let Some(file) = LockFile::open(&directory, &name)? else { return Ok(None) };
+                // Waiters must not be woken for nothing.
+                if file.slot_is_taken(0)? {
+                    return Ok(None);
                 }
-                Ok(key)
-            });
-            note(looked, &mut listing)?;
+                // The next one at the turnstile finds that the file has lost its name, and makes a new one.
+                if !file.enter_now()? || !file.has_its_name(&directory)? {
+                    return Ok(None);
+                }
+                file.look(|state, facts| {
+                    let key = answers::key_in(state, &name).filter(|_| state.is_prunable(unused_for, facts));
+                    if really && key.is_some() {
+                        directory.remove(&name)?;
+                    }
+                    Ok(key)
+                })
+            };
+            note(remove(), &mut listing);
         }
         listing.found.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         Ok(listing)
@@ -256,21 +268,18 @@ impl Prune for FileStore {
 
 impl Diagnose for FileStore {
     fn diagnose(&mut self) -> Vec<Diagnostic> {
-        diagnose::diagnose(self.directory.as_deref())
+        diagnose::diagnose(self.directory.as_deref(), &self.access)
     }
 }
 
-/// Adds what was found in a file among others to the `listing`. A file that may never have been a lock's is left out.
-fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) -> Result<(), StoreError> {
+/// Adds what was found in a file among others to the `listing`, or that it cannot be read. A file that may never have been a lock's
+/// is left out.
+fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) {
     match looked {
         Ok(found) => listing.found.extend(found),
-        Err(error) => match error.downcast_ref::<Unreadable>().map(Unreadable::is_foreign) {
-            Some(true) => {}
-            Some(false) => listing.unreadable.push(error),
-            None => return Err(error),
-        },
+        Err(error) if error.downcast_ref().is_some_and(Unreadable::is_foreign) => {}
+        Err(error) => listing.unreadable.push(error),
     }
-    Ok(())
 }
 
 fn vanishes(directory: &Directory, key: &Key) -> RequestError {
@@ -285,7 +294,7 @@ fn ask(claim: &Claim, leased: bool) -> Ask<'_> {
 fn no_fence(error: FenceExhausted, file: &LockFile) -> StoreError {
     let (FenceExhausted { last }, path) = (error, file.path());
     anyhow!(
-        "the fence in {path} cannot grow: {last} is the greatest there is; make sure that nothing works under the lock, then \
-         empty the file: truncate -s 0 {path}"
+        "the fence in {path} cannot grow: {last} is the greatest there is; make sure that nothing works under the lock, then {}",
+        file.access.emptying(path)
     )
 }

@@ -11,6 +11,8 @@ pub(super) struct Unreadable {
     pub(super) path: String,
     /// What is wrong with it.
     pub(super) damage: Damage,
+    /// What to do with it in the end, see [`super::access::Access::emptying`].
+    pub(super) emptying: String,
 }
 
 impl Unreadable {
@@ -21,29 +23,29 @@ impl Unreadable {
 
     /// What was found.
     pub(super) fn text(&self) -> String {
-        let Unreadable { path, damage } = self;
+        let Unreadable { path, damage, .. } = self;
         let what = match damage {
             Damage::Foreign => return format!("{path} does not hold the record of a lock, but something else"),
             Damage::Cut => "the file was cut off",
             Damage::Torn => "no copy of it is whole",
             Damage::Strange => "it cannot be understood",
+            Damage::Long => "the file is longer than any that lockrun writes",
         };
         format!("the record in {path} is broken ({what})")
     }
 
-    /// What it means, and what to do about it. To empty the file is better than to remove it: it stays the one on which those
-    /// who run have their locks.
+    /// What it means, and what to do about it.
     pub(super) fn advice(&self) -> String {
-        let path = &self.path;
+        let emptying = &self.emptying;
         if self.is_foreign() {
             return format!(
                 "nobody gets a lock of that name; move the file away, or, if it was a lock's, make sure that nothing works \
-                 under that lock any more, then empty it: truncate -s 0 {path}"
+                 under that lock any more, then {emptying}"
             );
         }
         format!(
-            "it cannot tell who holds the lock, so nobody gets it; make sure that nothing works under it any more, then empty \
-             the file: truncate -s 0 {path} (its sequence, if it has one, begins anew: go on after the last value with --from)"
+            "it cannot tell who holds the lock, so nobody gets it; make sure that nothing works under it any more, then {emptying} \
+             (its sequence, if it has one, begins anew: go on after the last value with --from)"
         )
     }
 }

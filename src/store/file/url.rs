@@ -4,37 +4,54 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::FileStore;
-use crate::store::url::decoded_path;
+use super::access::Access;
+use super::group::Group;
+use crate::store::url::{Parameters, decoded_path};
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind =
-    Kind { schemes: &["file:"], parameters: &[], has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
+    Kind { schemes: &["file:"], parameters: &["group"], has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
 
-/// A directory; `None`: the default one.
+/// A directory; `None`: the default one. And the group that shares it, if one does.
 #[derive(Debug, PartialEq, Eq)]
-struct Place(Option<PathBuf>);
+struct Place(Option<PathBuf>, Option<String>);
 
 impl Location for Place {
     fn open(&self, _: Duration) -> Result<Box<dyn Backend>, String> {
-        Ok(Box::new(FileStore::new(self.0.clone())))
+        let access = match self {
+            Place(None, _) => Access::Owner,
+            Place(Some(_), None) => Access::OwnerOfNamed,
+            Place(Some(_), Some(group)) => Access::Group(Group::find(group)?),
+        };
+        Ok(Box::new(FileStore::new(self.0.clone(), access)))
     }
 }
 
 /// Reads a URL that begins with `file:`.
 fn parse(url: &str) -> Result<Place, String> {
     let rest = url.strip_prefix("file:").unwrap_or(url);
-    let path = rest.strip_prefix("//").unwrap_or(rest);
-    if path.is_empty() && !rest.starts_with("//") {
-        return Ok(Place(None));
+    if rest.contains('#') {
+        return Err("has a # in it; write %23".into());
     }
-    if path.contains(['?', '#']) {
-        return Err("has parameters; file: takes none (write %3F for a ? in the path)".into());
+    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+    let path = place.strip_prefix("//").unwrap_or(place);
+    let mut parameters = Parameters::read(query)?;
+    let group = parameters.take("group");
+    parameters.none_left(None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
+    if group.as_deref() == Some("") {
+        return Err("has no group after group=; write file:/DIR?group=NAME".into());
+    }
+    if path.is_empty() && !place.starts_with("//") {
+        return match group {
+            None => Ok(Place(None, None)),
+            Some(_) => Err("has a group, and the default directory is one user's; write file:/DIR?group=NAME".into()),
+        };
     }
     let path = decoded_path(path);
     if !path.is_absolute() {
         return Err("is not an absolute path; write file:/DIR, or file: for the default directory".into());
     }
-    Ok(Place(Some(path)))
+    Ok(Place(Some(path), group))
 }
 
 #[cfg(test)]
@@ -43,8 +60,29 @@ mod tests {
 
     #[test]
     fn urls_are_read() {
-        assert_eq!(parse("file:"), Ok(Place(None)));
-        assert_eq!(parse("file:/a%20b"), Ok(Place(Some("/a b".into()))));
-        assert_eq!(parse("file:///a"), Ok(Place(Some("/a".into()))));
+        let place = |path: &str, group: Option<&str>| Ok(Place(Some(path.into()), group.map(str::to_owned)));
+        assert_eq!(parse("file:"), Ok(Place(None, None)));
+        assert_eq!(parse("file:/a%20b"), place("/a b", None));
+        assert_eq!(parse("file:///a"), place("/a", None));
+        assert_eq!(parse("file:/a%3Fb?group=x"), place("/a?b", Some("x")));
+        assert_eq!(parse("file:///a?group=a%26b"), place("/a", Some("a&b")));
+        assert_eq!(parse("file:/a?"), place("/a", None));
+    }
+
+    #[test]
+    fn bad_urls_are_refused() {
+        for url in [
+            "file:?group=x",
+            "file:/a?group=",
+            "file:/a?group",
+            "file:/a?group=x&group=x",
+            "file:/a?group=x&ca=/y",
+            "file:/a?groups=x",
+            "file:a?group=x",
+            "file:/a?group=x#y",
+            "file:/a#y?group=x",
+        ] {
+            assert!(parse(url).is_err(), "{url}");
+        }
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn parse(text: &str) -> Result<Server, String> {
     if url.fragment().is_some() {
         return Err("has a # in it; write %23".into());
     }
-    let mut parameters = Parameters::read(&url)?;
+    let mut parameters = Parameters::read(url.query())?;
     let endpoint = if unix {
         let path = decoded_path(url.path());
         if path.as_os_str().len() < 2 {
@@ -80,7 +80,7 @@ pub(super) fn parse(text: &str) -> Result<Server, String> {
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err(format!("has the prefix {prefix:?}, which is empty or has braces or control characters in it"));
     }
-    parameters.none_left("rediss://")?;
+    parameters.none_left(Some("rediss://"))?;
     let user = Some(decoded(url.username())?).filter(|user| !user.is_empty());
     let password = url.password().map(decoded).transpose()?.or_else(|| user.is_some().then(String::new));
     Ok(Server { endpoint, user, password, database, prefix })

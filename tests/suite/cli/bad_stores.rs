@@ -38,6 +38,14 @@ const BAD_URLS: &[(&[&str], &str)] = &[
     (&["file:relative/path"], "relative/path"),
     (&["file://host/path"], "host"),
     (&["file:/tmp/?frobnicate=1"], "frobnicate"),
+    (&["file:/tmp/?group=daemon&frobnicate=1"], "frobnicate"),
+    (&["file:/tmp/?group="], "group="),
+    (&["file:/tmp/?group"], "group="),
+    (&["file:/tmp/?group=daemon&group=daemon"], "twice"),
+    (&["file:/tmp/?group=no-such-group"], "\"no-such-group\" is not in /etc/group"),
+    (&["file:/tmp/?group=4294967295"], "4294967295"),
+    (&["file:/tmp/?group=-1"], "\"-1\""),
+    (&["file:?group=daemon"], "file:/DIR?group=NAME"),
 ];
 
 // "`--store URL`": one of the forms of the table, or refused.

@@ -92,7 +92,7 @@ fn a_misspelt_variable() {
         touches_no_store(|url| without_secret(stoer(other(url, words)).run()), wanted);
     }
     for (name, nearest) in
-        [("SKPI", "SKIP"), ("store", "STORE"), ("STOREFILE", "STORE_FILE"), ("WAITING", "WAIT"), ("", "")]
+        [("SKPI", "SKIP"), ("store", "STORE"), ("STOREFILE", "STORE_FILE"), ("WAITS", "WAIT"), ("", "")]
     {
         let call = |call: Lockrun| marked(call.key("k").env(&format!("LOCKRUN_{name}"), "true"));
         touches_nothing(

@@ -8,9 +8,9 @@ use nix::unistd::Uid;
 use tempfile::TempDir;
 
 use crate::support::birth::Birth;
-use crate::support::lockrun::program_for_all;
 use crate::support::namespace::with_mounts;
-use crate::support::processes::{find_program, need_root};
+use crate::support::processes::find_program;
+use crate::support::user::User;
 use crate::support::{Holder, Lockrun, Output};
 
 fn at(directory: &Path) -> Lockrun {
@@ -174,48 +174,27 @@ fn a_full_file_system_is_no_other_directory() {
     call.in_shell(&full).alone().exited(69).printed("").said("/run/lockrun");
 }
 
-/// A user whom no machine has, and a copy of the program that this user can run.
-struct Nobody {
-    program: String,
-    _place: TempDir,
-}
+/// The number of a user whom no machine has.
+const NOBODY: u32 = 424_242;
 
-impl Nobody {
-    const UID: u32 = 424_242;
+/// Where that user's locks never lie, unless there is no /run/lock.
+const ELSEWHERE: &str = "/tmp/lockrun-424242";
 
-    /// Where that user's locks never lie, unless there is no /run/lock.
-    const ELSEWHERE: &str = "/tmp/lockrun-424242";
-
-    #[track_caller]
-    fn new() -> Self {
-        need_root("become another user");
-        let (place, program) = program_for_all();
-        Self { program, _place: place }
-    }
-
-    /// The words, after which come lockrun's own, of a call by that user.
-    fn words(&self, before: &[&str]) -> Vec<String> {
-        let uid = Self::UID.to_string();
-        let become_user = ["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"];
-        [&become_user, before, &[&self.program]].concat().into_iter().map(str::to_owned).collect()
-    }
-
-    /// A run of `echo ran` by that user, where these mounts are made.
-    fn run(&self, mounts: &str) -> Output {
-        let run = ["--key", "k", "--", "echo", "ran"].map(str::to_owned);
-        let words: Vec<_> = self.words(&[]).into_iter().chain(run).collect();
-        Lockrun::bare()
-            .command(["sh", "-c", &with_mounts(mounts), "sh"].map(str::to_owned).into_iter().chain(words))
-            .alone()
-    }
+/// A run of `echo ran` by that user, where these mounts are made.
+fn run_by(nobody: &User, mounts: &str) -> Output {
+    let run = ["--key", "k", "--", "echo", "ran"].map(str::to_owned);
+    let words: Vec<_> = nobody.words(&[]).into_iter().chain(run).collect();
+    Lockrun::bare()
+        .command(["sh", "-c", &with_mounts(mounts), "sh"].map(str::to_owned).into_iter().chain(words))
+        .alone()
 }
 
 // "Nor is the default directory swapped for another one because it cannot be written": a read-only /run/lock (as with
 // `ProtectSystem=strict`), one that only root can write to, and one in which another user has the name, are errors that say what to do.
 #[test]
 fn no_other_default_directory() {
-    let nobody = Nobody::new();
-    let directory = format!("/run/lock/lockrun-{}", Nobody::UID);
+    let nobody = User::new(NOBODY, &[]);
+    let directory = format!("/run/lock/lockrun-{NOBODY}");
     for (mounts, why) in [
         ("mount -t tmpfs -o ro,mode=1777 none /run/lock", "ReadWritePaths=/run/lock"),
         ("mount -t tmpfs -o mode=755 none /run/lock", "ermission denied"),
@@ -224,15 +203,15 @@ fn no_other_default_directory() {
             "uid 65534",
         ),
     ] {
-        nobody.run(mounts).exited(69).printed("").said(&directory).said(why).said("--store file:/DIR");
-        assert!(!Path::new(Nobody::ELSEWHERE).exists(), "{mounts}");
+        run_by(&nobody, mounts).exited(69).printed("").said(&directory).said(why).said("--store file:/DIR");
+        assert!(!Path::new(ELSEWHERE).exists(), "{mounts}");
     }
     // A directory that is there already, on a file system that has become read-only.
     let frozen = format!(
-        "mount -t tmpfs -o mode=1777 none /run/lock && install -d -o {} -m 700 {directory} && mount -o remount,ro /run/lock",
-        Nobody::UID
+        "mount -t tmpfs -o mode=1777 none /run/lock && install -d -o {NOBODY} -m 700 {directory} && \
+         mount -o remount,ro /run/lock"
     );
-    nobody.run(&frozen).exited(69).printed("").said(&directory).said("ReadWritePaths=/run/lock/lockrun-424242");
+    run_by(&nobody, &frozen).exited(69).printed("").said(&directory).said("ReadWritePaths=/run/lock/lockrun-424242");
     let read_only = with_mounts("mount -t tmpfs -o ro none /run");
     let output = Lockrun::bare().key("k").command(["echo", "ran"]).in_shell(&read_only).alone();
     output.exited(69).printed("").said("/run/lockrun").said("ReadWritePaths=/run").said("--store file:/DIR");
@@ -241,16 +220,16 @@ fn no_other_default_directory() {
 // "`/tmp/lockrun-UID` serves only where there is no `/run/lock` at all", and `doctor` warns of it.
 #[test]
 fn where_there_is_no_run_lock() {
-    let nobody = Nobody::new();
+    let nobody = User::new(NOBODY, &[]);
     let bare = "mount -t tmpfs -o mode=755 none /run";
-    nobody.run(bare).exited(0).printed("ran\n").silent();
-    let made = fs::symlink_metadata(Nobody::ELSEWHERE).expect("it was made");
-    assert_eq!((made.mode() & 0o7777, made.uid()), (0o700, Nobody::UID));
+    run_by(&nobody, bare).exited(0).printed("ran\n").silent();
+    let made = fs::symlink_metadata(ELSEWHERE).expect("it was made");
+    assert_eq!((made.mode() & 0o7777, made.uid()), (0o700, NOBODY));
     let words = ["sh", "-c", &with_mounts(bare), "sh"].map(str::to_owned).into_iter();
     let doctor = Lockrun::bare().command(words.chain(nobody.words(&[])).chain(["doctor".to_owned()])).alone();
-    fs::remove_dir_all(Nobody::ELSEWHERE).expect("it was made");
+    fs::remove_dir_all(ELSEWHERE).expect("it was made");
     let line = doctor.stdout().lines().find(|line| line.contains("PrivateTmp")).map(str::to_owned);
-    assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains(Nobody::ELSEWHERE)), "{doctor}");
+    assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains(ELSEWHERE)), "{doctor}");
     // Also of a directory that was named.
     let locks = TempDir::new_in("/var/tmp").expect("a temporary directory");
     let doctor = Lockrun::bare().args(["doctor", "--store", &format!("file:{}", locks.path().display())]).run();
@@ -261,7 +240,7 @@ fn where_there_is_no_run_lock() {
 // namespace.
 #[test]
 fn nobody_keeps_root_out() {
-    let nobody = Nobody::new();
+    let nobody = User::new(NOBODY, &[]);
     let planted = "mount -t tmpfs -o mode=755 none /run && install -d -m 1777 /run/lock && \
                    install -d -o 65534 -m 700 /run/lock/lockrun-0 /run/lock/lockrun";
     let call = Lockrun::bare().key("k").command(["echo", "ran"]);

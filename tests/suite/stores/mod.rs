@@ -2,6 +2,9 @@
 
 mod broken_records;
 mod directory;
+mod group;
+mod group_directory;
+mod group_planted;
 mod record;
 mod redis_costs;
 mod redis_keys;

@@ -234,11 +234,13 @@ fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
     }
 }
 
-// "One that is stopped in the middle must not hold up the others without a word": a status 69 that says why, and no lock.
+// "One that is stopped in the middle must not hold up the others without a word": a status 69 that says why, and no lock;
+// all others are still told of.
 #[test]
 fn a_record_that_is_in_use_for_ever() {
     let store = Store::file();
     token(&store, "used", &["--ttl", "10m"]);
+    token(&store, "other", &["--ttl", "10m"]);
     // Somebody who has the record's own lock, and sleeps.
     let script = "import fcntl, struct, sys, time
 file = open(sys.argv[1], 'r+')
@@ -250,12 +252,15 @@ time.sleep(600)";
     sleeper.wait_for_line("ready");
     let calls = [
         Lockrun::new(&store).key("used").command(["echo", "ran"]),
-        Lockrun::other("status", &store),
+        Lockrun::other("status", &store).key("used"),
         Lockrun::other("release", &store).key("used").args(["--token", "strange"]),
     ];
+    let all = Lockrun::other("status", &store).spawn();
     for run in calls.map(|call| call.spawn()) {
         run.wait().exited(69).printed("").said("has been in use for 5s");
     }
+    let all = all.wait().exited(69).said("has been in use for 5s");
+    assert!(all.stdout().contains("\nother ") && !all.stdout().contains("\nused "), "{all}");
     drop(sleeper);
     assert!(is_held(&store, "used"));
 }

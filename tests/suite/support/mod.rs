@@ -32,6 +32,7 @@ pub(crate) mod slots;
 pub(crate) mod steps;
 pub(crate) mod store;
 pub(crate) mod tls;
+pub(crate) mod user;
 pub(crate) mod witness;
 
 pub(crate) use deadline::{LONG, eventually, stays_true_for};

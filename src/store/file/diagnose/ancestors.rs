@@ -11,7 +11,10 @@ use crate::sys::ancestors::{GROUP_WRITES, OTHERS_WRITE, STICKY, Step, walk};
 /// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
 pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
     let steps = match walk(directory) {
-        Ok((steps, _)) => steps,
+        Ok((mut steps, _)) => {
+            steps.pop();
+            steps
+        }
         Err(error) => {
             let text = format!("cannot look at the directories above {}: {error}", directory.display());
             return vec![Diagnostic::note(text, "see with namei -l that nobody else can write to one of them")];

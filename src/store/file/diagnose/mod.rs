@@ -12,25 +12,26 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::fstat;
 use uuid::Uuid;
 
+use super::access::Access;
 use super::directory::{Directory, cannot_create, path_of};
 use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
 
 /// Looks at the lock directory that is `named`, or at the default one, tries a lock in it, and reads those that are there. If it does
 /// not exist, it looks at an empty one in its place.
-pub(super) fn diagnose(named: Option<&Path>) -> Vec<Diagnostic> {
-    match Directory::open(named) {
-        Ok(Some(directory)) => look_at(&directory, ours(&directory)),
-        Ok(None) => missing(named).unwrap_or_else(|error| vec![unusable(&error)]),
+pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic> {
+    match Directory::open(named, access) {
+        Ok(Some(directory)) => look_at(&directory, users(&directory)),
+        Ok(None) => missing(named, access).unwrap_or_else(|error| vec![unusable(&error)]),
         Err(error) => vec![unusable(&error)],
     }
 }
 
 /// Looks at an empty directory beside the one that does not exist, which is left to the first run to create.
-fn missing(named: Option<&Path>) -> Result<Vec<Diagnostic>, StoreError> {
-    let (path, forbidden) = path_of(named)?;
+fn missing(named: Option<&Path>, access: &Access) -> Result<Vec<Diagnostic>, StoreError> {
+    let path = path_of(named)?;
     let stand_in = StandIn::beside(&path);
-    let directory = Directory::reach(&stand_in.0, forbidden, true)?.map_err(|error| cannot_create(&path, &error))?;
+    let directory = Directory::reach(&stand_in.0, access, true)?.map_err(|error| cannot_create(&path, &error))?;
     let found = Diagnostic::note(
         format!("the lock directory {} does not exist; an empty one beside it was looked at instead", path.display()),
         "the first run creates it; if there should be locks in it, check the store's URL",
@@ -89,9 +90,15 @@ fn private(directory: &Directory) -> Option<Diagnostic> {
     ))
 }
 
-/// That it could be opened means that it is a directory, ours, and writable by nobody else.
-fn ours(directory: &Directory) -> Diagnostic {
+/// Who can use the directory. That it could be opened means that nobody else can write to it.
+fn users(directory: &Directory) -> Diagnostic {
+    let path = directory.path().display();
+    if let Some(group) = directory.access().group() {
+        return Diagnostic::ok(format!(
+            "the lock directory {path} is shared by {group}, every member of which can hold, break and delete each lock there"
+        ));
+    }
     let mode =
         fstat(directory.as_fd()).map_or_else(|_| "unknown".into(), |stat| format!("{:03o}", stat.st_mode & 0o7777));
-    Diagnostic::ok(format!("the lock directory {} is ours alone to write (mode {mode})", directory.path().display()))
+    Diagnostic::ok(format!("the lock directory {path} is ours alone to write (mode {mode})"))
 }

@@ -32,14 +32,22 @@ impl<'d> Scratch<'d> {
         Scratch { directory, name: format!(".doctor-{}", Uuid::new_v4()) }
     }
 
-    /// Opens it, for the first time or once more.
-    fn open(&self) -> nix::Result<OwnedFd> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    /// Creates it, and opens it.
+    fn create(&self) -> nix::Result<OwnedFd> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        let file = openat(self.directory, self.name.as_str(), flags, mode)?;
+        let file = self.open_by(OFlag::O_CREAT | OFlag::O_EXCL, mode)?;
         // The umask has had its say; we must be able to open it again.
         fchmod(&file, mode)?;
         Ok(file)
+    }
+
+    /// Opens it once more.
+    fn open(&self) -> nix::Result<OwnedFd> {
+        self.open_by(OFlag::O_NONBLOCK, Mode::empty())
+    }
+
+    fn open_by(&self, flags: OFlag, mode: Mode) -> nix::Result<OwnedFd> {
+        openat(self.directory, self.name.as_str(), OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | flags, mode)
     }
 }
 
@@ -53,7 +61,7 @@ impl Drop for Scratch<'_> {
 pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic> {
     let scratch = Scratch::new(directory);
     let diagnostics = (|| {
-        let (first, second) = (scratch.open()?, scratch.open()?);
+        let (first, second) = (scratch.create()?, scratch.open()?);
         write(&first, b"{}")?;
         Ok([
             judge_conflict("fcntl(2)", record_locks_conflict(&first, &second)),
@@ -121,7 +129,7 @@ fn pace(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
     for _ in 0..ROUNDS {
         let started = Moment::now();
         let scratch = Scratch::new(directory);
-        let file = scratch.open()?;
+        let file = scratch.create()?;
         write(&file, b"{}")?;
         Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         spans.push(Moment::now().since(started));

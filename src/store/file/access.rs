@@ -1,0 +1,207 @@
+//! Who may use a lock directory: one user, or the members of a group. What follows from that for the directory and for its files stands
+//! here, and nowhere else.
+//!
+//! One user's directory is trusted with all that lies in it. In a group's directory, what lies there may have been planted by a member, so
+//! a file is used only if it can be nothing but a lock's: it is a regular file of that group with one name. Its mode is never changed: the
+//! file may be another's, moved there from elsewhere. All locks are the kernel's, so they need no more rights than to open the file.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, umask};
+use nix::unistd::geteuid;
+
+use super::group::Group;
+use crate::store::StoreError;
+use crate::sys::{acl, trust};
+use crate::text::escape::escaped_path;
+
+/// The bits of a mode that must not be set in one user's directory: in one that the user named, and in the default one.
+const OTHERS_WRITE: u32 = 0o022;
+const OTHERS_AT_ALL: u32 = 0o077;
+
+/// The mode of a group's directory: what is created there belongs to the group. It is not sticky, because the kernel may refuse to open
+/// another user's file for creation in a sticky directory (fs.protected_regular), to root too.
+const SHARED: u32 = 0o2770;
+
+/// The sticky bit of a file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or not, keeps
+/// one that has it.
+const KEPT: Mode = Mode::S_ISVTX;
+
+/// Who may use a lock directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Its owner, in the default directory of that user.
+    Owner,
+    /// Its owner, in a directory that the user named. Others may look at it.
+    OwnerOfNamed,
+    /// Its owner and the members of this group.
+    Group(Group),
+}
+
+impl Access {
+    /// Returns the group that shares the directory, if one does.
+    pub(super) fn group(&self) -> Option<&Group> {
+        match self {
+            Access::Group(group) => Some(group),
+            Access::Owner | Access::OwnerOfNamed => None,
+        }
+    }
+
+    /// Fails if this user has no right to use the directory at `path`, whatever that is, or if others could put another in its place.
+    pub(super) fn check_path(&self, path: &Path) -> Result<(), StoreError> {
+        let Some(group) = self.group() else { return Ok(()) };
+        if !group.has_us().context("cannot find out the groups of this user")? {
+            bail!(
+                "cannot use the lock directory {}: uid {} is not a member of {group}; let root add the user (usermod -a -G {} USER, in \
+                 force from the next login on)",
+                escaped_path(path),
+                geteuid(),
+                group.spelled()
+            );
+        }
+        // First of all: root may be told to do something to that path.
+        trust::check_above(path).or_else(|error| refuse(path, &error.to_string()))
+    }
+
+    /// Creates the directory at `path`, which is missing, with the rights of its owner alone. The inner error is that this fails.
+    ///
+    /// A group's directory is not created: one that a member made would belong to that member, and no other would use it; and a
+    /// mistyped path must not become a second set of the same locks.
+    pub(super) fn create_directory(&self, path: &Path) -> Result<io::Result<()>, StoreError> {
+        match self.group() {
+            None => Ok(DirBuilder::new().mode(0o700).create(path)),
+            Some(group) => {
+                let command = installing(group, path);
+                bail!("the lock directory {} does not exist; let root create it: {command}", escaped_path(path))
+            }
+        }
+    }
+
+    /// Fails if the open `directory` at `path`, which has this `stat`, can be used by others than it should.
+    pub(super) fn check_directory(&self, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
+        let forbidden = match self {
+            Access::Owner => OTHERS_AT_ALL,
+            Access::OwnerOfNamed => OTHERS_WRITE,
+            Access::Group(group) => return check_shared(group, directory, path, stat),
+        };
+        let path = escaped_path(path);
+        if stat.st_mode & 0o7777 == SHARED {
+            let group = Group::numbered(stat.st_gid);
+            bail!(
+                "refuses the lock directory {path}: {group} shares it; to use its locks, add ?group={} to the store's URL",
+                group.spelled()
+            );
+        }
+        if stat.st_uid != geteuid().as_raw() {
+            bail!(
+                "refuses the lock directory {path}: it belongs to uid {}, who could take our locks away; \
+                 have it removed, or name another for all runs with --store file:/DIR",
+                stat.st_uid
+            );
+        }
+        if stat.st_mode & forbidden != 0 {
+            bail!(
+                "refuses the lock directory {path}: others can write to it or read it (mode {:03o}); chmod 700 it",
+                stat.st_mode & 0o777
+            );
+        }
+        Ok(())
+    }
+
+    /// Opens a lock file by `open`, which creates it with the given mode if it is missing.
+    pub(super) fn open_or_create<T>(&self, open: impl FnOnce(Mode) -> T) -> T {
+        match self {
+            Access::Owner | Access::OwnerOfNamed => open(self.file_mode()),
+            // At once with all rights: were they given afterwards, another member could find the file without.
+            Access::Group(_) => {
+                let mask = umask(Mode::empty());
+                let opened = open(self.file_mode());
+                umask(mask);
+                opened
+            }
+        }
+    }
+
+    fn file_mode(&self) -> Mode {
+        let owner = KEPT | Mode::S_IRUSR | Mode::S_IWUSR;
+        match self {
+            Access::Owner | Access::OwnerOfNamed => owner,
+            Access::Group(_) => owner | Mode::S_IRGRP | Mode::S_IWGRP,
+        }
+    }
+
+    /// Fails if an open file may be none of a lock. The error says why, to be put after its path, and what to do.
+    pub(super) fn check_file(&self, stat: impl FnOnce() -> nix::Result<FileStat>) -> Result<(), String> {
+        let Some(group) = self.group() else { return Ok(()) };
+        let stat = stat().map_err(|errno| errno.desc().to_owned())?;
+        let why = if stat.st_mode & SFlag::S_IFMT.bits() != SFlag::S_IFREG.bits() {
+            "it is not a regular file".to_owned()
+        } else if stat.st_nlink > 1 {
+            // One that has just been removed has none.
+            format!("it has {} names (hard links)", stat.st_nlink)
+        } else if stat.st_gid != group.gid() {
+            format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid))
+        } else {
+            return Ok(());
+        };
+        Err(format!("{why}, so it may not be a lock's; find out who put it there, and remove it"))
+    }
+
+    /// Returns what to do with the lock file at `path` whose record is of no use, once nothing works under the lock: to be put after a
+    /// comma or "then".
+    pub(super) fn emptying(&self, path: &str) -> String {
+        match self {
+            // The file stays the one on which those who run have their locks.
+            Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {path}"),
+            // Root would follow a link that a member has put there meanwhile.
+            Access::Group(_) => format!("remove the file: rm {path}"),
+        }
+    }
+
+    /// Gives a lock file of our own its mode, if that is another: because of a umask, or because somebody has changed it.
+    pub(super) fn restore_mode(&self, file: &File, stat: &FileStat) {
+        let mode = self.file_mode();
+        if self.group().is_none() && stat.st_mode & 0o7777 != mode.bits() {
+            let _ = fchmod(file, mode);
+        }
+    }
+}
+
+/// Returns the command that creates a directory for the group, or makes an existing one fit.
+fn installing(group: &Group, path: &Path) -> String {
+    format!("install -d -o root -g {} -m {SHARED:o} {}", group.spelled(), escaped_path(path))
+}
+
+/// Fails if others than the members of `group` and the owner, root or this user, can use the open `directory`.
+fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
+    let us = geteuid();
+    let mode = stat.st_mode & 0o7777;
+    let unfit =
+        |why: &str| refuse(path, &format!("{why}; if it is meant for that, let root run: {}", installing(group, path)));
+    if stat.st_uid != 0 && stat.st_uid != us.as_raw() {
+        return unfit(&format!("it belongs to uid {}, not to root (nor to this user, uid {us})", stat.st_uid));
+    }
+    if stat.st_gid != group.gid() {
+        return unfit(&format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid)));
+    }
+    if mode != SHARED {
+        return unfit(&format!("its mode is {mode:04o}, not {SHARED:o}, which shares it with {group} alone"));
+    }
+    let readable = openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
+    let has_list = readable.and_then(|directory| acl::has_any(&directory));
+    if has_list.with_context(|| format!("cannot look at {}", escaped_path(path)))? {
+        let list = "it has an access control list, which may let others in; remove that: setfacl -b";
+        return refuse(path, &format!("{list} {}", escaped_path(path)));
+    }
+    Ok(())
+}
+
+fn refuse(path: &Path, why: &str) -> Result<(), StoreError> {
+    bail!("refuses the lock directory {}: {why}", escaped_path(path))
+}

@@ -1,0 +1,34 @@
+//! The names of users and groups in /etc/passwd and /etc/group. A static program cannot ask a directory service for those that only it
+//! knows, and a lock must not wait for it.
+
+use std::fs;
+
+use nix::unistd::{Gid, Uid};
+
+/// Where the number stands in a line of either file. The name stands first.
+const NUMBER: usize = 2;
+
+/// Returns the name of a user.
+pub fn user_name(uid: Uid) -> Option<String> {
+    field("/etc/passwd", NUMBER, &uid.to_string(), 0)
+}
+
+/// Returns the name of a group.
+pub fn group_name(gid: Gid) -> Option<String> {
+    field("/etc/group", NUMBER, &gid.to_string(), 0)
+}
+
+/// Returns the group that has this name.
+pub fn group_named(name: &str) -> Option<Gid> {
+    field("/etc/group", 0, name, NUMBER)?.parse().ok().map(Gid::from_raw)
+}
+
+/// Returns the field `wanted` of the first line of a file whose field `known` is `value`.
+fn field(file: &str, known: usize, value: &str, wanted: usize) -> Option<String> {
+    let contents = fs::read(file).unwrap_or_default();
+    contents
+        .split(|byte| *byte == b'\n')
+        .map(|line| line.split(|byte| *byte == b':').collect::<Vec<_>>())
+        .find(|fields| fields.get(known) == Some(&value.as_bytes()))
+        .and_then(|fields| Some(String::from_utf8_lossy(fields.get(wanted)?).into_owned()))
+}

@@ -1,0 +1,164 @@
+//! What a member plants in a group's directory is neither followed nor changed by another, and holds up nobody.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::resource::Resource;
+use nix::sys::stat::Mode;
+
+use super::group::{GROUP, MEMBER, Shared, Who, set};
+use crate::support::birth::Birth;
+use crate::support::processes::find_program;
+use crate::support::{Lockrun, Store};
+
+/// Shorter than the kernel lets the owner of a file delay others that open it (fs.lease-break-time, 45 s).
+const NOT_HELD_UP: Duration = Duration::from_secs(30);
+
+/// How something is planted at a path, given the path of a file of root's elsewhere.
+type Plant = fn(&Path, &Path);
+
+/// What is planted, and part of what is said about it.
+const PLANTED: [(&str, Plant, &str); 7] = [
+    ("a symbolic link", |planted, elsewhere| symlink(elsewhere, planted).expect("a link"), "symbolic link"),
+    (
+        "a dangling one",
+        |planted, elsewhere| symlink(elsewhere.with_extension("x"), planted).expect("a link"),
+        "symbolic link",
+    ),
+    ("a hard link", |planted, elsewhere| fs::hard_link(elsewhere, planted).expect("a link"), "2 names"),
+    ("a file from elsewhere", |planted, elsewhere| drop(fs::rename(elsewhere, planted)), "belongs to the group"),
+    ("a FIFO", |planted, _| plant_fifo(planted), "not a regular file"),
+    ("a socket", |planted, _| drop(std::os::unix::net::UnixListener::bind(planted).expect("a socket")), "cannot open"),
+    ("a directory", |planted, _| fs::create_dir(planted).expect("a directory"), "the lock file"),
+];
+
+/// A FIFO that everybody can open.
+fn plant_fifo(planted: &Path) {
+    nix::unistd::mkfifo(planted, Mode::empty()).expect("a FIFO");
+    fs::set_permissions(planted, fs::Permissions::from_mode(0o666)).expect("our own");
+}
+
+/// All that could have been changed.
+fn look(path: &Path) -> Option<(u32, u32, u32, u64, u64, i64, i64)> {
+    let it = fs::symlink_metadata(path).ok()?;
+    Some((it.mode(), it.uid(), it.gid(), it.ino(), it.len(), it.mtime_nsec(), it.ctime_nsec()))
+}
+
+/// Every command for this key is refused by root and by a member, quickly, and says these words.
+#[track_caller]
+fn is_refused(shared: &Shared, words: &str) {
+    for who in [Who::Root, Who::Another] {
+        let output = shared.run(who, &[], &["echo", "ran"]).exited(69).printed("").said(words).said("/locks/k: ");
+        assert!(output.took < NOT_HELD_UP, "{output}");
+        shared.run(who, &["--wait", "1"], &["echo", "ran"]).exited(69).printed("").said(words);
+        for other in [
+            &["acquire", "--key", "k"][..],
+            &["renew", "--key", "k", "--token", "t"],
+            &["release", "--key", "k", "--token", "t"],
+            &["break", "--key", "k"],
+            &["status", "--key", "k"],
+        ] {
+            let output = shared.other(who, other).exited(69).printed("").said(words);
+            assert!(output.took < NOT_HELD_UP, "{output}");
+        }
+    }
+}
+
+#[test]
+fn what_is_planted_is_not_touched() {
+    for (what, plant, words) in PLANTED {
+        let shared = Shared::new();
+        let elsewhere = shared.parent.path().join("elsewhere");
+        // Empty and open to all, so that nothing else protects it.
+        fs::write(&elsewhere, "").expect("a file");
+        set(&elsewhere, 0, 0, 0o666);
+        let planted = shared.locks().join("k");
+        plant(&planted, &elsewhere);
+        if !matches!(what, "a hard link" | "a file from elsewhere") {
+            lchown(&planted, Some(MEMBER), None).expect("root may do this");
+        }
+        let before = (look(&planted), look(&elsewhere));
+        is_refused(&shared, words);
+        // The other locks are as good as ever, and all of them are seen.
+        let call = Lockrun::at(&shared.url()).key("other").command(["echo", "ran"]);
+        shared.by(Who::Member, &call).alone().exited(0).printed("ran\n").silent();
+        let status = shared.other(Who::Root, &["status"]);
+        assert!(status.stdout().contains("\nother "), "{what}: {status}");
+        let pruned = shared.other(Who::Root, &["prune", "--older-than", "0s"]);
+        assert_eq!(pruned.stdout(), "other\n", "{what}: {pruned}");
+        for output in [status, pruned] {
+            // What is a regular file could be a lock's, so it is reported.
+            let expected = if matches!(what, "a hard link" | "a file from elsewhere") { 69 } else { 0 };
+            output.exited(expected);
+        }
+        assert_eq!((look(&planted), look(&elsewhere)), before, "{what}");
+        assert!(!elsewhere.with_extension("x").exists());
+    }
+}
+
+// "Sizes are bounded": whatever a member writes into a file takes little memory and time of the others. In a directory of one user,
+// too.
+#[test]
+fn a_vast_file_is_refused() {
+    let shared = Shared::new();
+    let store = Store::file();
+    Lockrun::new(&store).key("k").command(["true"]).run().exited(0);
+    shared.run(Who::Member, &[], &["true"]).exited(0);
+    let few = 512 << 20;
+    let little_memory = Birth { limits: vec![(Resource::RLIMIT_AS, few, few)], ..Birth::default() };
+    // Root is not told to open what a member may have replaced by a symbolic link meanwhile.
+    for (locks, url, advice) in
+        [(shared.locks(), shared.url(), "then remove the file: rm "), (store.locks(), store.url(), "truncate -s 0 ")]
+    {
+        File::options().write(true).open(locks.join("k")).expect("ours").set_len(1 << 40).expect("a file with a hole");
+        let run = Lockrun::at(&url).key("k").birth(little_memory.clone()).command(["echo", "ran"]);
+        let output = run.run().exited(69).printed("").said("longer than any that lockrun writes").said(advice);
+        assert!(output.took < NOT_HELD_UP, "{output}");
+        let status = Lockrun::bare().args(["status", "--store", &url]).birth(little_memory.clone()).run();
+        status.exited(69).said("longer than any that lockrun writes");
+        File::options().write(true).open(locks.join("k")).expect("ours").set_len(0).expect("it is emptied");
+        run.run().exited(0).printed("ran\n").silent();
+    }
+}
+
+// A member who has a lease on a file (fcntl(2), F_SETLEASE) could hold up whoever opens it.
+#[test]
+fn a_leased_file_holds_up_nobody() {
+    let shared = Shared::new();
+    let file = shared.locks().join("k");
+    shared.run(Who::Member, &[], &["true"]).exited(0);
+    let python = find_program("python3").display().to_string();
+    let script = "import fcntl, os, signal, sys; signal.signal(signal.SIGIO, signal.SIG_IGN); \
+                  fd = os.open(sys.argv[1], os.O_RDWR); fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK); \
+                  print('ready', flush=True); sys.stdin.read()";
+    let words = [&python, "-c", script, file.to_str().expect("a plain path")].map(str::to_owned);
+    let mut lease = Lockrun::bare().command(words).alone_with_open_input();
+    lease.run.wait_for_line("ready");
+    for who in [Who::Root, Who::Another] {
+        let output = shared.run(who, &[], &["echo", "ran"]).exited(69).printed("").said("cannot open the lock file");
+        assert!(output.took < NOT_HELD_UP, "{output}");
+    }
+    lease.finish().exited(0);
+    shared.run(Who::Root, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
+}
+
+// The mode of another's file is never changed, also not by root, who could: whose file it was before is not known.
+#[test]
+fn no_mode_is_changed() {
+    let shared = Shared::new();
+    shared.run(Who::Member, &[], &["true"]).exited(0);
+    let file = shared.locks().join("k");
+    set(&file, MEMBER, GROUP, 0o600);
+    let mode = |path: &PathBuf| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
+    shared.run(Who::Root, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
+    shared.run(Who::Member, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
+    shared.run(Who::Another, &[], &["echo", "ran"]).exited(69).printed("").said("then remove the file: rm ");
+    assert_eq!(mode(&file), 0o600);
+    // What one member closes to the others does not hide the rest from them.
+    let call = Lockrun::at(&shared.url()).key("other").command(["true"]);
+    shared.by(Who::Member, &call).alone().exited(0);
+    let status = shared.other(Who::Another, &["status"]).exited(69).said("ermission denied");
+    assert!(status.stdout().contains("\nother "), "{status}");
+}

@@ -1,0 +1,42 @@
+//! Users other than the one who runs the tests. They are numbers that no machine has given to anybody.
+
+use tempfile::TempDir;
+
+use super::lockrun::{Lockrun, program_for_all};
+use super::processes::need_root;
+
+/// A user who is in some groups, and a copy of the program that this user can execute.
+pub(crate) struct User {
+    setpriv: Vec<String>,
+    program: String,
+    _place: TempDir,
+}
+
+impl User {
+    /// The user with this uid, and with the same number for a group of the user's own, who is in these `groups` too.
+    #[track_caller]
+    pub(crate) fn new(uid: u32, groups: &[u32]) -> Self {
+        need_root("become another user");
+        let (place, program) = program_for_all();
+        let uid = uid.to_string();
+        let groups = groups.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let mut setpriv = vec!["setpriv", "--reuid", &uid, "--regid", &uid];
+        match &*groups {
+            "" => setpriv.push("--clear-groups"),
+            groups => setpriv.extend(["--groups", groups]),
+        }
+        let setpriv = setpriv.into_iter().map(str::to_owned).collect();
+        Self { setpriv, program, _place: place }
+    }
+
+    /// The words, after which come lockrun's own, of a call by this user; `before` come those of another program that executes it.
+    pub(crate) fn words(&self, before: &[&str]) -> Vec<String> {
+        let before = before.iter().map(|&word| word.to_owned());
+        self.setpriv.iter().cloned().chain(before).chain([self.program.clone()]).collect()
+    }
+
+    /// The same call by this user. To start by `alone` and the like.
+    pub(crate) fn call(&self, call: &Lockrun) -> Lockrun {
+        call.in_shell(&format!("shift; exec {} \"$@\"", self.words(&[]).join(" ")))
+    }
+}
