@@ -178,9 +178,12 @@ impl Parent {
         process::read(command).is_some_and(Process::is_stopped)
     }
 
-    /// Makes sure that the guardian is dead, which makes its descendants children of lockrun, and kills them.
+    /// Kills the guardian with all its descendants, which become children of lockrun.
     fn take_over(self, signals: &Signals) -> nix::Result<End> {
-        drop(self.guardian);
+        self.guardian.signal(libc::SIGKILL);
+        // It is reaped with the others. To wait for it first would let COMMAND's processes live until each of its threads has got a
+        // processor to end on, which may take longer than the lease on a busy machine.
+        std::mem::forget(self.guardian);
         let now = Moment::now();
         let is_late = self.deadline.is_some_and(|deadline| now >= last_line::fires_at(deadline));
         let why = if is_late { Why::Lost } else { Why::Unguarded };
