@@ -91,22 +91,28 @@ impl Settings<'_> {
         Ok((key, token))
     }
 
-    /// Returns beside whom the lock is to be held.
+    /// Returns how the lock is to be shared: by the strongest place that says so.
     pub fn mode(&self) -> Result<Mode, UsageError> {
+        self.mode_among(&[name::SLOTS, name::SHARED, name::EXCLUSIVE])
+    }
+
+    /// The same for a lock by hand: `--shared` is read from the command line alone, or a script that expects to be alone would not be,
+    /// because of a setting that it does not know.
+    pub fn mode_by_hand(&self) -> Result<Mode, UsageError> {
+        if self.typed_switch(name::SHARED) { self.mode() } else { self.mode_among(&[name::SLOTS, name::EXCLUSIVE]) }
+    }
+
+    fn mode_among(&self, names: &[&str]) -> Result<Mode, UsageError> {
         let slots = self.slots()?;
-        let chosen = self.one_of(&[name::SHARED, name::EXCLUSIVE], |layer, name| layer.switch(name))?;
-        match (chosen, slots) {
-            (Some((layer, name::SHARED)), Some(_)) => {
-                let shared = layer.spell(name::SHARED);
-                Err(format!("{shared} and --slots exclude each other: any number may share a lock").into())
-            }
-            (Some((layer, name::EXCLUSIVE)), Some(2..)) => {
-                let exclusive = layer.spell(name::EXCLUSIVE);
-                Err(format!("{exclusive} and --slots exclude each other: it is to hold the lock alone").into())
-            }
-            (Some((_, name::SHARED)), None) => Ok(Mode::Shared),
-            (_, slots) => Ok(Mode::Slots(slots.unwrap_or(1))),
-        }
+        let chosen = self.one_of(names, |layer, name| match name {
+            name::SLOTS => Ok(layer.value(name).map(|_| true)),
+            _ => layer.switch(name),
+        })?;
+        Ok(match chosen {
+            Some((_, name::SHARED)) => Mode::Shared,
+            Some((_, name::SLOTS)) => Mode::Slots(slots.unwrap_or(1)),
+            _ => Mode::EXCLUSIVE,
+        })
     }
 
     /// Returns how many may hold the lock at once, if it is set.
@@ -211,9 +217,8 @@ impl Settings<'_> {
             }
             _ => Ok(layer.value(name).map(|span| span != "false")),
         })?;
-        let max_waiting = self.value(name::MAX_WAITING, |text| {
-            text.parse().map_err(|_| format!("{text:?} is not a number of waiters"))
-        })?;
+        let max_waiting =
+            self.value(name::MAX_WAITING, |text| text.parse().map_err(|_| format!("{text:?} is not a whole number")))?;
         let span = |layer: &dyn Layer, name| {
             let value = layer.value(name).unwrap_or_default();
             duration::parse(&value.to_string_lossy()).map_err(|why| format!("{}: {why}", layer.spell(name)))
@@ -225,7 +230,7 @@ impl Settings<'_> {
             return Ok(if is_to_wait { OnHeld::Wait { span, max_waiting } } else { OnHeld::Fail });
         }
         if self.typed().contains_id(name::MAX_WAITING) {
-            return Err("--max-waiting is of no use without --wait".into());
+            return Err("--max-waiting needs --wait".into());
         }
         match chosen {
             Some((layer, name::SKIP)) if layer.on_or_off(name::SKIP) == Some(true) => {

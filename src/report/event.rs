@@ -37,7 +37,12 @@ pub enum Event<'a> {
         began: Duration,
     },
     /// Another run holds the lock, and as many wait for it as `--max-waiting` allows.
-    QueueFull(&'a Held),
+    QueueFull {
+        /// By whom.
+        held: &'a Held,
+        /// How many may wait.
+        max: u32,
+    },
     /// Another run holds the lock, and this one does not wait, or no longer.
     Held(&'a Held),
     /// The lock is held by enclosing runs.
@@ -133,7 +138,7 @@ impl Event<'_> {
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
             | Event::SelfDeadlock { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
-            Event::Held(_) | Event::QueueFull(_) => Verbosity::Normal,
+            Event::Held(_) | Event::QueueFull { .. } => Verbosity::Normal,
             _ => Verbosity::Verbose,
         }
     }
@@ -148,9 +153,7 @@ impl Event<'_> {
             }
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
             Event::Done { began } => format!("skipped: {}", why_done(*began)),
-            Event::QueueFull(held) => {
-                format!("{}; as many wait for it as --max-waiting allows", report::held(lock, held))
-            }
+            Event::QueueFull { held, max } => format!("{}; {}", report::held(lock, held), why_full(*max)),
             Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
             Event::Held(held) => report::held(lock, held),
             Event::SelfDeadlock { held, slots } => {
@@ -179,7 +182,7 @@ impl Event<'_> {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
             Event::Skipped(_) | Event::Done { .. } => "skipped",
-            Event::Held(_) | Event::QueueFull(_) | Event::SelfDeadlock { .. } => "held",
+            Event::Held(_) | Event::QueueFull { .. } | Event::SelfDeadlock { .. } => "held",
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -200,11 +203,9 @@ impl Event<'_> {
                 Fields { holder: Some(Other::of(held)), ..other(held) }
             }
             Event::Done { began } => Fields { why: Some(why_done(*began).into()), ..none },
-            Event::QueueFull(held) => Fields {
-                holder: Some(Other::of(held)),
-                why: Some("as many wait as --max-waiting allows".into()),
-                ..none
-            },
+            Event::QueueFull { held, max } => {
+                Fields { holder: Some(Other::of(held)), why: Some(why_full(*max).into()), ..none }
+            }
             Event::SelfDeadlock { held, slots } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_self_deadlock(*slots).into()), ..none }
             }
@@ -240,6 +241,14 @@ impl Reason {
 impl<'a> Other<'a> {
     fn of(held: &'a Held) -> Self {
         Other { who: held.holder.as_ref(), held_ms: held.since.map(millis) }
+    }
+}
+
+/// Returns why a run does not wait.
+fn why_full(max: u32) -> String {
+    match max {
+        1 => "1 run waits for it already (--max-waiting 1)".into(),
+        max => format!("{max} runs wait for it already (--max-waiting {max})"),
     }
 }
 

@@ -48,6 +48,13 @@ pub fn acquire(
             acquire_or_wait(store, claim, outer, wait, is_hopeless)
         }
     };
+    // One of several that hold the lock may hang, whichever the store has named.
+    let answer = match answer {
+        Ok(Answer::Held(held)) if matches!(on_held, OnHeld::Skip { held_less_than: Some(_) }) => {
+            Ok(Answer::Held(longest_holder(store, claim, held)))
+        }
+        answer => answer,
+    };
     match answer {
         Ok(Answer::Mine(grant)) => {
             let slot = claim.mode.several_slots().map(|_| grant.slot);
@@ -71,12 +78,13 @@ pub fn acquire(
             reporter.tell(Event::Skipped(&held));
             Err(Outcome::Skipped)
         }
-        Ok(Answer::SelfDeadlock(held)) => {
-            reporter.tell(Event::SelfDeadlock { held: &held, slots: claim.mode.several_slots() });
+        Ok(Answer::SelfDeadlock { held, slots }) => {
+            reporter.tell(Event::SelfDeadlock { held: &held, slots });
             Err(Outcome::Held(held_status))
         }
         Ok(Answer::QueueFull(held)) => {
-            reporter.tell(Event::QueueFull(&held));
+            let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
+            reporter.tell(max_waiting.map_or(Event::Held(&held), |max| Event::QueueFull { held: &held, max }));
             Err(Outcome::Held(held_status))
         }
         Ok(Answer::Held(held)) => {
@@ -97,12 +105,17 @@ enum Answer {
     Mine(Grant),
     /// Another holds it.
     Held(Held),
-    /// Another holds it, and too many wait already.
+    /// Another holds it, and it cannot be waited for: too many wait already, or the token shares it.
     QueueFull(Held),
     /// It is not wanted: a run has succeeded lately.
     Done(Done),
     /// It is held by the runs that this one is part of: it cannot come free before we end.
-    SelfDeadlock(Held),
+    SelfDeadlock {
+        /// The last of them.
+        held: Held,
+        /// How many slots there are, if there are several, all of which they hold.
+        slots: Option<u32>,
+    },
     /// A signal of this number ended the wait.
     Interrupted(i32),
 }
@@ -133,12 +146,12 @@ fn acquire_or_wait(
     wait: Wait<'_>,
     is_hopeless: &dyn Fn(&Held) -> bool,
 ) -> Result<Answer, StoreError> {
-    if let Some(held) = self_deadlock(store, claim, outer) {
-        return Ok(Answer::SelfDeadlock(held));
+    if let Some(deadlock) = self_deadlock(store, claim, outer) {
+        return Ok(deadlock);
     }
     Ok(match wait::in_turn(store, claim, wait)? {
         Acquired::Mine(grant) => Answer::Mine(grant),
-        Acquired::Held(held) if is_hopeless(&held) => Answer::SelfDeadlock(held),
+        Acquired::Held(held) if is_hopeless(&held) => Answer::SelfDeadlock { held, slots: None },
         Acquired::Held(held) => Answer::Held(held),
         Acquired::QueueFull(held) => Answer::QueueFull(held),
         Acquired::Done(done) => Answer::Done(done),
@@ -146,9 +159,9 @@ fn acquire_or_wait(
     })
 }
 
-/// Returns the last of the holders that we run under, if the claim cannot be granted beside them. What the store does not tell is no
-/// reason not to wait.
-fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Held> {
+/// Returns that the claim cannot be granted beside the holders that we run under, if that is so. What the store does not tell is no reason
+/// not to wait.
+fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Answer> {
     if outer.is_empty() {
         return None;
     }
@@ -162,13 +175,29 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
         // Beside those that share it there is room, unless one waits ahead that does not: and that one waits for us.
         Mode::Shared => !last.is_shared || !status.waiters.is_empty(),
     };
-    is_hopeless.then(|| Held {
-        holder: Some(last.who.clone()),
-        since: Some(between(last.since_ms, status.now_ms)),
-        expires_in: last.expires_in,
+    let slots = claim.mode.several_slots().filter(|_| !last.is_shared);
+    is_hopeless.then(|| Answer::SelfDeadlock { held: as_held(last, status.now_ms), slots })
+}
+
+/// Returns who has held the lock the longest; `held` if the store does not tell.
+fn longest_holder(store: &mut dyn Store, claim: &Claim, held: Held) -> Held {
+    let status = store.list(Some(&claim.key)).ok().and_then(|mut listing| listing.found.pop());
+    let longest = status.and_then(|status| {
+        let first = status.holders.iter().min_by_key(|holding| holding.since_ms)?;
+        Some(as_held(first, status.now_ms))
+    });
+    longest.unwrap_or(held)
+}
+
+/// Returns a holder of the status as one that is in the way.
+fn as_held(holding: &Holding, now_ms: u64) -> Held {
+    Held {
+        holder: Some(holding.who.clone()),
+        since: Some(between(holding.since_ms, now_ms)),
+        expires_in: holding.expires_in,
         place: None,
-        token: last.token.clone(),
-    })
+        token: holding.token.clone(),
+    }
 }
 
 /// Returns the span between two moments in milliseconds; zero if they are in the wrong order.

@@ -41,7 +41,7 @@ impl Run<'_> {
         } else {
             Retain::Not
         };
-        Release::Run { ending: finished.command, uses_value: succeeded, retain }
+        Release::Run { ending: finished.command, succeeded, retain }
     }
 
     /// Releases the lock. If that fails, COMMAND's own status still counts.
@@ -85,7 +85,7 @@ impl Run<'_> {
             None => format!("the lock \"{}\"", self.key()),
         };
         match how {
-            Release::Run { uses_value: true, .. } if self.plan.sequence.is_some() => {
+            Release::Run { succeeded: true, .. } if self.plan.sequence.is_some() => {
                 format!("{what} may come up again, although it was used")
             }
             Release::Run { retain: Retain::Kept(_) | Retain::AtLeast(_), .. } => {

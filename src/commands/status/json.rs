@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
-use crate::lock::state::Success;
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 use crate::text::escape::json_for_terminals;
 
@@ -25,7 +24,7 @@ fn key(status: &KeyStatus) -> Value {
         "holders": status.holders.iter().map(|holding| holder(holding, status.now_ms)).collect::<Vec<_>>(),
         "waiters": status.waiters.iter().map(|waiting| waiter(waiting, status.now_ms)).collect::<Vec<_>>(),
         "last": status.last.as_ref().map(past),
-        "done_until": status.success.and_then(Success::until_unix_ms).filter(|until| *until > status.now_ms).map(time),
+        "done_until": status.success.and_then(|success| success.until_unix_ms).filter(|until| *until > status.now_ms).map(time),
         "last_value": status.value,
     })
 }

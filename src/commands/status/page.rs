@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use super::format::{between, ending, moment, span};
-use crate::lock::state::Success;
 use crate::store::KeyStatus;
 use crate::text::escape::escaped;
 
@@ -39,7 +38,8 @@ pub(super) fn text(status: &KeyStatus) -> String {
             .map_or_else(String::new, |since_ms| format!(", for {}", span(between(since_ms, status.now_ms))));
         line(if place == 0 { "waiting" } else { "" }, &format!("{}{waited}", waiting.who));
     }
-    if let Some(until) = status.success.and_then(Success::until_unix_ms).filter(|until| *until > status.now_ms) {
+    if let Some(until) = status.success.and_then(|success| success.until_unix_ms).filter(|until| *until > status.now_ms)
+    {
         line("done", &format!("until {}", time(until)));
     }
     if let Some(value) = &status.value {

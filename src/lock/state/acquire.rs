@@ -58,7 +58,8 @@ pub enum Acquired {
     Held {
         /// By whom.
         first: Option<Held>,
-        /// The place in the queue, from 0, if it waits. `None` for one that was to wait: too many do.
+        /// The place in the queue, from 0, if it waits. `None` for one that was to wait: too many do, or its token shares the lock
+        /// already.
         place: Option<usize>,
         /// A run held the lock when this waiter last looked, and has not released it: the store may have forgotten it with its
         /// data, and its command may still run. The waiter must let that one's lease pass before it asks without [`Ask::seen`].
@@ -104,12 +105,22 @@ impl LockState {
         if self.is_cancelled(token, now, facts) {
             return Ok(self.unchanged(Acquired::Cancelled, Vec::new()));
         }
-        let ended = self.drop_ended(Some(token), now, facts);
+        let mut ended = self.drop_ended(Some(token), now, facts);
+        if self.position(token).is_some_and(|at| self.holders[at].is_shared) && ask.claim.mode != Mode::Shared {
+            // It shares the lock, and would be told that it is alone.
+            let first = self.first_held(now, facts);
+            return Ok(self.applied(Acquired::Held { first, place: None, is_forgotten: false }, now, facts));
+        }
         if let Some(at) = self.position(token) {
             self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, lease, .. } = &self.holders[at];
             let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
             return Ok(self.applied(mine, now, facts));
+        }
+        if let Some(waiter) = self.waiters.iter().find(|it| it.token == *token && it.mode != ask.claim.mode) {
+            // It does not want what it waits for.
+            ended += usize::from(waiter.grant.is_some());
+            self.leave(token);
         }
         if let Some(began_unix_ms) = self.done_since(ask.claim.once_per, now) {
             self.leave(token);
@@ -119,8 +130,7 @@ impl LockState {
         // Where nothing has ended, and nobody holds what was held just now, the store has lost it.
         let seen = ask.seen.filter(|_| ended == 0);
         let is_forgotten = granted.is_none() && seen.is_some_and(|seen| self.has_forgotten(seen));
-        // What it asked for at first counts.
-        let mode = self.waiters.iter().find(|waiter| waiter.token == *token).map_or(ask.claim.mode, |it| it.mode);
+        let mode = ask.claim.mode;
         let may_have = granted.is_some() || !is_forgotten && self.has_room(mode) && self.is_next(token, facts);
         if may_have {
             let fence = self.next_fence(now)?;
@@ -202,7 +212,7 @@ impl LockState {
     pub(super) fn free_slot(&self, mode: Mode, facts: &impl Facts) -> Option<u32> {
         let (slots, limit) = match mode {
             Mode::Slots(slots) => (0..slots, slots),
-            Mode::Shared if facts.may_share() => (1..u32::MAX, u32::MAX),
+            Mode::Shared if facts.take_share() => (1..u32::MAX, u32::MAX),
             Mode::Shared => return None,
         };
         let mut held = self.held();

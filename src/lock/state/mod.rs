@@ -68,7 +68,7 @@ pub struct LockState {
     /// lock. 0 if none has since that run.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
-    /// The run that has succeeded; a later one that failed does not hide it.
+    /// What has succeeded; a later run that failed does not hide it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
     /// Where the key's sequence has got to.
@@ -92,7 +92,7 @@ pub struct HolderState {
     /// Whether it shares the lock with others that do.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_shared: bool,
-    /// For how long nothing of the kind is wanted once it has succeeded, see [`Success`].
+    /// Its claim's [`Claim::once_per`](crate::lock::claim::Claim::once_per).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub once_per_ms: Option<u64>,
     /// What it has reserved of the key's sequence.
@@ -177,16 +177,16 @@ pub struct LastRun {
     pub ending: Option<Ending>,
 }
 
-/// A run that has ended with 0, and had the lock until then: of all such runs the one that began last.
+/// What the runs have achieved that have ended with 0 by themselves, and had the lock until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Success {
-    /// When it acquired the lock, in Unix time.
+    /// When the last of them acquired the lock, in Unix time.
     pub began_unix_ms: u64,
-    /// For how long from then on it was not to be run again, if it has said so. Another run decides by its own
-    /// [`Claim::once_per`](crate::lock::claim::Claim::once_per).
+    /// Until when nothing more is to be done, as those of them have said that have a
+    /// [`Claim::once_per`](crate::lock::claim::Claim::once_per), in Unix time. Another run decides by its own.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub once_per_ms: Option<u64>,
+    pub until_unix_ms: Option<u64>,
 }
 
 /// A point in time, as a store tells it.
@@ -239,9 +239,9 @@ pub trait Facts {
         false
     }
 
-    /// Returns whether the lock may be shared, which the state allows. A store whose record was lost may know better. Called before
-    /// [`Facts::take_slot`].
-    fn may_share(&self) -> bool {
+    /// Takes a share of the lock, which the state allows. Returns `false` if that is not possible: a store whose record was lost may know
+    /// better. Called before [`Facts::take_slot`].
+    fn take_share(&self) -> bool {
         true
     }
 
@@ -308,13 +308,6 @@ impl LockState {
     fn held(&self) -> u32 {
         let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
         u32::try_from(self.holders.len() + granted).unwrap_or(u32::MAX)
-    }
-}
-
-impl Success {
-    /// Returns until when the run was to be the only one, in Unix time, if it has said so.
-    pub fn until_unix_ms(self) -> Option<u64> {
-        self.once_per_ms.map(|span| self.began_unix_ms.saturating_add(span))
     }
 }
 

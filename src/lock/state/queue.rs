@@ -150,8 +150,8 @@ impl LockState {
             self.waiters[place].seen_unix_ms = seen_unix_ms;
             return Some(place);
         }
-        // One that was granted the lock does not wait any more.
-        let waiting = self.waiters.iter().filter(|waiter| waiter.grant.is_none()).count();
+        // One that was granted the lock does not wait any more, and one that is silent will not be granted it.
+        let waiting = self.waiters.iter().filter(|waiter| waiter.is_willing(facts)).count();
         if max.is_some_and(|max| waiting >= max as usize) {
             return None;
         }
@@ -187,8 +187,8 @@ impl LockState {
         !ahead.into_iter().any(|waiter| waiter.is_willing(facts))
     }
 
-    /// Returns whether the lock may be held in this mode now, beside those that hold it or were granted it. Not if one of the latter would
-    /// then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
+    /// Returns whether the lock may be held in this mode now, beside those that hold it or were granted it. Not if one that was granted it
+    /// would then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
     pub(super) fn has_room(&self, mode: Mode) -> bool {
         let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
         let share = || self.holders.iter().map(|it| it.is_shared).chain(granted().map(|it| it == Mode::Shared));

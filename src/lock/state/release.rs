@@ -15,7 +15,7 @@ pub enum Release {
         /// How COMMAND ended; `None` if it was never started.
         ending: Option<Ending>,
         /// Whether it has used the value of a sequence that it had reserved.
-        uses_value: bool,
+        succeeded: bool,
         /// Whether the lock stays held nevertheless.
         retain: Retain,
     },
@@ -50,7 +50,7 @@ pub enum Released {
 impl Release {
     /// Returns the end of a run that has failed, and releases its lock at once.
     pub fn at_once(ending: Option<Ending>) -> Self {
-        Release::Run { ending, uses_value: false, retain: Retain::Not }
+        Release::Run { ending, succeeded: false, retain: Retain::Not }
     }
 }
 
@@ -69,9 +69,9 @@ impl LockState {
         self.void_other_epochs(facts);
         let answer = match release {
             Release::ByHand => self.release_by_hand(token, now, facts),
-            Release::Run { ending, uses_value, retain } => {
+            Release::Run { ending, succeeded, retain } => {
                 // Before those are dropped whose lease has run out: how such a run ended is known all the same.
-                let answer = self.end_run(token, ending, uses_value, retain, now, facts);
+                let answer = self.end_run(token, ending, succeeded, retain, now, facts);
                 self.leave(token);
                 answer
             }
@@ -102,7 +102,7 @@ impl LockState {
         &mut self,
         token: &Token,
         ending: Option<Ending>,
-        uses_value: bool,
+        succeeded: bool,
         retain: Retain,
         now: Now,
         facts: &impl Facts,
@@ -121,15 +121,11 @@ impl LockState {
         let holder = self.holders.remove(at);
         // No later run is over yet: to acquire the lock is to drop first those whose lease has run out.
         self.record(&holder, ending, now);
-        if is_in_force
-            && holder.revoked_by.is_none()
-            && holder.purpose == Purpose::Run
-            && ending == Some(Ending::Exited(0))
-        {
+        if succeeded && is_in_force && holder.revoked_by.is_none() && holder.purpose == Purpose::Run {
             self.record_success(&holder, now);
         }
         // That the lease ran out unnoticed changes nothing: used is used.
-        if uses_value {
+        if succeeded {
             self.use_value(&holder);
         }
         // What was revoked does not stay, even if its command ended before it learnt of that.
@@ -161,13 +157,17 @@ impl LockState {
     /// Records that the run of `holder` has succeeded.
     fn record_success(&mut self, holder: &HolderState, now: Now) {
         let began_unix_ms = now.unix_of(holder.since_ms);
-        if self.success.is_none_or(|success| success.began_unix_ms <= began_unix_ms) {
-            self.success = Some(Success { began_unix_ms, once_per_ms: holder.once_per_ms });
-        }
+        // One in the future is by a clock that was wrong.
+        let before = self.success.filter(|success| success.began_unix_ms <= now.unix_ms).unwrap_or_default();
+        let until_unix_ms = holder.once_per_ms.map(|span| began_unix_ms.saturating_add(span));
+        self.success = Some(Success {
+            began_unix_ms: before.began_unix_ms.max(began_unix_ms),
+            until_unix_ms: before.until_unix_ms.max(until_unix_ms),
+        });
     }
 
-    /// Returns when the run began that makes another one unnecessary which is wanted `once_per` so long, if there is one. One that began
-    /// in the future, by a clock that was set back since, counts no longer than one in the past.
+    /// Returns the beginning of the run that has done the work of this period, which is `once_per` long, if there is one. One that began
+    /// in the future, by a clock that was set back since, counts for no longer than one in the past.
     pub fn done_since(&self, once_per: Option<Duration>, now: Now) -> Option<u64> {
         let (once_per, Success { began_unix_ms, .. }) = (once_per?, self.success?);
         (now.unix_ms.abs_diff(began_unix_ms) < millis(once_per)).then_some(began_unix_ms)

@@ -73,7 +73,7 @@ impl Facts for KernelFacts<'_> {
         self.ours == Some(holder.slot) || self.note_failure(ask(), true)
     }
 
-    fn may_share(&self) -> bool {
+    fn take_share(&self) -> bool {
         let share = self.file.share().with_context(|| format!("cannot lock {}", self.file.path()));
         self.note_failure(share, true)
     }

@@ -149,7 +149,7 @@ impl Store for FileStore {
             has_value = state.reserved_by(token).is_some();
             Ok(answers::released(state.release(token, how, false, facts).answer, facts.now()))
         };
-        let Release::Run { uses_value, .. } = how else {
+        let Release::Run { succeeded, .. } = how else {
             let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };
             return file.edit(release);
         };
@@ -157,7 +157,7 @@ impl Store for FileStore {
         let recorded = file.edit_and_free(slot, release);
         // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
         // fence, and that goes on with the time.
-        let is_used = uses_value && has_value;
+        let is_used = succeeded && has_value;
         let to_disk = || {
             if !is_used {
                 return Ok(());

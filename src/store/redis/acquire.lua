@@ -15,7 +15,8 @@
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, now}
---                   it is not; times in ms; place -1: too many wait to join the queue
+--                   it is not; times in ms; place -1: it does not wait, for too
+--                   many do, or its token shares the lock already
 --       {2, began, now, granted, told}
 --                   it is not wanted: when the run began that has succeeded
 --                   granted and told are tokens of waiters, or '' (see confirm_handoff)
@@ -77,7 +78,8 @@ end
 
 -- Whether we could hold the lock, but for those ahead of us.
 local function is_refused()
-  return held() > 0 and fits(SLOTS, held()) and not ends_of(TOKEN)
+  local room = survey()
+  return room.count > 0 and fits(SLOTS, room) and not ends_of(TOKEN)
 end
 
 -- The waiters ahead of us that are listening.
@@ -99,7 +101,7 @@ local function ask_those_ahead()
   if ahead[1] and probe(ahead[1], BEAT / 4, ahead) then
     look_in = next_beat()
   end
-  for _, token in ipairs(willing()) do
+  for _, token in ipairs(willing(survey())) do
     look_in = token == TOKEN and next_beat() or look_in
   end
   return look_in
@@ -121,18 +123,24 @@ if redis.call('LINDEX', MAILBOX .. TOKEN, 0) then
   redis.call('DEL', MAILBOX .. TOKEN)
 end
 
-local granted = ends_of(TOKEN)
+local granted, own = ends_of(TOKEN), info_of(TOKEN)
+if granted and own.fence and own.slots == 0 and SLOTS > 0 then
+  -- It shares the lock, and would be told that it is alone.
+  local handed, told = hand_over()
+  return {0, holder(), -1, REFRESH, handed, told, now}
+end
 local done = ONCE > 0 and last_run().done
-if done and math.abs(now - done) < ONCE and not (granted and info_of(TOKEN).fence) then
+done = done and math.abs(now - done) < ONCE and not (granted and own.fence) and done
+if done or redis.call('ZSCORE', QUEUE, TOKEN) and (own.slots or SLOTS) ~= SLOTS then
+  -- It does not want what it waits for.
   redis.call('ZREM', HOLDERS, TOKEN)
   drop_waiter(TOKEN)
+  ended, granted = ended + (granted and 1 or 0), nil
+end
+if done then
   local handed, told = hand_over()
   expire_holders()
   return {2, done, now, handed, told}
-end
--- What it asked for at first counts.
-if redis.call('ZSCORE', QUEUE, TOKEN) then
-  SLOTS = info_of(TOKEN).slots or SLOTS
 end
 local mine, forgotten = granted
 local handed, told, patience = '', '', math.huge
@@ -140,7 +148,7 @@ if not mine then
   -- A holder that was there at our last look has not let its lease run out.
   if CAUTION > 0 and ended == 0 and is_forgotten(SEEN) then
     forgotten, patience = SEEN, CAUTION
-  elseif has_room(SLOTS) then
+  elseif has_room(SLOTS, survey()) then
     local ahead = first_waiters(1)[1]
     mine = not ahead or ahead == TOKEN
   end
@@ -151,7 +159,7 @@ if mine then
   local leads = info.leads
   if not info.fence then
     -- A slot that was granted and not claimed is another's by now.
-    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, TOKEN), hand = HAND or nil,
+    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, survey(TOKEN)), hand = HAND or nil,
       request = REQUEST, slots = SLOTS == 0 and 0 or nil, once = ONCE > 0 and ONCE or nil}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
@@ -181,11 +189,7 @@ for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
 end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
--- One that was granted the lock does not wait any more.
-for _, token in ipairs(MAX and holders() or {}) do
-  MAX = MAX + (redis.call('ZSCORE', QUEUE, token) and 1 or 0)
-end
-if WAIT and not place and MAX and redis.call('ZCARD', QUEUE) >= MAX then
+if WAIT and not place and MAX and #first_waiters(MAX) >= MAX then
   WAIT, place = false, -1
 end
 if WAIT then

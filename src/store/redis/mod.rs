@@ -262,13 +262,13 @@ impl Store for RedisStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
-        let (ending, mode, span, uses_value) = release_args(how);
+        let (ending, mode, span, succeeded) = release_args(how);
         let in_flight = u8::from(self.in_flight);
         // By it a release by hand that is tried again knows that it was done before.
         let request = if how == Release::ByHand { Token::random().as_str().to_owned() } else { String::new() };
         let mut script = self.script(&RELEASE, key, token);
         let script =
-            script.arg(ending).arg(in_flight).arg(mode).arg(span).arg(u8::from(uses_value)).arg(&request).take();
+            script.arg(ending).arg(in_flight).arg(mode).arg(span).arg(u8::from(succeeded)).arg(&request).take();
         // A lock that never expires has no second chance.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
@@ -355,7 +355,7 @@ impl RedisStore {
 
 /// A release as the script takes it: `ending`, `how`, `span` and `used`.
 fn release_args(how: Release) -> (String, &'static str, u64, bool) {
-    let Release::Run { ending, uses_value, retain } = how else { return ("{}".into(), "hand", 0, false) };
+    let Release::Run { ending, succeeded, retain } = how else { return ("{}".into(), "hand", 0, false) };
     let ending = match ending {
         None => json!({}),
         Some(Ending::Exited(status)) => json!({ "status": status }),
@@ -366,7 +366,7 @@ fn release_args(how: Release) -> (String, &'static str, u64, bool) {
         Retain::AtLeast(span) => ("hold", millis(span)),
         Retain::Kept(ttl) => ("keep", ttl_ms(ttl)),
     };
-    (ending.to_string(), mode, span, uses_value)
+    (ending.to_string(), mode, span, succeeded)
 }
 
 /// A mode as the scripts take it: how many may hold the lock; 0: all that share it.

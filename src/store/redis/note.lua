@@ -12,9 +12,14 @@ local function note(info, ending, request, succeeded)
   local last, before = ending, last_run()
   if info.fence and not info.kept then
     last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
-    last.done, last.once = before.done, before.once
-    if succeeded and last.started >= (last.done or 0) then
-      last.done, last.once = last.started, info.once
+    last.done, last.till = before.done, before.till
+    if succeeded then
+      -- One in the future is by a clock that was wrong.
+      if (last.done or 0) > now then
+        last.done, last.till = nil, nil
+      end
+      last.done = math.max(last.done or 0, last.started)
+      last.till = info.once and math.max(tonumber(last.till) or 0, last.started + info.once) or last.till
     end
   else
     last = before

@@ -53,10 +53,10 @@ pub(super) fn past(text: &[u8]) -> Option<Past> {
     })
 }
 
-/// Reads which run has succeeded.
+/// Reads what has succeeded.
 pub(super) fn success(text: &[u8]) -> Option<Success> {
     let last: Json = serde_json::from_slice(text).ok()?;
-    Some(Success { began_unix_ms: number(&last["done"])?, once_per_ms: number(&last["once"]) })
+    Some(Success { began_unix_ms: number(&last["done"])?, until_unix_ms: number(&last["till"]) })
 }
 
 fn holder(who: &Json) -> Option<Holder> {

@@ -14,8 +14,8 @@
 --                   revoked it; it cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
---                   were forgotten before; done, once: when the run began that has ended with 0, and for how many ms from then on it
---                   was to be the only one
+--                   were forgotten before; done: when the last run began that has ended with 0 by itself; till: until when no other is
+--                   wanted
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 heartbeats  sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
 --       7 mailbox:  what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP

@@ -100,42 +100,49 @@ local function drop_ended_leases()
   return #ended
 end
 
--- Those that hold the lock, or were granted it.
-local function holders()
-  return redis.call('ZRANGE', HOLDERS, 0, -1)
+-- Notes in `room` that one more holds the lock, or was granted it.
+local function occupy(room, token, info)
+  room.count, room.taken[info.slot or 0] = room.count + 1, true
+  if info.slots == 0 then
+    room.sharing = room.sharing + 1
+  elseif redis.call('ZSCORE', QUEUE, token) then
+    room.granted[#room.granted + 1] = token
+  end
 end
 
--- How many those are, and how many of them share the lock.
-local function held()
-  local sharing = 0
-  for _, token in ipairs(holders()) do
-    sharing = sharing + (info_of(token).slots == 0 and 1 or 0)
+-- How many hold the lock, or were granted it, how many of them share it, which slots they have, and who was granted one and has not
+-- claimed it. Without `but`.
+local function survey(but)
+  local room = {count = 0, sharing = 0, taken = {}, granted = {}}
+  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+    if token ~= but then
+      occupy(room, token, info_of(token))
+    end
   end
-  return #holders(), sharing
+  return room
 end
 
 -- Whether one that lets so many hold the lock may hold it beside those, if nobody is ahead of it.
-local function fits(slots, count, sharing)
-  return slots == 0 and sharing == count or sharing == 0 and count < slots
+local function fits(slots, room)
+  return slots == 0 and room.sharing == room.count or room.sharing == 0 and room.count < slots
 end
 
 -- Whether a holder that was seen then is gone without a trace: deleted, or lost with the server's data. Its command may still run,
 -- until it hears of that or its lease is over.
 local function is_forgotten(seen)
   local last = last_run()
-  return held() == 0 and math.max(last.ended, last.lost or 0) < seen
+  return redis.call('ZCARD', HOLDERS) == 0 and math.max(last.ended, last.lost or 0) < seen
 end
 
 -- Whether one that lets so many hold the lock may be granted it now, beside those that hold it or were granted it. Not if a waiter
 -- that was granted it before would then find too many when it claims it: that one leads, and hands the lock on when it has.
-local function has_room(slots)
-  local count, sharing = held()
-  if not fits(slots, count, sharing) then
+local function has_room(slots, room)
+  if not fits(slots, room) then
     return false
   end
-  for _, token in ipairs(slots > 0 and holders() or {}) do
-    local info = redis.call('ZSCORE', QUEUE, token) and info_of(token)
-    if info and (info.slots or 1) <= count then
+  for _, token in ipairs(room.granted) do
+    local info = info_of(token)
+    if (info.slots or 1) <= room.count then
       info.leads = true
       set_info(token, info)
       return false
@@ -186,13 +193,10 @@ local function first_waiters(count, without_mail)
   return first
 end
 
--- The lowest slot that no other holder has. Slot 0 is of one that does not share the lock.
-local function lowest_slot(slots, but)
-  local taken, slot = {}, slots == 0 and 1 or 0
-  for _, token in ipairs(holders()) do
-    taken[token ~= but and (info_of(token).slot or 0)] = true
-  end
-  while taken[slot] do
+-- The lowest slot that is free. Slot 0 is of one that does not share the lock.
+local function lowest_slot(slots, room)
+  local slot = slots == 0 and 1 or 0
+  while room.taken[slot] do
     slot = slot + 1
   end
   return slot
@@ -227,12 +231,12 @@ local function is_silent(token)
 end
 
 -- The first of the waiters that could hold the lock at once, while those ahead of them leave a slot unused, or do not share it.
-local function willing()
-  local found, count, sharing = {}, held()
+local function willing(room)
+  local found = {}
   local last = redis.call('ZRANGE', QUEUE, -1, -1)[1]
-  if last and (info_of(last).most or 1) > count then
+  if last and (info_of(last).most or 1) > room.count then
     for _, token in ipairs(first_waiters(PROBED)) do
-      if #found < WATCHERS and fits(info_of(token).slots or 1, count, sharing) and not is_silent(token) then
+      if #found < WATCHERS and fits(info_of(token).slots or 1, room) and not is_silent(token) then
         found[#found + 1] = token
       end
     end
@@ -244,11 +248,11 @@ end
 -- those of the waiters that are to watch them, separated by blanks, or empty. If the next one leaves a slot unused, those
 -- that want it look soon whether it is still there.
 local function hand_over()
-  local granted = {}
+  local granted, room = {}, survey()
   for token in waiters() do
     local info = info_of(token)
-    if not has_room(info.slots or 1) then
-      for _, behind in ipairs(willing()) do
+    if not has_room(info.slots or 1, room) then
+      for _, behind in ipairs(willing(room)) do
         if -overdue(behind) > next_beat() then
           mail(behind, next_beat())
         end
@@ -257,8 +261,9 @@ local function hand_over()
     elseif info.seen and is_forgotten(info.seen) then
       break
     end
-    info.slot, info.since, info.leads = lowest_slot(info.slots), now, nil
+    info.slot, info.since, info.leads = lowest_slot(info.slots, room), now, nil
     set_info(token, info)
+    occupy(room, token, info)
     set_lease(token, now + CLAIM_WINDOW)
     expect(token, 0)
     granted[#granted + 1] = token

@@ -8,7 +8,7 @@
 --                   until it is released by hand, or for `span`; cancel: release what `request` obtained, and nothing
 --                   else
 --       5 span      in ms; 0 with keep: for ever
---       6 used      1: the run has used the value that it had reserved
+--       6 succeeded  1: the command has ended with 0 by itself, and has used the value that it had reserved, if it had
 --       7 request   of a cancel: which request is cancelled, as the acquire script was given it; by hand: names this request
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
@@ -20,7 +20,7 @@
 local CANCELLED_TTL = 300000
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
-local USED, REQUEST = ARGV[6] == '1', ARGV[7]
+local SUCCEEDED, REQUEST = ARGV[6] == '1', ARGV[7]
 
 local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
@@ -48,13 +48,13 @@ drop_ended_leases()
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' then
   local ending = cjson.decode(ENDING)
-  note(info, ending, HOW == 'hand' and REQUEST or nil, holds and ending.status == 0 and not (info.revoked or info.hand))
+  note(info, ending, HOW == 'hand' and REQUEST or nil, SUCCEEDED and holds and not (info.revoked or info.hand))
 end
 
 -- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
 -- counts: it may have been given an earlier value, which another one had failed to use. That the lease was lost unnoticed
 -- changes nothing: used is used.
-if info.value and USED then
+if info.value and SUCCEEDED then
   local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
   local fence = redis.call('HGET', SEQUENCE, 'fence') or ''
   if place < info.place or (place == info.place and is_less(fence, info.fence)) then

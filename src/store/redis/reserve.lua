@@ -64,7 +64,7 @@ if not (info.fence and ends_of(TOKEN)) then
     place = place + STEPS
   end
   -- A slot of its own, but no permission: its value is nobody else's.
-  info = {who = cjson.decode(WHO), value = value, place = place, slot = lowest_slot(1)}
+  info = {who = cjson.decode(WHO), value = value, place = place, slot = lowest_slot(1, survey())}
   take_hold(TOKEN, TTL, info)
 end
 begin_lease(TOKEN, TTL, info)

@@ -77,8 +77,8 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     Some(full)
 }
 
-/// The script without its comments and its indentation, and with the prelude's short name for what it does most: what is sent first
-/// must fit into a connection's first flight, or it takes another round trip.
+/// The script without its comments, its indentation and the blanks behind its commas, and with the prelude's short name for what it does
+/// most: what is sent first must fit into a connection's first flight, or it takes another round trip.
 fn compact(parts: &[&str]) -> String {
     let mut compact = String::with_capacity(parts.iter().map(|part| part.len()).sum());
     for line in parts
@@ -87,7 +87,12 @@ fn compact(parts: &[&str]) -> String {
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with("--"))
     {
-        compact.push_str(&line.replace("redis.call(", "call("));
+        // Between an odd and an even quotation mark stands a text, which stays as it is.
+        for (number, part) in line.replace("redis.call(", "call(").split('\'').enumerate() {
+            let is_text = number % 2 == 1;
+            compact.push_str(if number == 0 { "" } else { "'" });
+            compact.push_str(&if is_text { part.to_owned() } else { part.replace(", ", ",") });
+        }
         compact.push('\n');
     }
     compact
@@ -109,7 +114,7 @@ mod tests {
         for script in ALL {
             assert!(script.text.len() <= 10 * 1400 - 1000, "{} bytes", script.text.len());
         }
-        assert_eq!(compact(&["-- a\n\n  local b = redis.call('TIME') -- c\n"]), "local b = call('TIME') -- c\n");
+        assert_eq!(compact(&["-- a\n\n  local b, c = redis.call('TI, ME', d)\n"]), "local b,c = call('TI, ME',d)\n");
     }
 
     #[test]

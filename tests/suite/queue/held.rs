@@ -158,3 +158,16 @@ on_every_store!(a_holder_that_hangs_is_not_skipped_for_ever, |store| {
     }
     holder.end();
 });
+
+// The same if several hold it: the one that has held it the longest may hang.
+on_every_store!(one_of_several_that_hangs_is_not_skipped_for_ever, |store| {
+    let call = Lockrun::new(store).key("several").arg("--shared");
+    let hangs = Holder::with(&call.clone().args(["--ttl", "10m"]), &[]);
+    let late = |store: &Store| attempt(store, "several", &["--skip=1s"]).status == Some(75);
+    eventually(LONG, "it has held the lock for too long", || late(store));
+    let fresh = Holder::with(&call.args(["--ttl", "5s"]), &[]);
+    let output = attempt(store, "several", &["--skip=1s"]).exited(75);
+    output.said(&format!(" pid {} ", hangs.pid()));
+    fresh.end();
+    hangs.end();
+});

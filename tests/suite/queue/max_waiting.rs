@@ -14,7 +14,7 @@ on_every_store!(one_too_many_does_not_wait, |store| {
     queue.join(2);
     for limit in ["0", "1", "2"] {
         let refused = queue.newcomer("new", &["--wait", "--max-waiting", limit]).run().exited(75);
-        refused.said("is held by").said("as many wait for it as --max-waiting allows");
+        refused.said("is held by").said("for it already").said(&format!("(--max-waiting {limit})"));
     }
     let refused = queue.newcomer("new", &["-w", "10m", "--max-waiting", "2", "-q", "-E", "9"]).run().exited(9);
     refused.silent();

@@ -27,7 +27,10 @@ on_every_store!(a_success_makes_others_superfluous, |store| {
 on_every_store!(what_did_not_succeed_does_not_count, |store| {
     attempt(store, "10m", "exit 3").exited(3);
     attempt(store, "10m", "kill -9 $$").died_of(Signal::SIGKILL);
-    Lockrun::new(store).key("job").args(["--max-runtime", "100ms"]).sh("exec sleep 600").run().exited(124);
+    // Also one that ends with 0 when it is stopped.
+    let stopped = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
+    let call = Lockrun::new(store).key("job").args(["--once-per", "10m", "--max-runtime", "300ms"]);
+    call.sh(stopped).run().exited(124);
     let mut killed = Holder::with(&Lockrun::new(store).key("job").args(["--ttl", "2s"]), &[]);
     killed.run().kill_everything();
     let free = || attempt(store, "10m", "exit 4").status == Some(4);
@@ -70,6 +73,9 @@ on_every_store!(what_is_done_is_done_while_the_lock_is_held, |store| {
 // "`prune` keeps what is still wanted": a key is not forgotten before its run is due again.
 on_every_store!(what_is_done_is_not_pruned, |store| {
     attempt(store, "10m", ":").exited(0);
+    // One that does not ask for it takes nothing away.
+    Lockrun::new(store).key("job").sh(":").run().exited(0);
+    assert!(!status(store, "job")["done_until"].is_null());
     Lockrun::other("prune", store).args(["--older-than", "0"]).run().exited(0);
     attempt(store, "10m", "echo ran").exited(0).printed("");
 });

@@ -19,12 +19,25 @@ on_every_store!(a_lock_is_shared_by_hand, |store| {
     release(store, "hand", &writer).exited(0);
 });
 
-// "The same token has the same lock": asked again in another way, it stays as it was.
-on_every_store!(asked_again_it_stays_as_it_was, |store| {
+// "No weaker lock by accident": one that shares the lock is not told that it is alone, nor is one that holds it alone any worse off.
+on_every_store!(one_that_shares_is_not_told_that_it_is_alone, |store| {
     let own = ["--token", "mine"];
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
-    acquire(store, "again", &own).run().exited(0);
+    for alone in [&[][..], &["--exclusive"], &["--slots", "2"], &["--wait", "1"]] {
+        acquire(store, "again", &[&own[..], alone].concat()).run().exited(75).printed("").said("is held by");
+    }
+    acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
     assert!(would_get(store, "again", SHARED), "it is still shared");
-    acquire(store, "again", &["--slots", "2", "--token", "other"]).run().exited(75);
     release(store, "again", "mine").exited(0);
+    acquire(store, "again", &own).run().exited(0);
+    acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
+    assert!(!would_get(store, "again", SHARED), "it is held alone");
+    release(store, "again", "mine").exited(0);
+});
+
+// A script that expects to be alone is not made to share the lock by a setting that it does not know.
+on_every_store!(sharing_by_hand_is_typed, |store| {
+    let holder = acquire(store, "typed", &[]).env("LOCKRUN_SHARED", "true").run().exited(0).stdout();
+    assert!(!would_get(store, "typed", SHARED));
+    release(store, "typed", holder.trim()).exited(0);
 });

@@ -87,7 +87,12 @@ on_every_store!(a_run_does_not_wait_for_itself, |store| {
     outer(SHARED).command(inner(SHARED)).run().exited(0).printed("ran\n");
     outer(SHARED).command(inner(&[])).run().exited(75).said("refusing to wait").printed("");
     outer(&[]).command(inner(SHARED)).run().exited(75).said("refusing to wait").printed("");
-    outer(SHARED).command(inner(&["--slots", "3"])).run().exited(75).said("refusing to wait").printed("");
+    let output = outer(SHARED)
+        .command(inner(&["--slots", "3"]))
+        .run()
+        .exited(75)
+        .said("it is held by a run that this one is part of");
+    output.printed("");
     let go = "echo ready; read line || :; exec \"$@\"";
     let words = ["sh", "-c", go, "sh"].map(str::to_owned).into_iter().chain(inner(SHARED));
     let mut run = outer(SHARED).command(words).with_open_input();

@@ -21,15 +21,21 @@ impl History {
         let claim = Claim { by_hand, ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&name, slots) };
         let leased = !self.on_files || by_hand;
         let place = self.state.waiters.iter().position(|waiter| waiter.token == claim.token);
+        // One that wants something else than it waits for joins anew.
+        let place = place.filter(|place| self.state.waiters[*place].mode == claim.mode);
         let before = place.map(|place| self.state.waiters[place].clone());
         let ahead = self.state.waiters[..place.unwrap_or(self.state.waiters.len())].to_vec();
+        let ahead: Vec<_> = ahead.into_iter().filter(|waiter| waiter.token != claim.token).collect();
+        let shares = |it: &HolderState| it.token == claim.token && it.is_shared && self.ends(it) > self.now();
+        let is_refused = slots > 0 && self.state.holders.iter().any(shares);
         let request = Ask { leased, on_held, ..ask(&claim) };
         let answer = self.apply(|state, world| state.acquire(&request, world).expect("a fence is left"));
         let is_new = !self.believes(&self.clients[client]);
         match answer {
             Acquired::Mine { fence, slot, leased } => {
                 assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
-                let mode = before.as_ref().map_or(mode(slots), |waiter| waiter.mode);
+                assert!(!is_refused, "it shares the lock, and is told that it is alone");
+                let mode = mode(slots);
                 if is_new {
                     assert!(matches!(mode, Mode::Slots(slots) if slot < slots) || mode == Mode::Shared && slot > 0);
                     if before.is_none_or(|waiter| waiter.grant.is_none()) {
@@ -49,6 +55,7 @@ impl History {
                     client.slots = slots_of(mode);
                 }
             }
+            Acquired::Held { place: None, .. } if is_refused => {}
             Acquired::Held { place, .. } => {
                 assert!(is_new, "it has it");
                 assert_eq!(place.is_some(), on_held != OnHeld::Leave);
@@ -121,15 +128,15 @@ impl History {
         }
     }
 
-    pub(super) fn end(&mut self, client: usize, kept: Option<u64>, uses_value: bool) {
+    pub(super) fn end(&mut self, client: usize, kept: Option<u64>, succeeded: bool) {
         let name = token(&self.name(client));
         let before = self.state.holders.iter().find(|holder| holder.token == name).cloned();
         let retain = kept.map_or(Retain::Not, |seconds| Retain::Kept(Ttl::Lasts(Duration::from_secs(seconds))));
-        let release = Release::Run { ending: Some(Ending::Exited(0)), uses_value, retain };
+        let release = Release::Run { ending: Some(Ending::Exited(0)), succeeded, retain };
         let released = self.apply(|state, world| state.release(&name, release, false, world));
         // A repeated request to keep the lock changes nothing.
         let is_run = before.as_ref().is_some_and(|holder| holder.purpose == Purpose::Run);
-        if uses_value && (is_run || released != Released::Retained) {
+        if succeeded && (is_run || released != Released::Retained) {
             self.used.extend(before.as_ref().and_then(|holder| Some(holder.value.as_ref()?.value.clone())));
         }
         let slot = before.as_ref().filter(|holder| holder.lease.is_none()).map(|holder| holder.slot);

@@ -43,7 +43,7 @@ enum Step {
     End {
         client: usize,
         kept: Option<u64>,
-        uses_value: bool,
+        succeeded: bool,
     },
     ReleaseByHand(usize),
     Cancel {
@@ -152,7 +152,7 @@ impl History {
             }
             Step::Reserve(client) => self.reserve(client),
             Step::Renew { client, ttl } => self.renew(client, ttl),
-            Step::End { client, kept, uses_value } => self.end(client, kept, uses_value),
+            Step::End { client, kept, succeeded } => self.end(client, kept, succeeded),
             Step::ReleaseByHand(client) => {
                 let name = token(&self.name(client));
                 let released = self.apply(|state, world| state.release(&name, Release::ByHand, false, world));
@@ -202,7 +202,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => client().prop_map(Step::Reserve),
         4 => (client(), prop::option::of(1_u64..=60)).prop_map(|(client, ttl)| Step::Renew { client, ttl }),
         8 => (client(), prop::option::weighted(0.2, 1_u64..=60), any::<bool>())
-            .prop_map(|(client, kept, uses_value)| Step::End { client, kept, uses_value }),
+            .prop_map(|(client, kept, succeeded)| Step::End { client, kept, succeeded }),
         1 => client().prop_map(Step::ReleaseByHand),
         2 => (client(), prop::bool::weighted(0.2))
             .prop_map(|(client, is_in_flight)| Step::Cancel { client, is_in_flight }),

@@ -22,7 +22,10 @@ impl History {
             // It may have joined just now; then all the others were before it.
             for ahead in &before[..place.unwrap_or(before.len())] {
                 let now = self.state.waiters.iter().find(|waiter| waiter.token == ahead.token);
-                let is_passed_by = now.is_some_and(|now| self.is_willing(now));
+                // One that has asked for something else has joined anew, at the end.
+                let place = |token: &Token| self.state.waiters.iter().position(|waiter| waiter.token == *token);
+                let is_ahead = place(&ahead.token) < place(token);
+                let is_passed_by = now.is_some_and(|now| self.is_willing(now)) && is_ahead;
                 assert!(!is_passed_by, "{:?} is passed by for {token:?}", ahead.token.as_str());
             }
         }
@@ -110,7 +113,7 @@ impl History {
             self.step(&Step::ClaimAll);
             for client in 0..self.clients.len() {
                 if self.believes(&self.clients[client]) {
-                    self.step(&Step::End { client, kept: None, uses_value: false });
+                    self.step(&Step::End { client, kept: None, succeeded: false });
                 }
             }
             self.step(&Step::Pass(TTL * 1000));

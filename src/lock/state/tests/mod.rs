@@ -43,7 +43,7 @@ impl Facts for World {
         self.slots.contains(&holder.slot)
     }
 
-    fn may_share(&self) -> bool {
+    fn take_share(&self) -> bool {
         !self.slots.contains(&0)
     }
 
@@ -98,10 +98,10 @@ pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
 }
 
 /// The end of a run whose command has ended with 0.
-const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), uses_value: false, retain: Retain::Not };
+const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain: Retain::Not };
 
 fn keep(ttl: Ttl) -> Release {
-    Release::Run { ending: Some(Ending::Exited(3)), uses_value: false, retain: Retain::Kept(ttl) }
+    Release::Run { ending: Some(Ending::Exited(3)), succeeded: false, retain: Retain::Kept(ttl) }
 }
 
 fn lasts(seconds: u64) -> Ttl {
@@ -160,7 +160,10 @@ impl Lock {
     /// A waiter claims what was granted to it.
     #[track_caller]
     fn claim(&mut self, name: &str) {
-        assert_eq!(slot(&self.wait(name, 1_000_000)).map(drop), Some(()), "{name} was granted the lock");
+        let waiter = self.state.waiters.iter().find(|waiter| waiter.token.as_str() == name).expect("it waits");
+        let claim = Claim { mode: waiter.mode, ..claim(name, 1) };
+        let asked = self.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) });
+        assert_eq!(slot(&asked).map(drop), Some(()), "{name} was granted the lock");
     }
 
     fn release(&mut self, name: &str, release: Release) -> Released {

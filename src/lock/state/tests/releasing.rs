@@ -6,7 +6,7 @@ const OK: Option<Ending> = Some(Ending::Exited(0));
 
 fn at_least(seconds: u64) -> Release {
     let retain = Retain::AtLeast(Duration::from_secs(seconds));
-    Release::Run { ending: OK, uses_value: false, retain }
+    Release::Run { ending: OK, succeeded: false, retain }
 }
 
 #[test]
@@ -153,4 +153,24 @@ fn a_request_in_flight_is_refused_after_the_release() {
     let applied = lock.state.release(&token("a"), DONE, true, &lock.world);
     assert_eq!(lock.done(applied), Released::Free);
     assert_eq!(lock.acquire("a", 1), Acquired::Cancelled);
+}
+
+#[test]
+fn a_success_by_a_clock_that_was_wrong_gives_way() {
+    let mut lock = Lock::new();
+    let once = |name: &str| Claim { once_per: Some(Duration::from_mins(1)), ..claim(name, 1) };
+    let year = 365 * 24 * 3_600_000;
+    lock.pass(year);
+    lock.ask(&ask(&once("a")));
+    lock.release("a", DONE);
+    lock.world.now = Now::unix(START);
+    assert_eq!(slot(&lock.ask(&ask(&once("b")))), Some(0));
+    lock.release("b", DONE);
+    assert_eq!(lock.ask(&ask(&once("c"))), Acquired::Done { began_unix_ms: START });
+    // What is done stays done for as long as any has said, whatever is run meanwhile.
+    lock.pass(1_000);
+    lock.acquire("d", 1);
+    lock.release("d", DONE);
+    assert_eq!(lock.state.success.and_then(|success| success.until_unix_ms), Some(START + 60_000));
+    assert!(!lock.state.is_prunable(Duration::ZERO, &lock.world));
 }

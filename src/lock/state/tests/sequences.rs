@@ -2,7 +2,7 @@
 
 use super::*;
 
-const USED: Release = Release::Run { ending: Some(Ending::Exited(0)), uses_value: true, retain: Retain::Not };
+const USED: Release = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain: Retain::Not };
 
 impl Lock {
     fn reserve(&mut self, name: &str, wanted: &Wanted) -> Reserved {

@@ -242,7 +242,7 @@ impl<'a> Model<'a> {
     }
 
     fn release(&mut self, step: &Step, token: &str, release: Release, is_in_flight: bool) -> bool {
-        let (ending, how, span, uses_value) = release_args(release);
+        let (ending, how, span, succeeded) = release_args(release);
         let request = if release == Release::ByHand { format!("release {}", self.script.len()) } else { String::new() };
         let args = [
             token.to_owned(),
@@ -250,7 +250,7 @@ impl<'a> Model<'a> {
             u8::from(is_in_flight).to_string(),
             how.to_owned(),
             span.to_string(),
-            u8::from(uses_value).to_string(),
+            u8::from(succeeded).to_string(),
             request,
         ];
         let command = self.run(&self.scripts.release, &args, "");

@@ -272,7 +272,7 @@ impl Manner {
         let release = if random.one_in(if is_kept { 2 } else { 6 }) {
             Release::ByHand
         } else {
-            Release::Run { ending, uses_value: random.one_in(2), retain }
+            Release::Run { ending, succeeded: random.one_in(2), retain }
         };
         // A repeated release of a run carries the same ending as the first.
         let is_in_flight = release != Release::ByHand && !is_kept && random.one_in(8);

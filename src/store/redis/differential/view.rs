@@ -129,7 +129,7 @@ impl View {
                 .collect(),
             success: last["done"].is_number().then(|| Success {
                 began_unix_ms: number(&last["done"]),
-                once_per_ms: last["once"].is_number().then(|| number(&last["once"])),
+                until_unix_ms: last["till"].is_number().then(|| number(&last["till"])),
             }),
             ended: number(&last["ended"]).max(number(&last["lost"])),
             last: last["who"].is_object().then(|| LastView {
