@@ -12,6 +12,7 @@ use nix::unistd::geteuid;
 
 use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
 use crate::text::escape::escaped_path;
+use crate::text::shell::{path_word, word};
 
 /// Standard input and the directories of descriptors: lockrun's caller has opened these, and is responsible for their contents.
 const STANDARD_INPUT: &str = "/dev/stdin";
@@ -90,8 +91,7 @@ fn judge_file(path: &Path, owner: u32, mode: u32, us: u32) -> Option<String> {
         ));
     }
     let others_write = mode & (GROUP_WRITES | OTHERS_WRITE) != 0;
-    others_write
-        .then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, escaped_path(path)))
+    others_write.then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, path_word(path)))
 }
 
 /// Returns what is wrong with a directory or symbolic link on the path for the user `us`, if anything.
@@ -108,8 +108,9 @@ fn judge_step(step: &Step, us: u32) -> Option<String> {
     let others_write = !is_link && mode & (GROUP_WRITES | OTHERS_WRITE) != 0 && mode & STICKY == 0;
     others_write.then(|| {
         format!(
-            "others can write to {path}, on its path (mode {:03o}), and replace it; chmod go-w {path}",
-            mode & 0o7777
+            "others can write to {path}, on its path (mode {:03o}), and replace it; chmod go-w {}",
+            mode & 0o7777,
+            word(&path)
         )
     })
 }

@@ -20,6 +20,7 @@ use super::group::Group;
 use crate::store::StoreError;
 use crate::sys::{acl, trust};
 use crate::text::escape::escaped_path;
+use crate::text::shell::{path_word, word};
 
 /// The bits of a mode that must not be set in one user's directory: in one that the user named, and in the default one.
 const OTHERS_WRITE: u32 = 0o022;
@@ -62,7 +63,7 @@ impl Access {
                  force from the next login on)",
                 escaped_path(path),
                 geteuid(),
-                group.spelled()
+                word(&group.spelled())
             );
         }
         // First of all: root may be told to do something to that path.
@@ -158,9 +159,9 @@ impl Access {
     pub(super) fn emptying(&self, path: &str) -> String {
         match self {
             // The file stays the one on which those who run have their locks.
-            Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {path}"),
+            Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {}", word(path)),
             // Root would follow a link that a member has put there meanwhile.
-            Access::Group(_) => format!("remove the file: rm {path}"),
+            Access::Group(_) => format!("remove the file: rm {}", word(path)),
         }
     }
 
@@ -175,7 +176,7 @@ impl Access {
 
 /// Returns the command that creates a directory for the group, or makes an existing one fit.
 fn installing(group: &Group, path: &Path) -> String {
-    format!("install -d -o root -g {} -m {SHARED:o} {}", group.spelled(), escaped_path(path))
+    format!("install -d -o root -g {} -m {SHARED:o} {}", word(&group.spelled()), path_word(path))
 }
 
 /// Fails if others than the members of `group` and the owner, root or this user, can use the open `directory`.
@@ -197,7 +198,7 @@ fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat
     let has_list = readable.and_then(|directory| acl::has_any(&directory));
     if has_list.with_context(|| format!("cannot look at {}", escaped_path(path)))? {
         let list = "it has an access control list, which may let others in; remove that: setfacl -b";
-        return refuse(path, &format!("{list} {}", escaped_path(path)));
+        return refuse(path, &format!("{list} {}", path_word(path)));
     }
     Ok(())
 }

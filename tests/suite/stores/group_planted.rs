@@ -162,3 +162,35 @@ fn no_mode_is_changed() {
     let status = shared.other(Who::Another, &["status"]).exited(69).said("ermission denied");
     assert!(status.stdout().contains("\nother "), "{status}");
 }
+
+// A command that a message shows may be pasted into root's shell: no file that a member names otherwise than a lock's is in one, and a
+// path that a shell would read as several words is quoted.
+#[test]
+fn no_name_gets_into_a_command() {
+    let shared = Shared::new();
+    let hostile = "x -rf ~;touch evil;#";
+    for name in [hostile, "$(touch evil)", "a~b", "%zz"] {
+        let file = shared.locks().join(name);
+        fs::write(&file, "x".repeat(100)).expect("ours");
+        File::options().write(true).open(&file).expect("ours").set_len(1 << 40).expect("a file with a hole");
+        set(&file, MEMBER, GROUP, 0o660);
+    }
+    for words in [&["status"][..], &["prune", "--older-than", "0s"]] {
+        shared.other(Who::Root, words).exited(0).silent();
+    }
+    let doctor = shared.other(Who::Root, &["doctor"]).silent();
+    assert!(!doctor.stdout().contains("evil"), "{doctor}");
+    // The name of the directory, which root has chosen.
+    let store = Store::file();
+    let locks = store.locks().with_file_name("it's here");
+    let url = format!("file:{}", locks.display());
+    let run = Lockrun::at(&url).key("k").command(["echo", "ran"]);
+    run.run().exited(0);
+    File::options().write(true).open(locks.join("k")).expect("ours").set_len(1 << 40).expect("a file with a hole");
+    let output = run.run().exited(69).printed("");
+    let stderr = output.stderr();
+    let from = stderr.find("truncate ").expect("a command");
+    let to = stderr[from..].find(" (its sequence").expect("its end") + from;
+    Lockrun::bare().command(["sh", "-c", &stderr[from..to]]).alone().exited(0);
+    run.run().exited(0).printed("ran\n").silent();
+}
