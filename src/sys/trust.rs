@@ -5,7 +5,7 @@
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::{Path, absolute};
+use std::path::{Path, PathBuf, absolute};
 
 use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::geteuid;
@@ -52,6 +52,19 @@ pub fn check_above(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the first directory or symbolic link on the way to `path`, whether there is something at its end or not, that is not root's, or
+/// in which others than root can create something: what root does there may be led elsewhere. `None` if there is no such.
+pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
+    let is_roots = |step: &Step| step.owner == 0 && (step.is_link || step.mode & (GROUP_WRITES | OTHERS_WRITE) == 0);
+    for above in path.ancestors().skip(1) {
+        match walk(above) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            walked => return Ok(walked?.0.into_iter().find(|step| !is_roots(step)).map(|step| step.path)),
+        }
+    }
+    Ok(None)
 }
 
 fn walk(path: &Path) -> io::Result<(Vec<Step>, Metadata)> {

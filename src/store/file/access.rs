@@ -5,6 +5,7 @@
 //! a file is used only if it can be nothing but a lock's: it is a regular file of that group with one name. Its mode is never changed: the
 //! file may be another's, moved there from elsewhere. All locks are the kernel's, so they need no more rights than to open the file.
 
+use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, umask};
 use nix::unistd::geteuid;
@@ -78,8 +80,16 @@ impl Access {
         match self.group() {
             None => Ok(DirBuilder::new().mode(0o700).create(path)),
             Some(group) => {
-                let command = installing(group, path);
-                bail!("the lock directory {} does not exist; let root create it: {command}", escaped_path(path))
+                let shown = escaped_path(path);
+                let cannot_check = || format!("cannot check the directories above the lock directory {shown}");
+                if let Some(step) = trust::first_not_roots(path).with_context(cannot_check)? {
+                    bail!(
+                        "the lock directory {shown} does not exist, and others than root can write to {}, on its path; let root create one \
+                         elsewhere, and name that for all runs",
+                        escaped_path(&step)
+                    );
+                }
+                bail!("the lock directory {shown} does not exist; let root create it: {}", installing(group, path))
             }
         }
     }
@@ -174,25 +184,50 @@ impl Access {
     }
 }
 
-/// Returns the command that creates a directory for the group, or makes an existing one fit.
+/// Returns the command that creates a directory for the group.
 fn installing(group: &Group, path: &Path) -> String {
     format!("install -d -o root -g {} -m {SHARED:o} {}", word(&group.spelled()), path_word(path))
+}
+
+/// Returns the commands that make root's directory at `path` fit for the group, to be put after a message. Returns nothing if root should
+/// not type them: there is something in the directory already, or others can put another thing in its place.
+fn fitting(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> String {
+    let is_sticky = stat.st_mode & Mode::S_ISVTX.bits() != 0;
+    let is_roots = || stat.st_uid == 0 && trust::first_not_roots(path).is_ok_and(|step| step.is_none());
+    if is_sticky || !is_roots() || !is_empty(directory) {
+        return String::new();
+    }
+    let (group, path) = (word(&group.spelled()), path_word(path));
+    format!("; if it is meant for that, let root run: chgrp {group} {path} && chmod {SHARED:o} {path}")
+}
+
+/// Returns whether nothing is in the open directory, as far as we can see.
+fn is_empty(directory: &OwnedFd) -> bool {
+    let opened = Dir::openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
+    let is_other = |name: &CStr| name != c"." && name != c"..";
+    opened.is_ok_and(|mut opened| opened.iter().all(|entry| entry.is_ok_and(|entry| !is_other(entry.file_name()))))
 }
 
 /// Fails if others than the members of `group` and the owner, root or this user, can use the open `directory`.
 fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
     let us = geteuid();
     let mode = stat.st_mode & 0o7777;
-    let unfit =
-        |why: &str| refuse(path, &format!("{why}; if it is meant for that, let root run: {}", installing(group, path)));
     if stat.st_uid != 0 && stat.st_uid != us.as_raw() {
-        return unfit(&format!("it belongs to uid {}, not to root (nor to this user, uid {us})", stat.st_uid));
+        let owner = format!("it belongs to uid {}, not to root (nor to this user, uid {us})", stat.st_uid);
+        return refuse(
+            path,
+            &format!(
+                "{owner}; have it removed, or name another for all runs with --store file:/DIR?group={}",
+                group.spelled()
+            ),
+        );
     }
+    let unfit = |why: &str| refuse(path, &format!("{why}{}", fitting(group, directory, path, stat)));
     if stat.st_gid != group.gid() {
         return unfit(&format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid)));
     }
     if mode != SHARED {
-        return unfit(&format!("its mode is {mode:04o}, not {SHARED:o}, which shares it with {group} alone"));
+        return unfit(&format!("its mode is {mode:04o}; a group's directory has {SHARED:o}"));
     }
     let readable = openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
     let has_list = readable.and_then(|directory| acl::has_any(&directory));
