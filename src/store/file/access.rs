@@ -32,6 +32,12 @@ const OTHERS_AT_ALL: u32 = 0o077;
 /// another user's file for creation in a sticky directory (fs.protected_regular), to root too.
 const SHARED: u32 = 0o2770;
 
+/// The bits of a mode that a group's lock file has at least.
+const GROUP_USES: u32 = 0o060;
+
+/// What follows from it that something is not as a lock's file is, and what to do, to be put after what it is.
+pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that nothing works under the lock, find out who put it there, then remove it";
+
 /// The sticky bit of a file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or not, keeps
 /// one that has it.
 const KEPT: Mode = Mode::S_ISVTX;
@@ -147,26 +153,28 @@ impl Access {
         }
     }
 
-    /// Fails if an open file may be none of a lock. The error says why, to be put after its path, and what to do.
+    /// Fails if a file may be none of a lock. The error says why, to be put after its path, and what to do.
     pub(super) fn check_file(&self, stat: impl FnOnce() -> nix::Result<FileStat>) -> Result<(), String> {
         let Some(group) = self.group() else { return Ok(()) };
         let stat = stat().map_err(|errno| errno.desc().to_owned())?;
         let why = if stat.st_mode & SFlag::S_IFMT.bits() != SFlag::S_IFREG.bits() {
             "it is not a regular file".to_owned()
+        // One that has just been removed has none.
         } else if stat.st_nlink > 1 {
-            // One that has just been removed has none.
             format!("it has {} names (hard links)", stat.st_nlink)
         } else if stat.st_gid != group.gid() {
             format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid))
+        } else if stat.st_mode & GROUP_USES != GROUP_USES {
+            format!("its mode is {:04o}, which does not let {group} read and write it", stat.st_mode & 0o7777)
         } else {
             return Ok(());
         };
-        Err(format!("{why}, so it may not be a lock's; find out who put it there, and remove it"))
+        Err(format!("{why}{PLANTED}"))
     }
 
     /// Returns what to do with the lock file at `path` whose record is of no use, once nothing works under the lock: to be put after a
     /// comma or "then".
-    pub(super) fn emptying(&self, path: &str) -> String {
+    pub(super) fn remedy(&self, path: &str) -> String {
         match self {
             // The file stays the one on which those who run have their locks.
             Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {}", word(path)),
