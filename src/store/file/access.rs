@@ -36,7 +36,8 @@ const SHARED: u32 = 0o2770;
 const GROUP_USES: u32 = 0o060;
 
 /// What follows from it that something is not as a lock's file is, and what to do, to be put after what it is.
-pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that nothing works under the lock, find out who put it there, then remove it";
+pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that nothing works under \
+    the lock, find out who put it there, then remove it";
 
 /// The sticky bit of a file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or not, keeps
 /// one that has it.
