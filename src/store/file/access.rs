@@ -159,7 +159,8 @@ impl Access {
         let Some(group) = self.group() else { return Ok(()) };
         let stat = stat().map_err(|errno| errno.desc().to_owned())?;
         let why = if stat.st_mode & SFlag::S_IFMT.bits() != SFlag::S_IFREG.bits() {
-            "it is not a regular file".to_owned()
+            let is_directory = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFDIR.bits();
+            if is_directory { "it is a directory" } else { "it is not a regular file" }.to_owned()
         // One that has just been removed has none.
         } else if stat.st_nlink > 1 {
             format!("it has {} names (hard links)", stat.st_nlink)
