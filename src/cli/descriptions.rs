@@ -179,7 +179,8 @@ const ALL: [Description; 37] = [
     .more(
         "The longest that one request to the store may take, connecting included [default: 5s, at most ttl / 6]\n\n\
          A request for the lock that is not answered is then cancelled. If the store does not answer that either, lockrun ends \
-         after twice this time at the latest, with status 69.",
+         with status 69: after twice this time at the latest, counted from its start, or, if it has waited, after about two and a half \
+         times this, counted from the end of the wait.",
     ),
     option(name::ON_LOST, "ACTION", LEASE, "What to do when the lease is lost: kill or warn  [default: kill]")
         .more(

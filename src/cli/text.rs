@@ -55,7 +55,8 @@ pub const DURATIONS: &str =
 /// Where the options of a run can be set.
 pub const SETTINGS: &str = "Every option but --key can also be set by an environment variable: LOCKRUN_ and its name in \
     capitals with _ for -, such as LOCKRUN_STORE, LOCKRUN_STORE_FILE or LOCKRUN_TTL. An option that takes no value is \
-    set to true or false, and --wait to true, to wait for ever, or to a duration. Any other variable that begins with LOCKRUN_ is an error \
+    set to true or false, and --skip and --wait, whose duration is optional, to true, false or a duration: LOCKRUN_WAIT=true waits for \
+    ever, and LOCKRUN_SKIP=1 is on, as for a switch. Any other variable that begins with LOCKRUN_ is an error \
     (status 64). In the files below an option is set by its name. Precedence: command line, environment, user file, system file.";
 
 /// Where the options of a subcommand can be set.

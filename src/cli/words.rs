@@ -30,7 +30,7 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
         if !has_optional_value(arg) {
             if attached.is_empty() {
                 let value = args.next();
-                check_value(arg, &spelled, value.as_deref())?;
+                check_value(command, arg, &spelled, value.as_deref())?;
                 normal.extend([word].into_iter().chain(value));
             } else {
                 normal.push(word);
@@ -40,8 +40,9 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
         if !before.is_empty() {
             normal.push(format!("-{before}").into());
         }
-        let attached = attached.strip_prefix('=').unwrap_or(attached);
-        let mut value = Some(OsString::from(attached)).filter(|value| !value.is_empty());
+        // An empty value after `=` is an unset variable, which the value's parser reports.
+        let tied = attached.strip_prefix('=');
+        let mut value = tied.or(Some(attached).filter(|value| !value.is_empty())).map(OsString::from);
         if value.is_none() && arg.get_id() == name::WAIT {
             // A word in front of `--` cannot be the command: if it is not a duration either, the value's parser reports it.
             let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
@@ -98,17 +99,31 @@ fn has_optional_value(arg: &Arg) -> bool {
 }
 
 /// Fails if the word after an option is most likely not its value but the next option, because the value was an unset variable.
-fn check_value(arg: &Arg, spelled: &str, value: Option<&OsStr>) -> Result<(), String> {
+fn check_value(command: &Command, arg: &Arg, spelled: &str, value: Option<&OsStr>) -> Result<(), String> {
     let Some(value) = value.filter(|value| value.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
     if arg.is_allow_hyphen_values_set() {
         return Ok(());
     }
     let id = arg.get_id();
-    let kind = if value == "--" { "" } else { "the option " };
+    let word = value.to_string_lossy();
+    let next = match word.split('=').next().unwrap_or_default() {
+        name if name == "-" || name == "--" => format!("is {name}"),
+        name if is_option(command, name) || is_option(&super::command(), name) => format!("is the option {name}"),
+        // It may be a value after all, and a secret.
+        _ => "begins with -".to_owned(),
+    };
     Err(format!(
-        "{spelled} was given no value: the next word is {kind}{} (an unset variable?); write --{id}=-x for a {id} that begins with -",
-        shown(value)
+        "{spelled} was given no value: the next word {next} (an unset variable?); write --{id}=-x for a {id} that begins with -"
     ))
+}
+
+/// Returns whether `word` is an option of `command`, without a value.
+fn is_option(command: &Command, word: &str) -> bool {
+    let is = |arg: &Arg| match word.strip_prefix("--") {
+        Some(long) => arg.get_long() == Some(long),
+        None => arg.get_short().is_some_and(|short| word.strip_prefix('-') == Some(short.to_string().as_str())),
+    };
+    command.get_arguments().any(is)
 }
 
 /// Fails if the word after an option without its value looks like that value, and would be taken for the command.
@@ -126,30 +141,27 @@ fn check_command(spelled: &str, next: Option<&OsStr>, is_run: bool) -> Result<()
     Err(format!("{spelled}: {}{how}", escaped(&why)))
 }
 
-/// Formats a word of the command line for a message: without the value of an option, which may be a secret.
+/// Formats a word of the command line for a message.
 fn shown(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
-    let word = if word.starts_with('-') { word.split('=').next().unwrap_or_default() } else { &word };
-    escaped(&without_credentials(word))
+    escaped(&without_credentials(&word.to_string_lossy()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::command;
-    use crate::cli::options::option;
 
-    fn read(command: &Command, words: &[&str]) -> Result<Vec<String>, String> {
-        let words = normalize(command, words.iter().map(OsString::from).collect())?;
+    fn read(words: &[&str]) -> Result<Vec<String>, String> {
+        let words = normalize(&command(), words.iter().map(OsString::from).collect())?;
         Ok(words.into_iter().map(|word| word.into_string().expect("is UTF-8")).collect())
     }
 
     fn normalized(words: &[&str]) -> Vec<String> {
-        read(&command(), words).expect("nothing is wrong")
+        read(words).expect("nothing is wrong")
     }
 
     fn refused(words: &[&str]) -> String {
-        read(&command(), words).expect_err("is refused")
+        read(words).expect_err("is refused")
     }
 
     #[test]
@@ -158,6 +170,8 @@ mod tests {
             (&["-k", "a", "--wait", "5m", "run"][..], &["-k", "a", "--wait=5m", "run"][..]),
             (&["-k", "a", "-w", "0.5", "run"], &["-k", "a", "--wait=0.5", "run"]),
             (&["-k", "a", "-w5", "run"], &["-k", "a", "--wait=5", "run"]),
+            (&["-k", "a", "-w=5", "run"], &["-k", "a", "--wait=5", "run"]),
+            (&["-k", "a", "-w=", "run"], &["-k", "a", "--wait=", "run"]),
             (&["-k", "a", "-vw5", "run"], &["-k", "a", "-v", "--wait=5", "run"]),
             (&["-k", "a", "-vw", "5", "run"], &["-k", "a", "-v", "--wait=5", "run"]),
             (&["-k", "a", "--wait", "run", "-v"], &["-k", "a", "--wait", "run", "-v"]),
@@ -196,6 +210,8 @@ mod tests {
             (&["--key", "--skip", "--", "x"][..], "--key was given no value: the next word is the option --skip"),
             (&["-k", "-w", "5", "--", "x"], "-k was given no value: the next word is the option -w"),
             (&["-vk", "--", "x"], "-k was given no value: the next word is -- "),
+            (&["-k", "-", "x"], "-k was given no value: the next word is - (an unset variable?)"),
+            (&["--key", "-secret", "x"], "--key was given no value: the next word begins with - (an unset variable?)"),
             (&["--key", "--store=redis://u:secret@h", "x"], "the next word is the option --store (an unset variable?)"),
         ] {
             let why = refused(words);
@@ -212,12 +228,8 @@ mod tests {
             assert!(why.contains("is not a duration") && why.contains("a command of this name is written -"), "{why}");
         }
         // An option whose value is optional and must be tied to it.
-        let tied = option("tied").num_args(0..=1).require_equals(true).default_missing_value("");
-        let run = command();
-        let words = run.get_arguments().find(|arg| arg.get_id() == name::COMMAND).expect("a run has one");
-        let other = Command::new("x").args([tied, words.clone()]);
-        let why = read(&other, &["--tied", "5m", "run"]).expect_err("is refused");
-        assert_eq!(why, "--tied: its duration is written --tied=5m; a command of this name is written --tied -- 5m");
-        assert_eq!(read(&other, &["--tied", "run", "5m"]), Ok(["--tied", "run", "5m"].map(str::to_owned).into()));
+        let why = refused(&["--skip", "5m", "run"]);
+        assert_eq!(why, "--skip: its duration is written --skip=5m; a command of this name is written --skip -- 5m");
+        assert_eq!(normalized(&["--skip", "run", "5m"]), ["--skip", "run", "5m"]);
     }
 }

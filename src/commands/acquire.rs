@@ -21,6 +21,7 @@ use crate::store::{Claim, Grant, Mode};
 use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
+use crate::text::shell::quoted;
 
 /// Its settings, checked.
 struct Options {
@@ -122,19 +123,4 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
     let mut out = io::stdout();
     out.write_all((text + "\n").as_bytes())?;
     out.flush()
-}
-
-/// Quotes the text as one word of a shell.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shell_reads_a_key_as_one_word() {
-        assert_eq!(quoted("it's $(reboot) \"x\""), r#"'it'\''s $(reboot) "x"'"#);
-    }
 }

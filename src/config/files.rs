@@ -17,6 +17,7 @@ use super::settings::UsageError;
 use crate::cli::name;
 use crate::sys::input;
 use crate::text::escape::{escaped, without_credentials};
+use crate::text::shell::word;
 
 /// The system's file.
 const SYSTEM: &str = "/etc/lockrun.toml";
@@ -178,7 +179,9 @@ impl File {
         (self.readable_by_others && has_password(&store.value)).then(|| {
             format!(
                 "warning: {}:{} contains a password that others can read: chmod go= {}",
-                self.path, store.line, self.path
+                self.path,
+                store.line,
+                word(&self.path)
             )
         })
     }

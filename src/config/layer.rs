@@ -63,7 +63,8 @@ impl Layer for Environment<'_> {
 
     fn switch(&self, name: &str) -> Result<Option<bool>, UsageError> {
         let Some(value) = self.value(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-        let neither = || format!("{}: {:?} is neither true nor false", self.spell(name), value.to_string_lossy());
+        // The value is not repeated: it may be a secret that was meant for another variable.
+        let neither = || format!("{}: is neither true nor false", self.spell(name));
         Ok(Some(word(&value).ok_or_else(neither)?))
     }
 

@@ -17,6 +17,7 @@ pub use crate::lock::lease::Ttl;
 
 use super::layer::{Environment, Layer, Typed};
 use crate::text::duration;
+use crate::text::escape::without_credentials_of;
 
 /// An error in the command line or the configuration, in the user's own terms.
 #[derive(Debug)]
@@ -136,7 +137,7 @@ impl<'a> Settings<'a> {
 }
 
 /// Returns the value of an option in one place.
-fn read_from<T>(
+pub(super) fn read_from<T>(
     layer: &dyn Layer,
     name: &str,
     read: impl Fn(&str) -> Result<T, String>,
@@ -144,5 +145,6 @@ fn read_from<T>(
     let Some(value) = layer.value(name) else { return Ok(None) };
     let wrong = |why: &str| UsageError(format!("{}: {why}", layer.spell(name)));
     let text = value.to_str().ok_or_else(|| wrong("is not valid UTF-8"))?;
-    read(text).map(Some).map_err(|why| wrong(&why))
+    // A URL may have been meant for another option.
+    read(text).map(Some).map_err(|why| wrong(&without_credentials_of(text, &why)))
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::layer::Layer;
-use super::settings::{Settings, UsageError};
+use super::settings::{Settings, UsageError, read_from};
 use crate::cli::{self, name};
 use crate::lock::claim::Mode;
 use crate::lock::key::Key;
@@ -219,9 +219,8 @@ impl Settings<'_> {
         })?;
         let max_waiting =
             self.value(name::MAX_WAITING, |text| text.parse().map_err(|_| format!("{text:?} is not a whole number")))?;
-        let span = |layer: &dyn Layer, name| {
-            let value = layer.value(name).unwrap_or_default();
-            duration::parse(&value.to_string_lossy()).map_err(|why| format!("{}: {why}", layer.spell(name)))
+        let span = |layer: &dyn Layer, name: &str| {
+            Ok::<_, UsageError>(read_from(layer, name, duration::parse)?.unwrap_or_default())
         };
         if let Some((layer, name::WAIT)) = chosen {
             let is_for_ever = layer.value(name::WAIT).is_some_and(|value| value == cli::FOR_EVER || value == "true");

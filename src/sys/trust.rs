@@ -5,13 +5,14 @@
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::{Path, absolute};
+use std::path::{Path, PathBuf, absolute};
 
 use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::geteuid;
 
 use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
 use crate::text::escape::escaped_path;
+use crate::text::shell::{path_word, word};
 
 /// Standard input and the directories of descriptors: lockrun's caller has opened these, and is responsible for their contents.
 const STANDARD_INPUT: &str = "/dev/stdin";
@@ -53,6 +54,19 @@ pub fn check_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the first directory or symbolic link on the way to `path`, whether there is something at its end or not, that is not root's, or
+/// in which others than root can create something: what root does there may be led elsewhere. `None` if there is no such.
+pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
+    let is_roots = |step: &Step| step.owner == 0 && (step.is_link || step.mode & (GROUP_WRITES | OTHERS_WRITE) == 0);
+    for above in path.ancestors().skip(1) {
+        match walk(above) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            walked => return Ok(walked?.0.into_iter().find(|step| !is_roots(step)).map(|step| step.path)),
+        }
+    }
+    Ok(None)
+}
+
 fn walk(path: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     absolute(path).and_then(|path| ancestors::walk(&path))
 }
@@ -90,8 +104,7 @@ fn judge_file(path: &Path, owner: u32, mode: u32, us: u32) -> Option<String> {
         ));
     }
     let others_write = mode & (GROUP_WRITES | OTHERS_WRITE) != 0;
-    others_write
-        .then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, escaped_path(path)))
+    others_write.then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, path_word(path)))
 }
 
 /// Returns what is wrong with a directory or symbolic link on the path for the user `us`, if anything.
@@ -108,8 +121,9 @@ fn judge_step(step: &Step, us: u32) -> Option<String> {
     let others_write = !is_link && mode & (GROUP_WRITES | OTHERS_WRITE) != 0 && mode & STICKY == 0;
     others_write.then(|| {
         format!(
-            "others can write to {path}, on its path (mode {:03o}), and replace it; chmod go-w {path}",
-            mode & 0o7777
+            "others can write to {path}, on its path (mode {:03o}), and replace it; chmod go-w {}",
+            mode & 0o7777,
+            word(&path)
         )
     })
 }

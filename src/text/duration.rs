@@ -29,7 +29,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         None if text.contains('@') => Err(format!("has a value that is not a duration; {EXAMPLES}")),
         None => Err(match foreign_unit(text).filter(|_| text.starts_with(|first: char| first.is_ascii_digit())) {
             Some(unit) => format!(
-                "{text:?} is not a duration: it has the unit {unit:?}; the units are ms, s, m (minutes), h, d and w"
+                "{text:?} is not a duration: there is no unit {unit:?}; the units are ms, s, m (minutes), h, d and w"
             ),
             None => format!("{text:?} is not a duration; {EXAMPLES}"),
         }),
@@ -86,7 +86,10 @@ mod tests {
             "S", "H", "D",
         ] {
             let wrong = parse(&format!("1{unit}")).expect_err(unit);
-            assert!(wrong.contains(&format!("unit {unit:?}; the units are ms, s, m (minutes), h, d and w")), "{wrong}");
+            assert!(
+                wrong.contains(&format!("there is no unit {unit:?}; the units are ms, s, m (minutes), h, d and w")),
+                "{wrong}"
+            );
         }
         assert!(parse("1h 5M").is_err_and(|wrong| wrong.contains("unit \"M\"")));
     }

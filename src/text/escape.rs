@@ -76,6 +76,14 @@ pub fn without_credentials(text: &str) -> String {
     shown + rest
 }
 
+/// Replaces all before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, also of a mistyped one.
+pub fn without_credentials_of(value: &str, message: &str) -> String {
+    match value.trim().rsplit_once('@') {
+        Some((secret, _)) if !secret.is_empty() => message.replace(&format!("{}@", secret.escape_debug()), "***@"),
+        _ => message.to_owned(),
+    }
+}
+
 /// Replaces lockrun's secrets in a command line: tokens, and passwords in URLs.
 pub fn without_secrets(command: &str) -> String {
     let mut shown = String::new();
@@ -127,6 +135,17 @@ mod tests {
         let safe =
             "sh -c 'A=redis://***@h LOCKRUN_TOKEN=*** lockrun renew --token \"***\"; x --token=*** --token $T' --token";
         assert_eq!(without_secrets(said), safe);
+    }
+
+    #[test]
+    fn credentials_of_a_value_are_not_said_again() {
+        for (value, shown) in [
+            ("u:s\"e@c@h", "\"***@h\" is no number"),
+            ("redis://u:p@h", "\"***@h\" is no number"),
+            ("5", "\"5\" is no number"),
+        ] {
+            assert_eq!(without_credentials_of(value, &format!("{value:?} is no number")), shown);
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Text that people read: escaping, and durations.
+//! Text that people read: escaping, durations, and words of a shell.
 
 pub mod duration;
 pub mod escape;
+pub mod shell;

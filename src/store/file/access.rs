@@ -5,6 +5,7 @@
 //! a file is used only if it can be nothing but a lock's: it is a regular file of that group with one name. Its mode is never changed: the
 //! file may be another's, moved there from elsewhere. All locks are the kernel's, so they need no more rights than to open the file.
 
+use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, umask};
 use nix::unistd::geteuid;
@@ -20,6 +22,7 @@ use super::group::Group;
 use crate::store::StoreError;
 use crate::sys::{acl, trust};
 use crate::text::escape::escaped_path;
+use crate::text::shell::{path_word, word};
 
 /// The bits of a mode that must not be set in one user's directory: in one that the user named, and in the default one.
 const OTHERS_WRITE: u32 = 0o022;
@@ -28,6 +31,13 @@ const OTHERS_AT_ALL: u32 = 0o077;
 /// The mode of a group's directory: what is created there belongs to the group. It is not sticky, because the kernel may refuse to open
 /// another user's file for creation in a sticky directory (fs.protected_regular), to root too.
 const SHARED: u32 = 0o2770;
+
+/// The bits of a mode that a group's lock file has at least.
+const GROUP_USES: u32 = 0o060;
+
+/// What follows from it that something is not as a lock's file is, and what to do, to be put after what it is.
+pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that nothing works under \
+    the lock, find out who put it there, then remove it";
 
 /// The sticky bit of a file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or not, keeps
 /// one that has it.
@@ -62,7 +72,7 @@ impl Access {
                  force from the next login on)",
                 escaped_path(path),
                 geteuid(),
-                group.spelled()
+                word(&group.spelled())
             );
         }
         // First of all: root may be told to do something to that path.
@@ -77,8 +87,16 @@ impl Access {
         match self.group() {
             None => Ok(DirBuilder::new().mode(0o700).create(path)),
             Some(group) => {
-                let command = installing(group, path);
-                bail!("the lock directory {} does not exist; let root create it: {command}", escaped_path(path))
+                let shown = escaped_path(path);
+                let cannot_check = || format!("cannot check the directories above the lock directory {shown}");
+                if let Some(step) = trust::first_not_roots(path).with_context(cannot_check)? {
+                    bail!(
+                        "the lock directory {shown} does not exist, and others than root can write to {}, on its path; let root create one \
+                         elsewhere, and name that for all runs",
+                        escaped_path(&step)
+                    );
+                }
+                bail!("the lock directory {shown} does not exist; let root create it: {}", installing(group, path))
             }
         }
     }
@@ -136,31 +154,34 @@ impl Access {
         }
     }
 
-    /// Fails if an open file may be none of a lock. The error says why, to be put after its path, and what to do.
+    /// Fails if a file may be none of a lock. The error says why, to be put after its path, and what to do.
     pub(super) fn check_file(&self, stat: impl FnOnce() -> nix::Result<FileStat>) -> Result<(), String> {
         let Some(group) = self.group() else { return Ok(()) };
         let stat = stat().map_err(|errno| errno.desc().to_owned())?;
         let why = if stat.st_mode & SFlag::S_IFMT.bits() != SFlag::S_IFREG.bits() {
-            "it is not a regular file".to_owned()
+            let is_directory = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFDIR.bits();
+            if is_directory { "it is a directory" } else { "it is not a regular file" }.to_owned()
+        // One that has just been removed has none.
         } else if stat.st_nlink > 1 {
-            // One that has just been removed has none.
             format!("it has {} names (hard links)", stat.st_nlink)
         } else if stat.st_gid != group.gid() {
             format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid))
+        } else if stat.st_mode & GROUP_USES != GROUP_USES {
+            format!("its mode is {:04o}, which does not let {group} read and write it", stat.st_mode & 0o7777)
         } else {
             return Ok(());
         };
-        Err(format!("{why}, so it may not be a lock's; find out who put it there, and remove it"))
+        Err(format!("{why}{PLANTED}"))
     }
 
     /// Returns what to do with the lock file at `path` whose record is of no use, once nothing works under the lock: to be put after a
     /// comma or "then".
-    pub(super) fn emptying(&self, path: &str) -> String {
+    pub(super) fn remedy(&self, path: &str) -> String {
         match self {
             // The file stays the one on which those who run have their locks.
-            Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {path}"),
+            Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {}", word(path)),
             // Root would follow a link that a member has put there meanwhile.
-            Access::Group(_) => format!("remove the file: rm {path}"),
+            Access::Group(_) => format!("remove the file: rm {}", word(path)),
         }
     }
 
@@ -173,31 +194,56 @@ impl Access {
     }
 }
 
-/// Returns the command that creates a directory for the group, or makes an existing one fit.
+/// Returns the command that creates a directory for the group.
 fn installing(group: &Group, path: &Path) -> String {
-    format!("install -d -o root -g {} -m {SHARED:o} {}", group.spelled(), escaped_path(path))
+    format!("install -d -o root -g {} -m {SHARED:o} {}", word(&group.spelled()), path_word(path))
+}
+
+/// Returns the commands that make root's directory at `path` fit for the group, to be put after a message. Returns nothing if root should
+/// not type them: there is something in the directory already, or others can put another thing in its place.
+fn fitting(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> String {
+    let is_sticky = stat.st_mode & Mode::S_ISVTX.bits() != 0;
+    let is_roots = || stat.st_uid == 0 && trust::first_not_roots(path).is_ok_and(|step| step.is_none());
+    if is_sticky || !is_roots() || !is_empty(directory) {
+        return String::new();
+    }
+    let (group, path) = (word(&group.spelled()), path_word(path));
+    format!("; if it is meant for that, let root run: chgrp {group} {path} && chmod {SHARED:o} {path}")
+}
+
+/// Returns whether nothing is in the open directory, as far as we can see.
+fn is_empty(directory: &OwnedFd) -> bool {
+    let opened = Dir::openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
+    let is_other = |name: &CStr| name != c"." && name != c"..";
+    opened.is_ok_and(|mut opened| opened.iter().all(|entry| entry.is_ok_and(|entry| !is_other(entry.file_name()))))
 }
 
 /// Fails if others than the members of `group` and the owner, root or this user, can use the open `directory`.
 fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
     let us = geteuid();
     let mode = stat.st_mode & 0o7777;
-    let unfit =
-        |why: &str| refuse(path, &format!("{why}; if it is meant for that, let root run: {}", installing(group, path)));
     if stat.st_uid != 0 && stat.st_uid != us.as_raw() {
-        return unfit(&format!("it belongs to uid {}, not to root (nor to this user, uid {us})", stat.st_uid));
+        let owner = format!("it belongs to uid {}, not to root (nor to this user, uid {us})", stat.st_uid);
+        return refuse(
+            path,
+            &format!(
+                "{owner}; have it removed, or name another for all runs with --store file:/DIR?group={}",
+                group.spelled()
+            ),
+        );
     }
+    let unfit = |why: &str| refuse(path, &format!("{why}{}", fitting(group, directory, path, stat)));
     if stat.st_gid != group.gid() {
         return unfit(&format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid)));
     }
     if mode != SHARED {
-        return unfit(&format!("its mode is {mode:04o}, not {SHARED:o}, which shares it with {group} alone"));
+        return unfit(&format!("its mode is {mode:04o}; a group's directory has {SHARED:o}"));
     }
     let readable = openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
     let has_list = readable.and_then(|directory| acl::has_any(&directory));
     if has_list.with_context(|| format!("cannot look at {}", escaped_path(path)))? {
         let list = "it has an access control list, which may let others in; remove that: setfacl -b";
-        return refuse(path, &format!("{list} {}", escaped_path(path)));
+        return refuse(path, &format!("{list} {}", path_word(path)));
     }
     Ok(())
 }

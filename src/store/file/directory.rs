@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
+use percent_encoding::percent_decode_str;
 use uuid::Uuid;
 
 use super::access::Access;
@@ -105,7 +106,7 @@ impl Directory {
         &self.access
     }
 
-    /// The names of all plain files in it that may be a lock's. No lock's file has a name that begins with a dot.
+    /// The names of all plain files in it that may be a lock's.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", escaped_path(&self.path));
         // By the open descriptor, which is the directory that was checked.
@@ -116,7 +117,7 @@ impl Directory {
             let entry = entry.with_context(fails)?;
             // What else lies there is none of ours. Nor is what has gone meanwhile.
             if self.is_file(&entry) {
-                let name = entry.file_name().to_str().ok().filter(|name| !name.starts_with('.'));
+                let name = entry.file_name().to_str().ok().filter(|name| is_file_name(name));
                 names.extend(name.map(str::to_owned));
             }
         }
@@ -224,6 +225,17 @@ pub(super) fn file_name(key: &Key) -> String {
     name
 }
 
+/// Returns whether [`file_name`] may have written this name. Any other may be there to deceive who reads it in a message.
+fn is_file_name(name: &str) -> bool {
+    if let Some((start, hash)) = name.split_once('~') {
+        let is_written = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '%');
+        let is_hash = hash.len() == 32 && hash.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
+        return start.len() == NAME_MAX / 2 && start.chars().all(is_written) && !start.starts_with('.') && is_hash;
+    }
+    let key = percent_decode_str(name).decode_utf8().ok().and_then(|key| Key::new(key.as_ref().as_ref()).ok());
+    key.is_some_and(|key| file_name(&key) == name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,5 +262,18 @@ mod tests {
         let names: HashSet<String> = keys.iter().map(|key| name(key)).collect();
         assert_eq!(names.len(), keys.len());
         assert!(names.iter().all(|name| name.len() <= 255 && !name.contains('/')));
+        assert!(names.iter().all(|name| is_file_name(name)), "{names:?}");
+    }
+
+    #[test]
+    fn no_other_name_is_a_locks() {
+        let hash = "0".repeat(32);
+        let long = |start: &str| format!("{start:a<100}~{hash}");
+        assert!(is_file_name(&long("a")));
+        let others = ["", ".a", "a b", "x -rf ~;reboot;#", "%zz", "%2f", "%41", "%00", "a~", "$(reboot)", "a'b"]
+            .map(str::to_owned);
+        for name in others.into_iter().chain([long(".a"), long("a b"), format!("a~{hash}"), "x".repeat(201)]) {
+            assert!(!is_file_name(&name), "{name}");
+        }
     }
 }

@@ -25,8 +25,9 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::unistd::geteuid;
 
-use super::access::Access;
+use super::access::{Access, PLANTED};
 use super::copies;
 use super::directory::{self, Directory};
 use crate::lock::key::Key;
@@ -67,7 +68,7 @@ impl LockFile {
         check_limit(&path)?;
         let access = directory.access().clone();
         let opened = access.open_or_create(|mode| openat(directory.as_fd(), name.as_str(), flags, mode));
-        let file = opened.map_err(|errno| cannot_open(directory, &path, errno))?;
+        let file = opened.map_err(|errno| cannot_open(directory, &name, &path, errno))?;
         check(&access, &file, &path)?;
         let file = descriptor::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
         Ok(LockFile { file: file.into(), name, path, access, kind: libc::F_WRLCK })
@@ -92,7 +93,7 @@ impl LockFile {
                 Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, access, kind }))
             }
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(cannot_open(directory, &path, errno)),
+            Err(errno) => Err(cannot_open(directory, name, &path, errno)),
         }
     }
 
@@ -215,17 +216,33 @@ impl AsFd for LockFile {
     }
 }
 
-/// Returns the error that the lock file at `path` cannot be opened.
-fn cannot_open(directory: &Directory, path: &str, errno: Errno) -> StoreError {
+/// Returns the error that the lock file of this `name`, at `path`, cannot be opened.
+fn cannot_open(directory: &Directory, name: &str, path: &str, errno: Errno) -> StoreError {
     let access = directory.access();
-    let advice = match access.group() {
-        Some(group) if errno == Errno::EACCES => format!(
-            "; {group} has no access to it; make sure that nothing works under the lock, then {}",
-            access.emptying(path)
-        ),
-        _ => directory::advice(&errno.into(), directory.path()),
+    let planted = |what: &str| format!("{what}{PLANTED}");
+    let why = match errno {
+        Errno::ELOOP => planted("it is a symbolic link"),
+        Errno::EISDIR => planted("it is a directory"),
+        Errno::ENXIO => planted("it is a socket, or a FIFO that nobody reads"),
+        Errno::EAGAIN => planted("another process holds a lease on it (fcntl(2), F_SETLEASE)"),
+        Errno::EACCES if access.group().is_some() => {
+            let stat = || fstatat(directory.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW);
+            // What is wrong with the file, or else with us.
+            access.check_file(stat).err().filter(|_| stat().is_ok()).unwrap_or_else(no_right_to_open)
+        }
+        _ => format!("{}{}", errno.desc(), directory::advice(&errno.into(), directory.path())),
     };
-    anyhow!("cannot open the lock file {path}: {}{advice}", errno.desc())
+    anyhow!("cannot open the lock file {path}: {why}")
+}
+
+/// Returns that a file which the group may open is closed to this user, and what to do.
+fn no_right_to_open() -> String {
+    let us = geteuid();
+    let why = format!("this user (uid {us}) may not open it, though the members of the group may");
+    if us.is_root() {
+        return format!("{why}; root without all of its capabilities (CAP_DAC_OVERRIDE) must be in the group");
+    }
+    why
 }
 
 /// Fails if the open file at `path` may be none of a lock.

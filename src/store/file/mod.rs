@@ -295,6 +295,6 @@ fn no_fence(error: FenceExhausted, file: &LockFile) -> StoreError {
     let (FenceExhausted { last }, path) = (error, file.path());
     anyhow!(
         "the fence in {path} cannot grow: {last} is the greatest there is; make sure that nothing works under the lock, then {}",
-        file.access.emptying(path)
+        file.access.remedy(path)
     )
 }

@@ -105,7 +105,7 @@ impl LockFile {
     }
 
     fn unreadable(&self, damage: Damage) -> Unreadable {
-        Unreadable { path: self.path.clone(), damage, emptying: self.access.emptying(&self.path) }
+        Unreadable { path: self.path.clone(), damage, remedy: self.access.remedy(&self.path) }
     }
 
     fn unlock_record<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {

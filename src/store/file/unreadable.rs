@@ -11,8 +11,8 @@ pub(super) struct Unreadable {
     pub(super) path: String,
     /// What is wrong with it.
     pub(super) damage: Damage,
-    /// What to do with it in the end, see [`super::access::Access::emptying`].
-    pub(super) emptying: String,
+    /// What to do with it in the end, see [`super::access::Access::remedy`].
+    pub(super) remedy: String,
 }
 
 impl Unreadable {
@@ -36,15 +36,15 @@ impl Unreadable {
 
     /// What it means, and what to do about it.
     pub(super) fn advice(&self) -> String {
-        let emptying = &self.emptying;
+        let remedy = &self.remedy;
         if self.is_foreign() {
             return format!(
                 "nobody gets a lock of that name; move the file away, or, if it was a lock's, make sure that nothing works \
-                 under that lock any more, then {emptying}"
+                 under that lock any more, then {remedy}"
             );
         }
         format!(
-            "it cannot tell who holds the lock, so nobody gets it; make sure that nothing works under it any more, then {emptying} \
+            "it cannot tell who holds the lock, so nobody gets it; make sure that nothing works under it any more, then {remedy} \
              (its sequence, if it has one, begins anew: go on after the last value with --from)"
         )
     }

@@ -159,7 +159,7 @@ impl Connection {
             Unread::Io(error) if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer("did not answer in time"),
             Unread::Io(_) => Failure::Closed,
             Unread::Protocol => Failure::NoAnswer(
-                "what it answers is not Redis's protocol, or longer than anything that lockrun asks for",
+                "sent an answer that is not in Redis's protocol, or longer than anything that lockrun asks for",
             ),
         })
     }
@@ -228,9 +228,7 @@ impl Failure {
             Failure::NoAnswer(what) => anyhow!("{server} {what}"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Refused { error, .. } if wants_password(error) => {
-                anyhow!(
-                    "{server} requires a password; give a password in the store's URL, as in redis://:PASSWORD@HOST"
-                )
+                anyhow!("{server} requires a password; give a password in the store's URL, or with --store-file")
             }
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {

@@ -32,13 +32,29 @@ fn no_password_in_a_refusal() {
         ["--store", "redis://u:secret@h:port"],
         ["--store-file", "redis://u:secret@h"],
         ["--ttl", "redis://u:secret@h"],
+        ["--max-waiting", "redis://u:secret@h"],
+        ["--slots", "u:secret@h:6379"],
+        ["-E", "redis:u:secret@h"],
+        ["--on-lost", "redis://u:secret@h"],
+        ["--wait=5", "--wait=redis://u:secret@h"],
         ["--skip=redis://u:secret@h", "--"],
         ["--stoer=redis://u:secret@h", "--"],
     ] {
         let output = marked(Lockrun::bare().key("k").args(words)).exited(64).printed("").said("lockrun: ");
         assert!(!output.stderr().contains("secret"), "{output}");
     }
-    let output = marked(Lockrun::bare().key("k").env("LOCKRUN_STORE", "u:secret@h:6379")).exited(64);
+    for name in
+        ["LOCKRUN_STORE", "LOCKRUN_SHARED", "LOCKRUN_SLOTS", "LOCKRUN_SKIP", "LOCKRUN_WAIT", "LOCKRUN_DESCENDANTS"]
+    {
+        let output = marked(Lockrun::bare().key("k").env(name, "u:secret@h:6379")).exited(64).said(name);
+        assert!(!output.stderr().contains("secret"), "{output}");
+    }
+    let output =
+        marked(Lockrun::bare().key("k").env("LOCKRUN_SHARED", "secret")).exited(64).said("is neither true nor false");
+    assert!(!output.stderr().contains("secret"), "{output}");
+    // A token that begins with `-`.
+    let output =
+        Lockrun::bare().args(["release", "--key", "k", "--token", "-secret"]).run().exited(64).said("begins with -");
     assert!(!output.stderr().contains("secret"), "{output}");
 }
 

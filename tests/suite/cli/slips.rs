@@ -40,7 +40,7 @@ fn an_option_is_no_key() {
         (&["-k", "--skip"], "-k was given no value: the next word is the option --skip "),
         (&["-vk", "-w"], "-k was given no value: the next word is the option -w "),
         (&["--key"], "--key was given no value: the next word is -- "),
-        (&["--key", "-"], "--key was given no value: the next word is the option - "),
+        (&["--key", "-"], "--key was given no value: the next word is - "),
         (&["--key", "--store=redis://u:secret@h"], "the next word is the option --store (an unset variable?)"),
     ] {
         touches_nothing(|call| marked(call.args(words)), wanted);
@@ -160,7 +160,7 @@ const NO_UNITS: [(&str, &str); 11] = [
 // "A duration's unit is one of ms, s, m, h, d, w; months and years are refused", everywhere.
 #[test]
 fn a_month_is_no_duration() {
-    let wanted = |unit: &str| format!("it has the unit \"{unit}\"; the units are ms, s, m (minutes), h, d and w");
+    let wanted = |unit: &str| format!("there is no unit \"{unit}\"; the units are ms, s, m (minutes), h, d and w");
     let options = ["ttl", "wait", "renew-every", "store-timeout", "min-hold", "kill-after", "max-runtime"];
     for option in options {
         let (text, unit) = NO_UNITS[0];
@@ -204,7 +204,7 @@ fn with_program(call: Lockrun, directory: &Path) -> Lockrun {
 fn a_mistyped_duration_is_no_command() {
     let programs = TempDir::new().expect("a temporary directory");
     for (words, wanted) in [
-        (&["-w", "5x", "echo"][..], "-w: \"5x\" is not a duration: it has the unit \"x\"; the units are "),
+        (&["-w", "5x", "echo"][..], "-w: \"5x\" is not a duration: there is no unit \"x\"; the units are "),
         (&["--wait", "5x"], "--wait: \"5x\" is not a duration"),
         (&["-vw", "5x", "-v"], "; a command of this name is written -w -- 5x"),
         (&["-w", "1M", "5x"], "-w: \"1M\" is not a duration"),
@@ -219,4 +219,22 @@ fn a_mistyped_duration_is_no_command() {
     call().args(["-w", "--", "5x", "y"]).run().exited(0).printed("ran y\n").silent();
     call().args(["-w", "5", "5x", "y"]).run().exited(0).printed("ran y\n").silent();
     assert_eq!(fs::read_dir(programs.path()).expect("ours").count(), 1);
+}
+
+// An empty value is an unset variable, and no wish to wait for ever.
+#[test]
+fn an_empty_wait_is_none() {
+    for word in ["-w=", "--wait=", "-vw="] {
+        touches_nothing(|call| marked(call.key("k").arg(word)), "--wait: \"\" is not a duration");
+    }
+}
+
+// "LOCKRUN_SKIP and LOCKRUN_WAIT to true, false or a duration."
+#[test]
+fn skip_as_a_variable() {
+    let store = Store::file();
+    other(&store.url(), &["acquire", "--key", "k", "--ttl", "none"]).run().exited(0);
+    for (value, status) in [("1", 0), ("true", 0), ("1h", 0), ("false", 75), ("0", 75)] {
+        marked(Lockrun::new(&store).key("k").env("LOCKRUN_SKIP", value)).exited(status).printed("");
+    }
 }

@@ -54,7 +54,8 @@ impl Shared {
     pub(super) fn without_directory() -> Self {
         let member = User::new(MEMBER, &[GROUP]);
         let another = User::new(ANOTHER, &[GROUP]);
-        let parent = TempDir::new().expect("a temporary directory");
+        // Where root alone can write, as on a server.
+        let parent = TempDir::new_in("/var/lib").expect("a temporary directory");
         set(parent.path(), 0, 0, 0o755);
         Self { member, another, parent }
     }

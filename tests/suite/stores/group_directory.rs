@@ -13,8 +13,16 @@ use crate::support::{Lockrun, Output};
 /// The command that the message names.
 fn advice(output: &Output) -> String {
     let stderr = output.stderr();
-    let at = stderr.find("install -d").unwrap_or_else(|| panic!("no command in: {output}"));
-    stderr[at..].trim_end().to_owned()
+    let (_, command) = stderr.split_once("let root ").unwrap_or_else(|| panic!("no command in: {output}"));
+    command.split_once(": ").expect("a colon before the command").1.trim_end().to_owned()
+}
+
+/// Nothing to paste is in it.
+#[track_caller]
+fn has_no_command(output: &Output) {
+    for word in ["install", "chmod", "chgrp", "let root run"] {
+        assert!(!output.stderr().contains(word), "{output}");
+    }
 }
 
 /// Owner, group, mode, and how many entries there are.
@@ -69,8 +77,37 @@ fn any_other_mode_is_refused() {
     for mode in [0o770, 0o2775, 0o2777, 0o2772, 0o3770, 0o700, 0o755, 0o2750] {
         let shared = Shared::new();
         set(&shared.locks(), 0, GROUP, mode);
-        let told = is_refused(&shared, &format!("its mode is {mode:04o}, not 2770"));
-        is_mended(&shared, &told);
+        let told = is_refused(&shared, &format!("its mode is {mode:04o}; a group's directory has 2770"));
+        // What is sticky is for all, as /tmp is.
+        if mode & 0o1000 == 0 {
+            is_mended(&shared, &told);
+        } else {
+            has_no_command(&told);
+        }
+    }
+}
+
+// A directory may be something else's, or another's may take its place before root has typed the command.
+#[test]
+fn no_command_spoils_another_directory() {
+    let shared = Shared::new();
+    fs::write(shared.locks().join("something"), "").expect("a file");
+    set(&shared.locks(), 0, 0, 0o755);
+    has_no_command(&is_refused(&shared, "it belongs to the group"));
+    set(&shared.locks(), 0, GROUP, 0o755);
+    has_no_command(&is_refused(&shared, "its mode is 0755; a group's directory has 2770"));
+    for path in ["/", "/tmp"] {
+        let url = format!("file:{path}?group={GROUP}");
+        has_no_command(&Lockrun::at(&url).key("k").command(["echo", "ran"]).run().exited(69).printed(""));
+    }
+    // Where others can put things.
+    fs::remove_file(shared.locks().join("something")).expect("ours");
+    set(shared.parent.path(), 0, 0, 0o1777);
+    has_no_command(&is_refused(&shared, "its mode is 0755; a group's directory has 2770"));
+    fs::remove_dir(shared.locks()).expect("ours");
+    for who in [Who::Member, Who::Root] {
+        let output = shared.run(who, &[], &["echo", "ran"]).exited(69).printed("");
+        has_no_command(&output.said("does not exist").said("others than root can write to "));
     }
 }
 
@@ -79,7 +116,7 @@ fn another_owner_is_refused() {
     let shared = Shared::new();
     set(&shared.locks(), 65534, GROUP, 0o2770);
     let told = is_refused(&shared, "it belongs to uid 65534, not to root");
-    is_mended(&shared, &told);
+    has_no_command(&told.said("have it removed, or name another"));
     // A member's own directory is that member's alone.
     set(&shared.locks(), MEMBER, GROUP, 0o2770);
     shared.run(Who::Member, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();

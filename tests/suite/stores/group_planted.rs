@@ -30,13 +30,19 @@ const PLANTED: [(&str, Plant, &str); 7] = [
     ("a hard link", |planted, elsewhere| fs::hard_link(elsewhere, planted).expect("a link"), "2 names"),
     ("a file from elsewhere", |planted, elsewhere| drop(fs::rename(elsewhere, planted)), "belongs to the group"),
     ("a FIFO", |planted, _| plant_fifo(planted), "not a regular file"),
-    ("a socket", |planted, _| drop(std::os::unix::net::UnixListener::bind(planted).expect("a socket")), "cannot open"),
-    ("a directory", |planted, _| fs::create_dir(planted).expect("a directory"), "the lock file"),
+    ("a socket", |planted, _| plant_socket(planted), "a socket"),
+    ("a directory", |planted, _| fs::create_dir(planted).expect("a directory"), "directory"),
 ];
 
 /// A FIFO that everybody can open.
 fn plant_fifo(planted: &Path) {
     nix::unistd::mkfifo(planted, Mode::empty()).expect("a FIFO");
+    fs::set_permissions(planted, fs::Permissions::from_mode(0o666)).expect("our own");
+}
+
+/// A socket that everybody may use.
+fn plant_socket(planted: &Path) {
+    drop(std::os::unix::net::UnixListener::bind(planted).expect("a socket"));
     fs::set_permissions(planted, fs::Permissions::from_mode(0o666)).expect("our own");
 }
 
@@ -51,6 +57,8 @@ fn look(path: &Path) -> Option<(u32, u32, u32, u64, u64, i64, i64)> {
 fn is_refused(shared: &Shared, words: &str) {
     for who in [Who::Root, Who::Another] {
         let output = shared.run(who, &[], &["echo", "ran"]).exited(69).printed("").said(words).said("/locks/k: ");
+        let output =
+            output.said("make sure that nothing works under the lock, find out who put it there, then remove it");
         assert!(output.took < NOT_HELD_UP, "{output}");
         shared.run(who, &["--wait", "1"], &["echo", "ran"]).exited(69).printed("").said(words);
         for other in [
@@ -138,6 +146,8 @@ fn a_leased_file_holds_up_nobody() {
     lease.run.wait_for_line("ready");
     for who in [Who::Root, Who::Another] {
         let output = shared.run(who, &[], &["echo", "ran"]).exited(69).printed("").said("cannot open the lock file");
+        let output =
+            output.said("another process holds a lease on it").said("make sure that nothing works under the lock");
         assert!(output.took < NOT_HELD_UP, "{output}");
     }
     lease.finish().exited(0);
@@ -152,13 +162,68 @@ fn no_mode_is_changed() {
     let file = shared.locks().join("k");
     set(&file, MEMBER, GROUP, 0o600);
     let mode = |path: &PathBuf| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
-    shared.run(Who::Root, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
-    shared.run(Who::Member, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
-    shared.run(Who::Another, &[], &["echo", "ran"]).exited(69).printed("").said("then remove the file: rm ");
+    // It is closed to the group, so nobody uses it: others could not tell that the lock is held.
+    for who in [Who::Root, Who::Member, Who::Another] {
+        let output =
+            shared.run(who, &[], &["echo", "ran"]).exited(69).printed("").said("its mode is 0600, which does not let");
+        output.said("make sure that nothing works under the lock");
+    }
     assert_eq!(mode(&file), 0o600);
     // What one member closes to the others does not hide the rest from them.
     let call = Lockrun::at(&shared.url()).key("other").command(["true"]);
     shared.by(Who::Member, &call).alone().exited(0);
-    let status = shared.other(Who::Another, &["status"]).exited(69).said("ermission denied");
+    let status = shared.other(Who::Another, &["status"]).exited(69).said("its mode is 0600");
     assert!(status.stdout().contains("\nother "), "{status}");
+}
+
+// A command that a message shows may be pasted into root's shell: no file that a member names otherwise than a lock's is in one, and a
+// path that a shell would read as several words is quoted.
+#[test]
+fn no_name_gets_into_a_command() {
+    let shared = Shared::new();
+    let hostile = "x -rf ~;touch evil;#";
+    for name in [hostile, "$(touch evil)", "a~b", "%zz"] {
+        let file = shared.locks().join(name);
+        fs::write(&file, "x".repeat(100)).expect("ours");
+        File::options().write(true).open(&file).expect("ours").set_len(1 << 40).expect("a file with a hole");
+        set(&file, MEMBER, GROUP, 0o660);
+    }
+    for words in [&["status"][..], &["prune", "--older-than", "0s"]] {
+        shared.other(Who::Root, words).exited(0).silent();
+    }
+    let doctor = shared.other(Who::Root, &["doctor"]).silent();
+    assert!(!doctor.stdout().contains("evil"), "{doctor}");
+    // The name of the directory, which root has chosen.
+    let store = Store::file();
+    let locks = store.locks().with_file_name("it's here");
+    let url = format!("file:{}", locks.display());
+    let run = Lockrun::at(&url).key("k").command(["echo", "ran"]);
+    run.run().exited(0);
+    File::options().write(true).open(locks.join("k")).expect("ours").set_len(1 << 40).expect("a file with a hole");
+    let output = run.run().exited(69).printed("");
+    let stderr = output.stderr();
+    let from = stderr.find("truncate ").expect("a command");
+    let to = stderr[from..].find(" (its sequence").expect("its end") + from;
+    Lockrun::bare().command(["sh", "-c", &stderr[from..to]]).alone().exited(0);
+    run.run().exited(0).printed("ran\n").silent();
+}
+
+// Root has the rights of a member as long as it has its capabilities. Without them, as in some containers and services, the file is as
+// good as ever for the others, and must stay.
+#[test]
+fn root_without_its_capabilities() {
+    let shared = Shared::new();
+    shared.run(Who::Member, &[], &["true"]).exited(0);
+    let call = Lockrun::at(&shared.url()).key("k").command(["echo", "ran"]);
+    let weak = |groups: &str| {
+        let drop = "--bounding-set -dac_override,-dac_read_search --inh-caps -dac_override,-dac_read_search";
+        call.in_shell(&format!("exec setpriv {drop} {groups} \"$@\"")).alone()
+    };
+    let output = weak("--clear-groups")
+        .exited(69)
+        .printed("")
+        .said("this user (uid 0) may not open it")
+        .said("must be in the group");
+    assert!(!output.stderr().contains("remove"), "{output}");
+    weak(&format!("--groups {GROUP}")).exited(0).printed("ran\n").silent();
 }

@@ -103,7 +103,7 @@ fn an_unknown_authority() {
 fn a_stopped_server_costs_twice_the_time_out() {
     let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("lockrun ends after twice this time at the latest"), "{help}");
+    assert!(help.contains("lockrun ends with status 69: after twice this time at the latest"), "{help}");
     judge(|| {
         let redis = Redis::start();
         redis.pause();

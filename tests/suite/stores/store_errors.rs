@@ -159,7 +159,7 @@ fn answers_beyond_all_bounds() {
         let call = Lockrun::at(&fake.url()).key("bounds").args(["--store-timeout", "2s"]).command(["echo", "ran"]);
         // In KiB: the answer may take 64 MiB, and the rest of it not much.
         let output = call.in_shell("ulimit -v 200000; exec \"$@\"").alone();
-        output.exited(69).printed("").said("what ");
+        output.exited(69).printed("").said("sent an answer ");
     }
 }
 

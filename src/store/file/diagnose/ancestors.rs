@@ -7,6 +7,8 @@ use nix::unistd::geteuid;
 
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::ancestors::{GROUP_WRITES, OTHERS_WRITE, STICKY, Step, walk};
+use crate::text::escape::escaped_path;
+use crate::text::shell::path_word;
 
 /// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
 pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
@@ -28,7 +30,7 @@ pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
 /// What is wrong with a step, if we are `us`. Root can do everything anyway.
 fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     let Step { path, is_link, owner, group, mode } = step;
-    let path = path.display();
+    let (path, named) = (escaped_path(path), path_word(path));
     let kind = if *is_link { "symbolic link" } else { "directory" };
     // In a sticky directory only the owner of a thing can remove it, and every step is looked at for its owner.
     let writes = |bits: u32| !is_link && mode & bits != 0 && mode & STICKY == 0;
@@ -41,13 +43,13 @@ fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
         Some(Diagnostic::fail(
             format!("every user can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
             format!(
-                "any of them can put another lock directory in the place of ours, and two runs hold one lock; chmod o-w {path}"
+                "any of them can put another lock directory in the place of ours, and two runs hold one lock; chmod o-w {named}"
             ),
         ))
     } else if writes(GROUP_WRITES) && *group != 0 {
         Some(Diagnostic::warn(
             format!("the group with gid {group} can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
-            format!("its other members can put another lock directory in the place of ours; chmod g-w {path}"),
+            format!("its other members can put another lock directory in the place of ours; chmod g-w {named}"),
         ))
     } else if *is_link {
         Some(Diagnostic::warn(
