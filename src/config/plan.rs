@@ -24,7 +24,7 @@ pub struct Plan {
     pub key: Key,
     /// Where it lives.
     pub store: Address,
-    /// Beside whom it may be held.
+    /// How it may be shared.
     pub mode: Mode,
     /// For how long a run that has succeeded is to be the only one.
     pub once_per: Option<Duration>,

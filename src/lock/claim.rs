@@ -20,7 +20,7 @@ pub struct Claim {
     pub ttl: Ttl,
     /// The run that claims the lock.
     pub holder: Holder,
-    /// Beside whom it may be held.
+    /// How it may be shared.
     pub mode: Mode,
     /// The lock is not wanted if a run that began less than this ago has ended with 0.
     pub once_per: Option<Duration>,
@@ -31,7 +31,7 @@ pub struct Claim {
     pub request: Option<Token>,
 }
 
-/// Beside whom a lock may be held.
+/// How a lock may be shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -45,7 +45,7 @@ impl Mode {
     /// Held alone.
     pub const EXCLUSIVE: Self = Mode::Slots(1);
 
-    /// Returns how many slots there are, if there are several: then a run is told which one it has.
+    /// Returns how many slots there are, if there are several: then a run learns which one it has.
     pub fn several_slots(self) -> Option<u32> {
         match self {
             Mode::Slots(slots) if slots > 1 => Some(slots),

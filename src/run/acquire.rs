@@ -131,8 +131,8 @@ impl Answer {
     }
 }
 
-/// Whether a run is silently skipped because of this holder. One of which nobody knows how long it has had the lock may have it for too
-/// long.
+/// Whether a run is silently skipped because of this holder. If it is not known how long it has held the lock, it may have held it for
+/// too long.
 fn is_skipped(on_held: OnHeld, held: &Held) -> bool {
     let OnHeld::Skip { held_less_than } = on_held else { return false };
     held_less_than.is_none_or(|span| held.since.is_some_and(|since| since < span))

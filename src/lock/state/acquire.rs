@@ -107,7 +107,7 @@ impl LockState {
         }
         let mut ended = self.drop_ended(Some(token), now, facts);
         if self.position(token).is_some_and(|at| self.holders[at].is_shared) && ask.claim.mode != Mode::Shared {
-            // It shares the lock, and would be told that it is alone.
+            // A grant would say that it holds the lock alone.
             let first = self.first_held(now, facts);
             return Ok(self.applied(Acquired::Held { first, place: None, is_forgotten: false }, now, facts));
         }

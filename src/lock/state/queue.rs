@@ -24,7 +24,7 @@ pub struct WaiterState {
     pub token: Token,
     /// Who it is.
     pub who: Holder,
-    /// Beside whom it may hold the lock.
+    /// How it may share the lock.
     pub mode: Mode,
     /// Since when it waits.
     pub joined_ms: u64,

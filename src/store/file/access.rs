@@ -185,7 +185,7 @@ impl Access {
         }
     }
 
-    /// Gives a lock file of our own its mode, if that is another: because of a umask, or because somebody has changed it.
+    /// Gives a lock file of our own its mode, if that is another: because of a umask, or of a chmod.
     pub(super) fn restore_mode(&self, file: &File, stat: &FileStat) {
         let mode = self.file_mode();
         if self.group().is_none() && stat.st_mode & 0o7777 != mode.bits() {

@@ -1,5 +1,5 @@
-//! Places of those that wait for a lock, so that they can be counted at once with joining them: one byte of the lock file each, locked for
-//! as long as its run waits. A run that dies leaves its place.
+//! The places of the runs that wait for a lock, so that they can be counted in the same step as joining them: each run has one byte of
+//! the lock file locked for as long as it waits. If it dies, the kernel frees its place.
 
 use anyhow::Context;
 use nix::errno::Errno;
@@ -16,15 +16,12 @@ const COUNT: i64 = 1 << 40;
 impl LockFile {
     /// Takes a place among those that wait, unless `max` runs have one already. Returns its byte.
     pub(super) fn take_place(&self, max: Option<u32>) -> Result<Option<i64>, StoreError> {
-        // Nobody else may come between counting and taking.
-        let taken = match max {
-            Some(max) => self.with_record_locked(|| {
-                let is_full = self.places_taken(max).with_context(|| format!("cannot look at {}", self.path()))? >= max;
-                if is_full { Ok(None) } else { self.take_any_place().map(Some) }
-            })?,
-            None => Some(self.take_any_place()?),
-        };
-        Ok(taken)
+        let Some(max) = max else { return self.take_any_place().map(Some) };
+        // No other bounded run may join between counting and taking.
+        self.with_record_locked(|| {
+            let is_full = self.places_taken(max).with_context(|| format!("cannot look at {}", self.path()))? >= max;
+            if is_full { Ok(None) } else { self.take_any_place().map(Some) }
+        })
     }
 
     fn take_any_place(&self) -> Result<i64, StoreError> {

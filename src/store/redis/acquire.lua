@@ -15,8 +15,7 @@
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, now}
---                   it is not; times in ms; place -1: it does not wait, for too
---                   many do, or its token shares the lock already
+--                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock
 --       {2, began, now, granted, told}
 --                   it is not wanted: when the run began that has succeeded
 --                   granted and told are tokens of waiters, or '' (see confirm_handoff)
@@ -125,8 +124,9 @@ end
 
 local granted, own = ends_of(TOKEN), info_of(TOKEN)
 if granted and own.fence and own.slots == 0 and SLOTS > 0 then
-  -- It shares the lock, and would be told that it is alone.
+  -- It shares the lock: a grant would say that it holds it alone.
   local handed, told = hand_over()
+  expire_holders()
   return {0, holder(), -1, REFRESH, handed, told, now}
 end
 local done = ONCE > 0 and last_run().done

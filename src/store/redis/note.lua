@@ -6,8 +6,8 @@ local function is_less(fence, other)
 end
 
 -- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended; `request` is by which request of
--- a user, if by one; `succeeded`: it has ended with 0, and had the lock until then. Of one whose particulars are lost, only that it has ended; and of a kept lock, whose run was written down when
--- it ended.
+-- a user, if by one; `succeeded`: it has ended with 0, and had the lock until then. Of one whose particulars are lost, it only notes
+-- that it has ended; and of a kept lock, whose run was written down when it ended.
 local function note(info, ending, request, succeeded)
   local last, before = ending, last_run()
   if info.fence and not info.kept then

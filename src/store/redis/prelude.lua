@@ -6,8 +6,9 @@
 --                   kept, released, revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted
 --                   the lock, and {leads, probed, seen}. slots: how many it lets hold the lock at once; 0: all that share it, which
 --                   is kept of holders too; most: the greatest such number up to its place, or MANY; once: for how many ms no other
---                   run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were asked for a sign of life for its
---                   sake; request: which request of a user under a token of the user's own it was that took the lock;
+--                   run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were
+--                   asked for a sign of life for its sake; request: which request of a user under a token of the user's own it
+--                   was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
 --                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; seen: when it saw a
 --                   holder that is forgotten; released: it is released by hand while one does; revoked: who has

@@ -1,4 +1,4 @@
-//! A run that is wanted once per period, whoever starts it.
+//! A run that is wanted once per period, on whichever server it is started.
 
 use nix::sys::signal::Signal;
 

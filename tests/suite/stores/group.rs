@@ -147,7 +147,7 @@ fn root_and_members_exclude_each_other() {
     }
 }
 
-// They count on: fences grow and a sequence goes on, whoever of them had it last.
+// They count on: fences grow and a sequence goes on, whichever of them had the lock last.
 #[test]
 fn what_is_recorded_is_everybodys() {
     let shared = Shared::new();

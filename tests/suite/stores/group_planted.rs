@@ -131,7 +131,7 @@ fn a_vast_file_is_refused() {
     }
 }
 
-// A member who has a lease on a file (fcntl(2), F_SETLEASE) could hold up whoever opens it.
+// A member who has a lease on a file (fcntl(2), F_SETLEASE) could hold up every other user who opens it.
 #[test]
 fn a_leased_file_holds_up_nobody() {
     let shared = Shared::new();

@@ -34,7 +34,7 @@ impl History {
         match answer {
             Acquired::Mine { fence, slot, leased } => {
                 assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
-                assert!(!is_refused, "it shares the lock, and is told that it is alone");
+                assert!(!is_refused, "it shares the lock, and is granted it alone");
                 let mode = mode(slots);
                 if is_new {
                     assert!(matches!(mode, Mode::Slots(slots) if slot < slots) || mode == Mode::Shared && slot > 0);
