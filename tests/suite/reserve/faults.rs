@@ -12,8 +12,8 @@ use crate::support::{LONG, Lockrun, eventually};
 
 // "The reservation is a lease, renewed while COMMAND runs."
 on_every_lease_store!(a_long_command_keeps_its_value, |store| {
-    let call = reserve(store, "1").args(["--ttl", "2s"]);
-    let run = Reserver::begin(&call);
+    let call = reserve(store, "1");
+    let run = Reserver::begin(&call.clone().args(["--ttl", "2s"]));
     for _ in 0..2 {
         throughout(store, "2s", || assert_eq!(peek(&call), "2"));
     }
@@ -25,8 +25,8 @@ on_every_lease_store!(a_long_command_keeps_its_value, |store| {
 // files the value is reserved for as long as the command lives.
 on_every_store!(lockrun_is_killed, |store| {
     let began = Instant::now();
-    let call = reserve(store, "1").args(["--ttl", "2s"]);
-    let mut run = call.clone().sh("echo ready; exec sleep 600").spawn();
+    let call = reserve(store, "1");
+    let mut run = call.clone().args(["--ttl", "2s"]).sh("echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
     run.signal(Signal::SIGKILL);
     eventually(LONG, "lockrun is dead", || run.has_ended());

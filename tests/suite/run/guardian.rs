@@ -289,16 +289,16 @@ on_every_lease_store!(a_guardian_stands_still_late_in_the_lease, |store| {
     let proxy = store.proxy();
     let records = memory::directory();
     let record = records.path().join("record");
-    let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5300ms", "--kill-after", "0"];
+    let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
     let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
-    proxy.set(Mode::Delay(Duration::from_millis(5200)));
+    proxy.set(Mode::Delay(Duration::from_millis(4900)));
     let old = call(&proxy.url(), "old").spawn();
     let keys = || is_held(store, "late");
     eventually(LONG, "the lock is its own, and it does not know yet", keys);
     let guardian = Pid::from_raw(children(old.pid())[0]);
     ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
     // A little less than the answer takes.
-    stays_true_for(Duration::from_secs(5), "it does not know yet", || old.stdout().is_empty());
+    stays_true_for(Duration::from_millis(4700), "it does not know yet", || old.stdout().is_empty());
     old.signal(Signal::SIGWINCH);
     while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
         ptrace::cont(guardian, None).expect("it goes on");
