@@ -8,6 +8,7 @@ mod answers;
 pub mod diagnostic;
 mod error;
 mod file;
+mod postgres;
 mod redis;
 mod url;
 
@@ -29,7 +30,7 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
 /// The kinds of stores. One more is a folder of its own, and a line here.
-static KINDS: [Kind; 2] = [file::KIND, redis::KIND];
+static KINDS: [Kind; 3] = [file::KIND, redis::KIND, postgres::KIND];
 
 /// A kind of store.
 struct Kind {
