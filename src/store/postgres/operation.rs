@@ -12,6 +12,7 @@ use super::PostgresStore;
 use super::connection::{Batch, Connection, Row};
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::login;
 use super::schema::{Tables, VERSION};
 use super::waiting::{self, Look};
 use crate::lock::key::Key;
@@ -178,7 +179,7 @@ impl PostgresStore {
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
         match &mut self.connection {
             Some(connection) => Ok(connection),
-            none => Ok(none.insert(super::login::open(&self.server, deadline)?)),
+            none => Ok(none.insert(login::open(&self.server, &self.tls, deadline)?)),
         }
     }
 }
