@@ -1,6 +1,5 @@
 //! Connections to servers, for every store that has one: each operation is bounded by a deadline for the whole request.
 
-#![cfg_attr(not(test), expect(dead_code, reason = "PostgreSQL's store uses it next"))]
 
 mod certificate;
 pub mod dial;
