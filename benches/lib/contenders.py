@@ -1,7 +1,10 @@
 """Who is measured: for each program, how it runs a command under a lock and waits for it, and how many wait now."""
 
 import os
+import shlex
 import shutil
+
+from .postgres import SESSIONS, program
 
 
 def locked_inodes(directory):
@@ -70,10 +73,11 @@ class LockrunRedis:
     """lockrun with its store in a Redis."""
 
     name = "lockrun, Redis"
+    store = "Redis"
 
     def __init__(self, binary, redis, port=None, database=0):
         self.binary = binary
-        self.redis = redis
+        self.server = redis
         password = f":{redis.password}@" if redis.password else ""
         self.url = f"redis://{password}127.0.0.1:{port or redis.port}/{database}"
 
@@ -82,7 +86,57 @@ class LockrunRedis:
         return [self.binary, "--store", self.url, "--key", key, *waits, *options, "--", *command]
 
     def waiting(self, key):
-        return self.redis.control.ask("ZCARD", f"lockrun:{{{key}}}:queue")
+        return self.server.control.ask("ZCARD", f"lockrun:{{{key}}}:queue")
+
+    def queue(self, key):
+        """The tokens of those that wait, in their order."""
+        return self.server.control.ask("ZRANGE", f"lockrun:{{{key}}}:queue", 0, -1)
+
+
+class LockrunPostgres:
+    """lockrun with its store in a PostgreSQL."""
+
+    name = "lockrun, PostgreSQL"
+    store = "PostgreSQL"
+
+    def __init__(self, binary, postgres, port=None, user="bench"):
+        self.binary = binary
+        self.server = postgres
+        self.url = postgres.url(user, port)
+
+    def argv(self, key, command, wait=True, options=()):
+        waits = ["--wait"] if wait else []
+        return [self.binary, "--store", self.url, "--key", key, *waits, *options, "--", *command]
+
+    def waiting(self, key):
+        return int(self.server.control.ask(f"SELECT count(*) FROM lockrun.waiters WHERE key = '{key}'")[0][0])
+
+    def queue(self, key):
+        """The tokens of those that wait, in their order."""
+        return [token for (token,) in self.server.control.ask(f"SELECT token FROM lockrun.waiters WHERE key = '{key}' ORDER BY place")]
+
+
+class LockrunPgBouncer(LockrunPostgres):
+    """The same through a pgbouncer in transaction mode."""
+
+    name = "lockrun, pgbouncer"
+    store = f"PostgreSQL, pgbouncer with {SESSIONS} sessions"
+
+    def __init__(self, binary, postgres, pgbouncer, user="bench"):
+        super().__init__(binary, postgres, pgbouncer.port, user)
+
+
+class Psql:
+    """psql(1), which locks nothing: it logs in, sends one statement, and then runs the command."""
+
+    name = "psql, one statement"
+
+    def __init__(self, postgres, port=None):
+        self.url = postgres.url(port=port)
+
+    def argv(self, _key, command, wait=True):
+        del wait
+        return [program("psql"), "-Xq", self.url, "-c", "SELECT", "-c", "\\! " + shlex.join(command)]
 
 
 class Etcdctl:

@@ -4,11 +4,15 @@ import os
 import platform
 import re
 import shutil
+import statistics
 import subprocess
+import tempfile
 import time
 
+from .postgres import program
 
-def description(lockrun):
+
+def description(lockrun, directory):
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         cpus = cpuinfo.read()
     with open("/proc/meminfo", encoding="ascii") as meminfo:
@@ -20,6 +24,7 @@ def description(lockrun):
         f"memory: {kilobytes / 1024 / 1024:.1f} GiB",
         f"kernel: {platform.system()} {platform.release()}",
         f"before the run: {idleness()}",
+        f"disk of the servers: {durability(directory)}",
         *(f"{name}: {text}" for name, text in versions(lockrun).items() if text),
     ]
 
@@ -38,6 +43,20 @@ def idleness():
     return f"load average {os.getloadavg()[0]:.2f}, processors {idle:.0f} % idle{judged}"
 
 
+def durability(directory):
+    """What it takes there until a small write is on the disk: PostgreSQL and etcd wait for that with every change."""
+    times = []
+    with tempfile.TemporaryFile(dir=directory) as file:
+        for _ in range(50):
+            file.write(bytes(8192))
+            file.flush()
+            began = time.monotonic()
+            os.fdatasync(file.fileno())
+            times.append(time.monotonic() - began)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", directory], capture_output=True, text=True).stdout.strip()
+    return f"{kind or 'unknown file system'}, fdatasync(2) {statistics.median(times) * 1000:.2f} ms"
+
+
 def versions(lockrun):
     return {
         "lockrun": said([lockrun, "--version"]),
@@ -46,13 +65,15 @@ def versions(lockrun):
         "etcd": said(["etcd", "--version"]),
         "etcdctl": said(["etcdctl", "version"]),
         "Redis": said(["redis-server", "--version"]),
+        "PostgreSQL": said([program("postgres"), "--version"]),
+        "pgbouncer": said([program("pgbouncer"), "--version"]),
         "valgrind": said(["valgrind", "--version"]),
     }
 
 
 def said(argv):
     """The version in what the program says first; nothing if it is not there."""
-    if not shutil.which(argv[0]):
+    if not argv[0] or not shutil.which(argv[0]):
         return None
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, env={**os.environ, "ETCDCTL_API": "3"})
     found = re.search(r"\d+(\.\d+)+", done.stdout)

@@ -4,26 +4,27 @@ import os
 import statistics
 import time
 
-from .contenders import Etcdctl, Flock, LockrunFile, LockrunRedis
+from .contenders import Etcdctl, Flock, LockrunFile
 from .report import Limit, Section
 from .turns import Turns
 
 SECONDS = 5
 # Short, so that renewals fall into the time in which we look.
 LEASE = ["--ttl", "6s"]
+# In MB, by store.
+LIMITS = {"Redis": 2, "PostgreSQL": 6}
 
 METHOD = f"""\
 The proportional set size (PSS) of all processes of a run but COMMAND's own, summed, which counts a page that several
-processes share by parts. Taken every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On Redis the lease is 6 s, so that
-it is renewed while we look. At any time there is one lockrun on the machine, so it shares its program file's pages with
+processes share by parts. Taken every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On Redis and PostgreSQL the lease is 6 s,
+so that it is renewed while we look. At any time there is one lockrun on the machine, so it shares its program file's pages with
 nobody; flock shares the C library with all other processes. The largest is what the limits are held against."""
 
 
 def measure(bench):
     section = Section("Memory while holding", METHOD, ["program", "processes", "median", "largest"])
     contenders = [(Flock(bench.directory), {}), (LockrunFile(bench.lockrun, bench.directory), {})]
-    if bench.redis:
-        contenders.append((LockrunRedis(bench.lockrun, bench.redis), {"options": LEASE}))
+    contenders += [(contender, {"options": LEASE}) for contender in bench.lease_stores()]
     if bench.etcd:
         contenders.append((Etcdctl(bench.etcd), {}))
     largest = {}
@@ -39,9 +40,11 @@ def measure(bench):
 
     megabytes = lambda name: f"{name} {largest[name] / 1e6:.2f} MB"
     peers = ", ".join(megabytes(name) for name in (Flock.name, Etcdctl.name) if name in largest)
-    for contender, what, limit in ((LockrunFile, "files", 1), (LockrunRedis, "Redis, guardian included", 2)):
-        if contender.name in largest:
-            ours = largest[contender.name] / 1e6
+    limits = [(LockrunFile.name, "files", 1)]
+    limits += [(contender.name, f"{contender.store}, guardian included", LIMITS[contender.store]) for contender in bench.lease_stores()]
+    for name, what, limit in limits:
+        if name in largest:
+            ours = largest[name] / 1e6
             section.limits.append(
                 Limit(f"memory while holding (PSS), {what}", peers, f"{ours:.2f} MB", f"at most {limit} MB", ours <= limit)
             )

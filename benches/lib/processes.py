@@ -21,13 +21,18 @@ class Processes:
         self.errors = os.path.join(home, "stderr")
         self.live = set()
         self.ended = {}
+        self.farewells = {}
 
-    def start(self, argv, stdout=None):
-        """Starts argv, whose first word is a path. Its output goes to a descriptor; without one, to /dev/null."""
+    def start(self, argv, stdout=None, errors=None, ends_by=None):
+        """Starts argv, whose first word is a path.
+
+        Its output goes to a descriptor, without one to /dev/null; its errors to a file, without one to that of all. In the end
+        it gets the signal `ends_by`, if one is given, before it is killed.
+        """
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_OPEN, 2, errors or self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
         ]
         if stdout is not None:
             actions[1] = (os.POSIX_SPAWN_DUP2, stdout, 1)
@@ -39,6 +44,8 @@ class Processes:
                 setsigdef=_SHELL_DISPOSITIONS,
             )
             self.live.add(pid)
+            if ends_by:
+                self.farewells[pid] = ends_by
             # The number may have been another process's before.
             self.ended.pop(pid, None)
             return pid
@@ -88,7 +95,13 @@ class Processes:
             os.kill(pid, signal.SIGKILL)
 
     def end_all(self):
-        """Kills all that are left, and waits for them."""
+        """Ends all that are left, and waits for them."""
+        for pid in self.live - self.farewells.keys():
+            self.kill(pid)
+        leaving = self.live & self.farewells.keys()
+        for pid in leaving:
+            os.kill(pid, self.farewells[pid])
+        self.wait(leaving, 10)
         for pid in list(self.live):
             self.kill(pid)
         self.wait(list(self.live), 10)

@@ -6,7 +6,8 @@ By counting flights in a proxy, and by time: what a delay of the network adds to
 import statistics
 import time
 
-from .contenders import Etcdctl, LockrunRedis
+from .contenders import Etcdctl, LockrunPostgres, LockrunRedis, Psql
+from .postgres import program
 from .proxy import Proxy
 from .report import Limit, Section
 from .servers import Redis
@@ -22,37 +23,53 @@ the server has never seen. "by time" is what the delay adds to the median time f
 instruction (to lockrun's end, less COMMAND's own time), divided by {ROUND_TRIP * 1000:.0f} ms. "by flights" is the median
 number of times that bytes from the client followed bytes from the server, or came first, until then. No proxy can delay
 the TCP handshake, which the kernel answers, so one round trip a connection is added for it, to both. In HTTP/2, which
-etcdctl speaks, either side may send without being asked: there the time is what counts."""
+etcdctl speaks, either side may send without being asked: there the time is what counts.
+
+PostgreSQL's own handshake depends on how it lets clients in; here it asks for a password (SCRAM), and does not offer TLS,
+which both clients ask for. What it costs is what psql takes before COMMAND, less the one statement that it sends; psql
+takes leave of the server in the end, which nobody waits for. The tables are there already."""
 
 HEADER = ["program", "connections", "by time: before COMMAND", "in all", "by flights: before COMMAND", "in all"]
 
 
 def measure(bench):
     section = Section("Round trips", METHOD, HEADER)
-    times = {}
+    found = {}
     if bench.redis:
         redis = Redis(bench.processes, bench.directory, password="bench")
-        proxy = Proxy(redis.port)
-        contender = LockrunRedis(bench.lockrun, redis, proxy.port, database=3)
-        times["lockrun"], counts = trips(bench, contender, proxy, section)
+        found["Redis"] = trips(bench, lambda port: LockrunRedis(bench.lockrun, redis, port, database=3), redis.port, section)
+    if bench.postgres:
+        port = bench.postgres.port
+        found["PostgreSQL"] = trips(bench, lambda port: LockrunPostgres(bench.lockrun, bench.postgres, port), port, section)
+        if program("psql"):
+            found["psql"] = trips(bench, lambda port: Psql(bench.postgres, port), port, section)
     if bench.etcd:
-        proxy = Proxy(bench.etcd.port)
-        times["etcdctl"], _ = trips(bench, Etcdctl(bench.etcd, proxy.port), proxy, section)
-    if "lockrun" in times:
-        for number, (what, limit) in enumerate((("before COMMAND starts", 2), ("in all", 3))):
-            peers = f"etcdctl lock {times['etcdctl'][number]:.1f} by time" if "etcdctl" in times else "-"
-            by_time, flights = times["lockrun"][number], counts[number]
-            # Times are noisy: they must only agree with the flights, which are exact.
-            is_met = flights <= limit and by_time < limit + 0.5
-            ours = f"{flights:.0f} ({by_time:.2f} by time)"
-            section.limits.append(
-                Limit(f"round trips {what}, Redis, AUTH and SELECT", peers, ours, str(limit), is_met)
-            )
+        found["etcdctl"] = trips(bench, lambda port: Etcdctl(bench.etcd, port), bench.etcd.port, section)
+
+    for number, (what, redis, postgres) in enumerate((("before COMMAND starts", 2, 2), ("in all", 3, 4))):
+        peers = f"etcdctl lock {found['etcdctl'][0][number]:.1f} by time" if "etcdctl" in found else "-"
+        if "Redis" in found:
+            by_time, flights = (counts[number] for counts in found["Redis"])
+            section.limits.append(limit(f"{what}, Redis, AUTH and SELECT", peers, flights, by_time, redis))
+        if "psql" in found:
+            # Less its statement.
+            handshake = [counts[0] - 1 for counts in found["psql"]]
+            by_time, flights = (counts[number] - own for counts, own in zip(found["PostgreSQL"], handshake))
+            name = f"{what}, PostgreSQL, over the {handshake[1]:.0f} of its own handshake"
+            section.limits.append(limit(name, "-", flights, by_time, postgres))
     return section
 
 
-def trips(bench, contender, proxy, section):
-    """Adds the contender's row. Gives its round trips before COMMAND and in all, by time and by flights."""
+def limit(what, peers, flights, by_time, most):
+    # Times are noisy: they must only agree with the flights, which are exact.
+    is_met = flights <= most and by_time < most + 0.5
+    return Limit(f"round trips {what}", peers, f"{flights:.0f} ({by_time:.2f} by time)", str(most), is_met)
+
+
+def trips(bench, contender_at, port, section):
+    """Adds the row of a contender whose server is at that port. Gives its round trips before COMMAND and in all, by time and by flights."""
+    proxy = Proxy(port)
+    contender = contender_at(proxy.port)
     slow, quick = [], []
     for _ in range(RUNS):
         quick.append(one_run(bench, contender, proxy, 0.0))
@@ -66,6 +83,14 @@ def trips(bench, contender, proxy, section):
         [contender.name, f"{connections:.0f}", f"{before:.2f}", f"{in_all:.2f}", *(f"{count:.0f}" for count in flights)]
     )
     return (before, in_all), flights
+
+
+def handshake_flights(bench):
+    """How many flights PostgreSQL's own handshake takes, without TCP's: those of psql but its statement and its leave."""
+    proxy = Proxy(bench.postgres.port)
+    *_, flights, _ = one_run(bench, Psql(bench.postgres, proxy.port), proxy, 0.0)
+    proxy.close()
+    return flights - 2
 
 
 def one_run(bench, contender, proxy, delay):

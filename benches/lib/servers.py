@@ -1,4 +1,5 @@
-"""Private servers on free ports of the loopback interface: a Redis and an etcd, and clients that look into them.
+"""Private servers on free ports of the loopback interface: a Redis and an etcd, and clients that look into them. PostgreSQL
+is in `postgres`.
 
 A server's data lie in the benchmark's temporary directory. It is ended by its pid when the benchmark ends, and killed by
 the kernel should the benchmark itself be killed (setpriv(1), of the same package as flock(1)).
@@ -6,6 +7,7 @@ the kernel should the benchmark itself be killed (setpriv(1), of the same packag
 
 import base64
 import http.client
+import itertools
 import json
 import os
 import shutil
@@ -21,16 +23,19 @@ SENT_BY_CLIENTS = (
 )
 
 
+_numbers = itertools.count(1)
+
+
 def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def started(processes, argv):
+def started(processes, argv, **options):
     """Starts a server that dies with us."""
     setpriv = shutil.which("setpriv")
-    return processes.start(([setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []) + argv)
+    return processes.start(([setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []) + argv, **options)
 
 
 class Redis:
@@ -61,6 +66,32 @@ class Redis:
         if self.password:
             client.ask("AUTH", self.password)
         return client
+
+    def connections(self):
+        """The addresses of all connections."""
+        lines = self.control.ask("CLIENT", "LIST").splitlines()
+        return {word.removeprefix("addr=") for line in lines for word in line.split() if word.startswith("addr=")}
+
+    def watch(self):
+        """Gives a function that gives the sender of each command that has come since now, and which command that was.
+
+        Our own are not among them, nor those that scripts call.
+        """
+        monitor = self.connect()
+        monitor.ask("MONITOR")
+        marker = f"the end of watch {next(_numbers)}"
+
+        def seen():
+            self.control.ask("ECHO", marker)
+            found = []
+            while marker not in (line := monitor.reply()):
+                sender, _, command = line.partition("[")[2].partition("]")
+                sender = sender.partition(" ")[2]
+                if sender not in ("lua", self.control.address):
+                    found.append((sender, command.split('"')[1].lower()))
+            return found
+
+        return seen
 
     def sent_by_clients(self):
         """How many commands clients have sent so far, by command.

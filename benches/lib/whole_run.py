@@ -10,7 +10,7 @@ import shutil
 import statistics
 import subprocess
 
-from .contenders import Etcdctl, Flock, Lckdo, LockrunFile, LockrunRedis
+from .contenders import Etcdctl, Flock, Lckdo, LockrunFile
 from .report import Limit, Section
 
 ROUNDS = 500
@@ -37,8 +37,7 @@ def measure(bench):
     programs[file_store.name] = file_store.argv("true", true, wait=False)
     programs["true alone"] = true
     rare = {}
-    if bench.redis:
-        contender = LockrunRedis(bench.lockrun, bench.redis)
+    for contender in bench.lease_stores():
         rare[contender.name] = contender.argv("true", true, wait=False)
     if bench.etcd:
         rare[Etcdctl.name] = Etcdctl(bench.etcd).argv("true", true)
