@@ -89,7 +89,7 @@ const ALL: [Description; 37] = [
         name::STORE,
         "URL",
         LOCK,
-        "Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]",
+        "Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://, postgres://  [default: file:]",
     )
     .more(
         "Where the lock lives [default: file:]\n\n\
@@ -99,8 +99,13 @@ const ALL: [Description; 37] = [
          2770 DIR), and every member can hold, break and delete each lock there.\n\n\
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
          redis+unix://[USER[:PASSWORD]@]/PATH - the same through a local socket; its database is ?db=DB.\n\n\
+         postgres://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/DATABASE - tables in a PostgreSQL, which the first run creates; of \
+         several hosts the first that accepts writes. Without a HOST: the local socket. The password may be in PGPASSWORD or \
+         ~/.pgpass.\n\n\
          Parameters, after a `?` and separated by `&`: prefix=NAME (how the keys in Redis begin, default lockrun), \
-         ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and the client's certificate and key; PEM).",
+         schema=NAME (PostgreSQL's tables, default lockrun), ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and \
+         the client's certificate and key; PEM); for PostgreSQL also sslmode, channel_binding, target_session_attrs, host, port, \
+         user and application_name, as in libpq.",
     ),
     option(
         name::STORE_FILE,
@@ -166,7 +171,7 @@ const ALL: [Description; 37] = [
     ),
     option(name::TTL, "DURATION", LEASE, "The length of the lease, at least 1s; none: it never expires  [default: 30s]").more(
         "The length of the lease, at least 1s [default: 30s]\n\n\
-         If lockrun or its machine dies, a lock in Redis is free after this time. With `none` it never expires. \
+         If lockrun or its machine dies, a lock in Redis or PostgreSQL is free after this time. With `none` it never expires. \
          A run on files needs no lease: its lock ends with it; one acquired by hand or kept has a lease there too.",
     ),
     option(name::RENEW_EVERY, "DURATION", LEASE, "The time between renewals  [default: ttl / 3]"),

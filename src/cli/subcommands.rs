@@ -216,7 +216,7 @@ impl Subcommand {
                        stopped, the last value stays, and the reserved one comes up again when its lease has expired, \
                        unless a later value was used meanwhile. It never waits.\n\n\
                        A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
-                       sequence would begin anew. Use a directory that survives a reboot, or a Redis that keeps its data.",
+                       sequence would begin anew. Use a directory that survives a reboot, a PostgreSQL, or a Redis that keeps its data.",
             },
             Status => &Doc {
                 name: "status",

@@ -83,7 +83,7 @@ fn judge_kind(path: &str, number: u32) -> Diagnostic {
         Kind::Network => Diagnostic::fail(
             text,
             "a network file system may lose a lock while it is held, or not tell other machines of it; \
-             use a directory of this machine, or a Redis for several",
+             use a directory of this machine, or a Redis or PostgreSQL for several",
         ),
         Kind::Fuse => Diagnostic::warn(
             text,
