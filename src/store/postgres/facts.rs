@@ -21,7 +21,7 @@ pub(super) struct Queued {
     pub(super) place: i64,
     /// What the rules know of it.
     pub(super) waiter: WaiterState,
-    /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::waiting::session_of`].
+    /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::connection::Connection::session`].
     pub(super) session: Option<i64>,
     /// When it will ask again by itself at the latest, in milliseconds of Unix time.
     looks_at_ms: u64,

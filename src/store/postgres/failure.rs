@@ -17,7 +17,9 @@ pub(super) enum Failure {
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
     Unreachable(String),
     /// The process has no descriptor or memory left for a connection.
-    NoResources(io::Error),
+    NoResources(String),
+    /// The password cannot be read: what is wrong.
+    NoPassword(String),
     /// The connection was closed before an answer came.
     Closed,
     /// No answer came in time.
@@ -128,6 +130,7 @@ impl Failure {
             Failure::Unreachable(_) | Failure::Closed | Failure::Silent => true,
             Failure::Refused(refusal) => refusal.is_transient(),
             Failure::NoResources(_)
+            | Failure::NoPassword(_)
             | Failure::NoWait(_)
             | Failure::Strange(_)
             | Failure::NotAdmitted(_)
@@ -143,6 +146,7 @@ impl Failure {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoResources(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::NoPassword(why) => anyhow!("{why}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),

@@ -12,6 +12,7 @@ mod failure;
 mod listing;
 mod login;
 mod operation;
+mod password;
 mod schema;
 mod url;
 mod waiting;
@@ -28,6 +29,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
 use crate::lock::token::Token;
+use crate::net::tls::Tls;
 use crate::store::Done;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::backoff::Backoff;
@@ -46,6 +48,8 @@ pub(super) use url::KIND;
 /// A store in a PostgreSQL database.
 pub struct PostgresStore {
     server: Server,
+    /// What TLS needs to reach each host.
+    tls: Vec<Option<Tls>>,
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,
@@ -59,8 +63,8 @@ impl PostgresStore {
     /// Returns the store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with the files
     /// that TLS needs.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
-        let tables = Tables::in_schema(&server.schema);
-        Ok(PostgresStore { server, tables, timeout, connection: None, may_be_done: false, place: None })
+        let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
+        Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, place: None })
     }
 
     /// Carries out an operation once.

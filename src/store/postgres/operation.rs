@@ -12,6 +12,7 @@ use super::PostgresStore;
 use super::connection::{Batch, Connection, Row};
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::login;
 use super::schema::{Tables, VERSION};
 use super::waiting::{self, Look};
 use crate::lock::key::Key;
@@ -19,8 +20,8 @@ use crate::lock::state::{Applied, Facts as _, FenceExhausted, LockState, Presenc
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
-/// How long a transaction may stand still between its round trips. A waiter that is stopped right then keeps the others from the lock
-/// for so long.
+/// How long a transaction may stand still between its round trips, at most half as long as a request may take. A lockrun that is
+/// stopped right then keeps the others from the lock for so long, and its holder from renewing it.
 const IDLE_MAX: Duration = Duration::from_millis(1500);
 
 /// How many waiters are read at first. Those that were granted the lock come on top.
@@ -107,7 +108,8 @@ impl PostgresStore {
                 found.has_all = true;
             };
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            let mut second = SecondTrip { tables: &tables, subject, found: &found, batch: Batch::default() };
+            let session = connection.session;
+            let mut second = SecondTrip { tables: &tables, subject, found: &found, session, batch: Batch::default() };
             let look = second.write(&state, &applied, connection);
             let batch = second.batch;
             self.may_be_done = true;
@@ -178,7 +180,7 @@ impl PostgresStore {
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
         match &mut self.connection {
             Some(connection) => Ok(connection),
-            none => Ok(none.insert(super::login::open(&self.server, deadline)?)),
+            none => Ok(none.insert(login::open(&self.server, &self.tls, deadline)?)),
         }
     }
 }
@@ -196,7 +198,8 @@ fn read(
     let asking = subject.asking.map(Token::as_str);
     let mut batch = Batch::default();
     batch.add("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", &[]);
-    let [patience, whole, idle] = [left * 3 / 4, left, IDLE_MAX].map(|span| millis(span).max(1).to_string());
+    let [patience, whole, idle] =
+        [left * 3 / 4, left, IDLE_MAX.min(left / 2)].map(|span| millis(span).max(1).to_string());
     batch.add(
         "SELECT pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
          pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true)",
@@ -287,6 +290,8 @@ struct SecondTrip<'a> {
     tables: &'a Tables,
     subject: Subject<'a>,
     found: &'a Found,
+    /// See [`Connection::session`].
+    session: i64,
     batch: Batch,
 }
 
@@ -308,7 +313,7 @@ impl SecondTrip<'_> {
         match waits.map(|(_, asking)| asking).filter(|_| !self.found.is_pooled) {
             Some(asking) if listens_for == Some(asking) => {}
             Some(asking) => {
-                let session = waiting::session_of(asking).to_string();
+                let session = self.session.to_string();
                 self.batch.add(&format!("LISTEN {}", waiting::channel_of(asking)), &[]);
                 self.batch.add("SELECT pg_catalog.pg_advisory_lock($1::bigint)", &[Some(&session)]);
             }
@@ -366,7 +371,7 @@ impl SecondTrip<'_> {
         let (Some(asking), Some(look)) = (self.subject.asking, look) else { return };
         let Some(own) = find(asking) else { return };
         let looks_at_ms = (self.found.now_ms + millis(look.within)).to_string();
-        let session = (!self.found.is_pooled).then(|| waiting::session_of(asking).to_string());
+        let session = (!self.found.is_pooled).then(|| self.session.to_string());
         if self.found.queue.iter().any(|row| row.waiter.token == *asking) {
             self.batch.add(
                 &format!(
