@@ -202,7 +202,7 @@ on_every_lease_store!(a_lost_lease_is_told, |store| {
     }
     let events = Events::new();
     store.server().kill();
-    let call = events.of(Lockrun::at(&store.url().replace("://", "://u:hushhush@"))).key("k").command(["true"]);
+    let call = events.of(Lockrun::at(&store.url_with_password("hushhush"))).key("k").command(["true"]);
     call.run().exited(69);
     assert_eq!(events.names(), ["failed"]);
     assert!(!events.text().contains("hushhush"));
