@@ -230,6 +230,11 @@ impl Connection {
     pub(super) fn server_end_point(&self) -> Option<Vec<u8>> {
         self.stream.server_end_point()
     }
+
+    /// Returns whether the connection is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
+    }
 }
 
 /// Readable when a notification may have come.

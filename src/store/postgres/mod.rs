@@ -7,6 +7,7 @@
 //! comes after it waits for the row that it has locked, until the server has committed it or rolled it back.
 
 mod connection;
+mod diagnose;
 mod facts;
 mod failure;
 mod listing;
@@ -264,10 +265,6 @@ impl Sequences for PostgresStore {
 
 impl Diagnose for PostgresStore {
     fn diagnose(&mut self) -> Vec<Diagnostic> {
-        let deadline = Moment::now() + self.timeout;
-        match self.connected(deadline) {
-            Ok(_) => vec![Diagnostic::ok(format!("{} answers", self.server))],
-            Err(failure) => vec![Diagnostic::unusable(self.explain(&failure).to_string(), "")],
-        }
+        diagnose::diagnose(self)
     }
 }

@@ -1,0 +1,109 @@
+//! What kind of server it is, and how we reach it.
+
+use super::settings::Settings;
+use super::{ask_one, number, text, truth};
+use crate::store::diagnostic::Diagnostic;
+use crate::store::postgres::PostgresStore;
+use crate::store::postgres::failure::Failure;
+use crate::store::postgres::url::Server;
+
+/// The oldest PostgreSQL that is supported, as server_version_num begins.
+const OLDEST: i64 = 12;
+
+/// What the server says of itself and of us.
+#[derive(Debug, Default)]
+pub(super) struct Introduction {
+    /// Product, version and more, in words.
+    words: String,
+    /// The version as a number, such as 150013.
+    version: Option<i64>,
+    /// Whether it copies another server, and takes no writes.
+    pub(super) is_standby: bool,
+    /// Whether the process that serves us is not the one that has let us in: a pooler is in between.
+    pub(super) is_pooled: bool,
+    /// The role that we have there.
+    pub(super) role: String,
+}
+
+impl Introduction {
+    /// Asks for it. This is the first thing that the server is asked.
+    pub(super) fn ask(store: &mut PostgresStore) -> Result<Self, Failure> {
+        let row = ask_one(
+            store,
+            "SELECT pg_catalog.version(), pg_catalog.current_setting('server_version_num'), \
+             pg_catalog.pg_is_in_recovery(), pg_catalog.pg_backend_pid(), current_user",
+            &[],
+        )?;
+        let introduced = store.connection.as_ref().map(|connection| i64::from(connection.process));
+        Ok(Introduction {
+            // What follows is the machine for which it was built.
+            words: text(&row, 0).and_then(|words| words.split(" on ").next()).unwrap_or_default().to_owned(),
+            version: number(&row, 1),
+            is_standby: truth(&row, 2) == Some(true),
+            is_pooled: number(&row, 3) != introduced,
+            role: text(&row, 4).unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+/// What kind of server this is.
+pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Settings) -> Vec<Diagnostic> {
+    let Introduction { words, version, is_standby, is_pooled, .. } = introduction;
+    let answers = format!("{server} answers: {words}");
+    let mut diagnostics = vec![match version {
+        _ if !words.starts_with("PostgreSQL ") => {
+            Diagnostic::note(answers, "lockrun is made for PostgreSQL; see whether what follows is as it should be")
+        }
+        None => Diagnostic::note(answers, format!("see by hand that it is PostgreSQL {OLDEST} or newer")),
+        Some(version) if version / 10000 < OLDEST => Diagnostic::fail(
+            answers,
+            format!("nothing is promised for a PostgreSQL older than {OLDEST}; use a newer one"),
+        ),
+        Some(_) => Diagnostic::ok(answers),
+    }];
+    if *is_standby {
+        let advice = "name the primary in the store's URL";
+        diagnostics.push(Diagnostic::unusable("it is a standby, which takes no writes", advice));
+        return diagnostics;
+    }
+    diagnostics.push(Diagnostic::ok(if *is_pooled {
+        "a connection pooler is in between: a run that waits is not woken, but looks every 0.1 to 1 s whether it is its turn"
+    } else {
+        "nothing is in between: a run that waits is woken (LISTEN)"
+    }));
+    if let Some(encoding) = settings.text("server_encoding").filter(|name| !matches!(*name, "UTF8" | "SQL_ASCII")) {
+        diagnostics.push(Diagnostic::warn(
+            format!("the database's encoding is {encoding}"),
+            format!(
+                "a lock whose key or command has characters that {encoding} lacks is rejected (status 69); use a database with UTF8"
+            ),
+        ));
+    }
+    diagnostics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::diagnostic::Level;
+    use crate::store::postgres::url;
+
+    fn worst(words: &str, version: i64, is_standby: bool, encoding: &str) -> Option<Level> {
+        let server = url::parse("postgres://u@127.0.0.1/db").expect("is a URL");
+        let (words, version) = (words.to_owned(), Some(version));
+        let introduction = Introduction { words, version, is_standby, ..Introduction::default() };
+        let settings = Settings::from([("server_encoding", encoding)]);
+        judge(&server, &introduction, &settings).into_iter().map(|diagnostic| diagnostic.level).max()
+    }
+
+    #[test]
+    fn kinds_of_servers_are_told_apart() {
+        assert_eq!(worst("PostgreSQL 15.13 (Debian 15.13-0+deb12u1)", 150_013, false, "UTF8"), Some(Level::Ok));
+        assert_eq!(worst("PostgreSQL 12.0", 120_000, false, "SQL_ASCII"), Some(Level::Ok));
+        assert_eq!(worst("PostgreSQL 11.22", 110_022, false, "UTF8"), Some(Level::Fail));
+        assert_eq!(worst("PostgreSQL 9.6.24", 90_624, false, "UTF8"), Some(Level::Fail));
+        assert_eq!(worst("CockroachDB CCL v23.1.0", 130_000, false, "UTF8"), Some(Level::Note));
+        assert_eq!(worst("PostgreSQL 15.13", 150_013, true, "UTF8"), Some(Level::Unusable));
+        assert_eq!(worst("PostgreSQL 15.13", 150_013, false, "LATIN1"), Some(Level::Warn));
+    }
+}
