@@ -21,9 +21,11 @@ pub(super) fn diagnose(
     }
     let row = try_ask(
         store,
-        "SELECT (SELECT sum(numbackends) FROM pg_catalog.pg_stat_database), \
-         (SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), \
-         (SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = current_user)",
+        "SELECT (SELECT sum(numbackends) FROM pg_catalog.pg_stat_database), d.datconnlimit, \
+         pg_catalog.pg_stat_get_db_numbackends(d.oid), r.rolconnlimit, \
+         (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE usesysid = r.oid) \
+         FROM pg_catalog.pg_database d, pg_catalog.pg_roles r \
+         WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user",
         &[],
     )?;
     let mut diagnostics = vec![judge(settings, &row.unwrap_or_default())];
@@ -31,33 +33,33 @@ pub(super) fn diagnose(
     Ok(diagnostics)
 }
 
-/// Whether there are enough; `row` has the number of those in use, and the limits of the database and of the role, negative if there is
-/// none.
+/// Whether there are enough. `row` has how many are in use at the server, then the limit of the database, negative if there is none,
+/// and how many are in use there, and the same for the role.
 fn judge(settings: &Settings, row: &Row) -> Diagnostic {
-    let (Some(max), Some(used)) = (settings.number("max_connections"), number(row, 0)) else {
+    let reserved = ["superuser_reserved_connections", "reserved_connections"];
+    let reserved: i64 = reserved.iter().filter_map(|name| settings.number(name)).sum();
+    let max = settings.number("max_connections").map(|max| max.saturating_sub(reserved));
+    let limits = [
+        ("max_connections", max, number(row, 0)),
+        ("the limit of the database", number(row, 1), number(row, 2)),
+        ("the limit of the role", number(row, 3), number(row, 4)),
+    ];
+    let limits =
+        limits.into_iter().filter_map(|(name, limit, used)| Some((name, limit.filter(|limit| *limit >= 0)?, used?)));
+    let Some((name, limit, used)) = limits.min_by_key(|(_, limit, used)| limit.saturating_sub(*used)) else {
         return Diagnostic::note(
             "the server does not tell how many connections it allows",
             "see by hand that SHOW max_connections is more than all runs that wait or hold a lock at once",
         );
     };
-    let reserved =
-        ["superuser_reserved_connections", "reserved_connections"].map(|name| settings.number(name).unwrap_or(0));
-    let mut allowed = max.saturating_sub(reserved.iter().sum());
-    let is_nearly_full = allowed.saturating_sub(used) < (allowed / 10).max(3);
-    let mut by = "max_connections";
-    for (limit, name) in [(number(row, 1), "the database's limit"), (number(row, 2), "the role's limit")] {
-        if let Some(limit) = limit.filter(|limit| (0..allowed).contains(limit)) {
-            (allowed, by) = (limit, name);
-        }
-    }
     let text = format!(
-        "at most {allowed} connections at once ({by}), {used} in use on the server; each run that waits or holds a lock needs one"
+        "at most {limit} connections at once ({name}), {used} in use; each run that waits or holds a lock needs one"
     );
-    if is_nearly_full {
+    if limit.saturating_sub(used) <= limit / 10 {
         Diagnostic::warn(
             text,
             "a run that gets none is rejected (status 69), and a lease that cannot be renewed ends its command; \
-             raise max_connections, or put a connection pooler in between",
+             raise the limit, or put a connection pooler in between",
         )
     } else {
         Diagnostic::ok(text)
@@ -82,12 +84,21 @@ mod tests {
     #[test]
     fn a_server_that_is_nearly_full_is_found() {
         let settings = || Settings::from([("max_connections", "100"), ("superuser_reserved_connections", "3")]);
-        let judge = |values: [&str; 3]| judge(&settings(), &values.map(|value| Some(value.to_owned())).to_vec());
-        let found = judge(["20", "-1", "-1"]);
+        let judge = |values: [&str; 5]| judge(&settings(), &values.map(|value| Some(value.to_owned())).to_vec());
+        let found = judge(["20", "-1", "9", "-1", "3"]);
         assert!(found.level == Level::Ok && found.text.starts_with("at most 97 connections"), "{found}");
-        assert_eq!(judge(["92", "-1", "-1"]).level, Level::Warn);
-        let found = judge(["20", "50", "10"]);
-        assert!(found.text.starts_with("at most 10 connections at once (the role's limit)"), "{found}");
+        assert_eq!(judge(["87", "-1", "9", "-1", "3"]).level, Level::Ok);
+        assert_eq!(judge(["88", "-1", "9", "-1", "3"]).level, Level::Warn);
+        let found = judge(["20", "50", "9", "10", "8"]);
+        assert!(
+            found.level == Level::Ok
+                && found.text.starts_with("at most 10 connections at once (the limit of the role), 8"),
+            "{found}"
+        );
+        assert_eq!(judge(["20", "50", "9", "10", "9"]).level, Level::Warn);
+        let found = judge(["20", "50", "48", "10", "1"]);
+        assert!(found.level == Level::Warn && found.text.contains("(the limit of the database)"), "{found}");
+        assert_eq!(judge(["20", "0", "9", "-1", "1"]).level, Level::Warn);
         assert_eq!(super::judge(&Settings::default(), &Vec::new()).level, Level::Note);
     }
 
