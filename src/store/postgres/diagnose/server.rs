@@ -1,5 +1,7 @@
 //! What kind of server it is, and how we reach it.
 
+use std::net::IpAddr;
+
 use super::settings::Settings;
 use super::{ask_one, number, text, truth};
 use crate::store::diagnostic::Diagnostic;
@@ -23,6 +25,8 @@ pub(super) struct Introduction {
     pub(super) is_pooled: bool,
     /// The role that we have there.
     pub(super) role: String,
+    /// Whether what the server itself is spoken to with, by us or by the pooler, comes from another machine and is not encrypted.
+    is_exposed: bool,
 }
 
 impl Introduction {
@@ -31,7 +35,9 @@ impl Introduction {
         let row = ask_one(
             store,
             "SELECT pg_catalog.version(), pg_catalog.current_setting('server_version_num'), \
-             pg_catalog.pg_is_in_recovery(), pg_catalog.pg_backend_pid(), current_user",
+             pg_catalog.pg_is_in_recovery(), pg_catalog.pg_backend_pid(), current_user, \
+             (SELECT ssl FROM pg_catalog.pg_stat_ssl WHERE pid = pg_catalog.pg_backend_pid()), \
+             pg_catalog.host(pg_catalog.inet_client_addr()), pg_catalog.host(pg_catalog.inet_server_addr())",
             &[],
         )?;
         let introduced = store.connection.as_ref().map(|connection| i64::from(connection.process));
@@ -42,13 +48,20 @@ impl Introduction {
             is_standby: truth(&row, 2) == Some(true),
             is_pooled: number(&row, 3) != introduced,
             role: text(&row, 4).unwrap_or_default().to_owned(),
+            is_exposed: truth(&row, 5) == Some(false) && !is_local(text(&row, 6), text(&row, 7)),
         })
     }
 }
 
+/// Whether a connection from the one address to the other does not leave its machine; it is a socket's if there is none.
+fn is_local(client: Option<&str>, server: Option<&str>) -> bool {
+    let is_loopback = |client: &str| client.parse().is_ok_and(|address: IpAddr| address.is_loopback());
+    client.is_none_or(|client| is_loopback(client) || Some(client) == server)
+}
+
 /// What kind of server this is.
 pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Settings) -> Vec<Diagnostic> {
-    let Introduction { words, version, is_standby, is_pooled, .. } = introduction;
+    let Introduction { words, version, is_standby, is_pooled, is_exposed, .. } = introduction;
     let answers = format!("{server} answers: {words}");
     let mut diagnostics = vec![match version {
         _ if !words.starts_with("PostgreSQL ") => {
@@ -71,6 +84,12 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
     } else {
         "nothing is in between: a run that waits is woken (LISTEN)"
     }));
+    if *is_pooled && *is_exposed {
+        diagnostics.push(Diagnostic::warn(
+            "the connection pooler speaks to the server over the network in clear",
+            "anyone on that network can read the tokens and release locks; let the pooler use TLS (pgbouncer: server_tls_sslmode = verify-full)",
+        ));
+    }
     if let Some(encoding) = settings.text("server_encoding").filter(|name| !matches!(*name, "UTF8" | "SQL_ASCII")) {
         diagnostics.push(Diagnostic::warn(
             format!("the database's encoding is {encoding}"),
@@ -94,6 +113,24 @@ mod tests {
         let introduction = Introduction { words, version, is_standby, ..Introduction::default() };
         let settings = Settings::from([("server_encoding", encoding)]);
         judge(&server, &introduction, &settings).into_iter().map(|diagnostic| diagnostic.level).max()
+    }
+
+    #[test]
+    fn what_a_pooler_sends_in_clear_is_found() {
+        assert!(
+            is_local(None, None) && is_local(Some("::1"), Some("::1")) && is_local(Some("10.0.0.1"), Some("10.0.0.1"))
+        );
+        assert!(!is_local(Some("10.0.0.2"), Some("10.0.0.1")));
+        let server = url::parse("postgres://u@127.0.0.1/db").expect("is a URL");
+        let worst = |is_pooled, is_exposed| {
+            let (words, version) = ("PostgreSQL 15.13".to_owned(), Some(150_013));
+            let introduction = Introduction { words, version, is_pooled, is_exposed, ..Introduction::default() };
+            judge(&server, &introduction, &Settings::default()).into_iter().map(|diagnostic| diagnostic.level).max()
+        };
+        assert_eq!(worst(true, true), Some(Level::Warn));
+        assert_eq!(worst(true, false), Some(Level::Ok));
+        // That is judged by what we know of our own connection.
+        assert_eq!(worst(false, true), Some(Level::Ok));
     }
 
     #[test]
