@@ -1,6 +1,5 @@
 //! Connections to servers, for every store that has one: each operation is bounded by a deadline for the whole request.
 
-
 mod certificate;
 pub mod dial;
 pub mod endpoint;

@@ -60,6 +60,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Returns how many statements it has.
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
     /// Adds a statement with its parameters, which are text.
     ///
     /// It is prepared without a name, so it needs nothing that an earlier transaction has left in the session: a pooler may give each

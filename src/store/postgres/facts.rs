@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::connection::Row;
 use super::failure::Failure;
-use crate::lock::state::{Facts, Now, Presence, WaiterState, millis};
+use crate::lock::state::{Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 
 /// How long after the moment of its next look a waiter that has not looked counts as silent: it may be stopped or cut off, or the
@@ -53,6 +53,18 @@ impl Queued {
             looks_at_ms: looks_at_ms.parse().map_err(|_| broken())?,
             is_cut_off: is_cut_off == "t",
         })
+    }
+}
+
+impl TableFacts<'_> {
+    /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is
+    /// next. The one that asks does not count: it may stand behind others that were not read.
+    pub(super) fn has_next(&self, state: &LockState) -> bool {
+        let is_next = |waiter: &WaiterState| {
+            let is_there = self.asking != Some(&waiter.token) && self.presence(waiter) == Presence::Listening;
+            is_there && waiter.grant.is_none() && !waiter.is_unresponsive
+        };
+        state.waiters.iter().any(is_next)
     }
 }
 

@@ -124,6 +124,20 @@ impl Failure {
         }
     }
 
+    /// Returns whether the connection is closed, by whatever.
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Failure::Closed => true,
+            Failure::Refused(refusal) => refusal.is_fatal(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the connection cannot be used any more: it is closed, an answer may still come, or a transaction is open.
+    pub(super) fn is_out_of_step(&self) -> bool {
+        !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal())
+    }
+
     /// Returns whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary
     /// for a moment.
     pub(super) fn is_transient(&self) -> bool {

@@ -14,9 +14,11 @@ mod listing;
 mod login;
 mod operation;
 mod password;
+mod reading;
 mod schema;
 mod url;
 mod waiting;
+mod writing;
 
 use std::thread;
 use std::time::Duration;
@@ -140,7 +142,7 @@ impl Store for PostgresStore {
         let sent_at = Moment::now();
         let subject = Subject { needs_all_waiters, ..by(claim) };
         let committed = self.once(subject, |state, facts| state.acquire(&ask, facts));
-        let Committed { answer, now_ms, look, ahead } = committed.map_err(|failure| self.failed(&failure))?;
+        let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {
             Acquired::Mine { fence, slot, .. } => {
@@ -155,12 +157,9 @@ impl Store for PostgresStore {
                 let ttl = first.as_ref().and_then(|held| held.ttl_ms).map(Duration::from_millis);
                 let found = first.is_some() && !is_forgotten;
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
-                let held = Held { place: place.and(Some(ahead)), ..held };
-                if let Some(look) = look {
-                    self.place = Some(Place::after(self.place.take(), found, ttl, now_ms, look));
-                } else {
-                    self.place = None;
-                }
+                let held = Held { place: waits.map(|(_, place)| place), ..held };
+                let before = self.place.take();
+                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, now_ms, look));
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }
