@@ -194,15 +194,10 @@ impl Store for PostgresStore {
         let mut before = None;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
             let applied = state.release(token, how, false, facts);
-            match (&applied.answer, &before) {
-                (state::Released::NotMine(_), Some(done)) => {
-                    Applied { answer: state::Released::clone(done), ..applied }
-                }
-                _ => {
-                    before = Some(applied.answer.clone());
-                    applied
-                }
-            }
+            let is_not_mine = matches!(applied.answer, state::Released::NotMine(_));
+            let answer = before.take().filter(|_| is_not_mine).unwrap_or(applied.answer);
+            before = Some(answer.clone());
+            Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms }
         });
         let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
         Ok(from_state::released(answer, Now::unix(now_ms)))

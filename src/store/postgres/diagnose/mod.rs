@@ -57,7 +57,7 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 
     diagnostics.extend(tables::judge(&found, &store.tables));
-    diagnostics.extend(durability::judge(&settings, &introduction.role));
+    diagnostics.extend(durability::judge(&settings));
     diagnostics.push(replication::diagnose(store, &settings, &introduction.role)?);
     diagnostics.extend(connections::diagnose(store, &settings, introduction.is_pooled)?);
     diagnostics.extend(vacuum::judge(&settings, &found, &store.tables));
