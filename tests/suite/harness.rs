@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::support::calm::{in_time, judge, late};
+use crate::support::postgres::SESSIONS;
 use crate::support::processes::find_program;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::pty::Terminal;
 use crate::support::resp::Reply;
-use crate::support::{LONG, LeaseServer, Lockrun, Redis, eventually, stays_true_for, witness};
+use crate::support::{LONG, LeaseServer, Lockrun, Pooled, Postgres, Redis, eventually, stays_true_for, witness};
 
 fn connect(proxy: &Proxy) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("the proxy listens");
@@ -45,6 +46,92 @@ fn redis_restarts_and_pauses() {
     assert!(ping(&stream).is_err());
     redis.resume();
     assert_eq!(redis.keys(), ["a"]);
+}
+
+/// What a server keeps of a lock that nobody has taken in earnest, and of whom it knows.
+fn knows_its_locks(server: &dyn LeaseServer, postgres: &Postgres) {
+    assert_eq!((server.waiting("a'b"), server.left("a'b", true)), (vec![], vec![]), "no tables, no locks");
+    postgres.ask("CREATE SCHEMA lockrun; CREATE TABLE lockrun.locks (key text, state json)");
+    postgres.ask(
+        "CREATE TABLE lockrun.waiters (key text, place bigint, token text, is_granted boolean, session bigint, \
+         looks_at_ms bigint, waiter json)",
+    );
+    let holders = r#""holders": [{"token": "x", "lease": {"ends_ms": 5}}, {"token": "y", "lease": {}}]"#;
+    postgres.ask(&format!(r#"INSERT INTO lockrun.locks VALUES ('a''b', '{{"fence": 7, {holders}}}')"#));
+    postgres.ask("INSERT INTO lockrun.waiters (key, place, token, is_granted, session, looks_at_ms) VALUES ('a''b', 2, 'v', false, null, 0), ('a''b', 1, 'u', false, 5, 0)");
+    assert_eq!(server.waiting("a'b"), ["u", "v"]);
+    assert_eq!(server.left("a'b", false), ["a'b: the holder \"y\""]);
+    assert_eq!(server.left("a'b", true).len(), 4);
+    assert_eq!(server.left("b", false), ["a'b: all"]);
+    server.forget_holders("a'b");
+    assert_eq!(server.left("a'b", false), Vec::<String>::new());
+    server.forget_everything();
+    assert_eq!(server.left("a'b", true), Vec::<String>::new());
+}
+
+/// One statement of a client of this server, by psql.
+fn psql(server: &dyn LeaseServer, statement: &str) -> Lockrun {
+    let psql = find_program("psql");
+    let url = server.url_at(server.port());
+    Lockrun::bare().env("PGCONNECT_TIMEOUT", "60").command([psql.to_str().expect("plain"), "-XAtqc", statement, &url])
+}
+
+/// A server keeps its data over a restart, counts the requests of others, answers nothing while it is stopped, and hangs up.
+fn behaves(server: &dyn LeaseServer, postgres: &Postgres) {
+    knows_its_locks(server, postgres);
+    let request = psql(server, "SELECT 1 FROM pg_class LIMIT 1 FOR UPDATE");
+    psql(server, "CREATE TABLE kept AS SELECT 4711").alone().exited(0);
+    assert_eq!(server.requests(), 0);
+    request.alone().exited(0).printed("1\n");
+    assert_eq!(server.requests(), 1);
+    server.kill();
+    request.alone().exited(2);
+    server.start_again();
+    assert_eq!(postgres.ask("TABLE kept"), "4711\n");
+    server.pause();
+    let mut late = psql(server, "TABLE kept").spawn_alone();
+    stays_true_for(Duration::from_millis(300), "it has no answer", || late.stdout().is_empty());
+    assert!(!late.has_ended());
+    server.resume();
+    late.wait().exited(0).printed("4711\n");
+    let sleeper = psql(server, "SELECT pg_sleep(600)").spawn_alone();
+    let sleepers = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+    eventually(LONG, "it sleeps", || postgres.count(sleepers) == 1);
+    server.hang_up();
+    sleeper.wait().exited(2);
+    psql(server, "TABLE kept").alone().exited(0);
+}
+
+#[test]
+fn postgres_restarts_and_pauses() {
+    let postgres = Postgres::start();
+    behaves(&postgres, &postgres);
+}
+
+// Two transactions of one client may have two sessions, and few sessions serve many clients.
+#[test]
+fn pgbouncer_restarts_and_pauses() {
+    let pooled = Pooled::start();
+    behaves(&pooled, pooled.postgres());
+    let clients: Vec<_> = (0..40).map(|_| psql(&pooled, "SELECT pg_sleep(0.1)").spawn_alone()).collect();
+    for client in clients {
+        client.wait().exited(0);
+    }
+    let sessions = pooled.postgres().count("SELECT count(*) FROM pg_stat_activity WHERE usename = 'postgres'");
+    assert!(sessions <= SESSIONS + 5, "{sessions}");
+}
+
+// A standby has what its primary stores, and takes writes only when it is promoted.
+#[test]
+fn a_standby_follows_and_is_promoted() {
+    let primary = Postgres::start();
+    let standby = Postgres::standby_of(&primary);
+    primary.ask("CREATE TABLE kept AS SELECT 4711");
+    eventually(LONG, "it has arrived", || standby.ask("SELECT to_regclass('kept')") == "kept\n");
+    psql(&standby, "CREATE TABLE other ()").alone().exited(1);
+    primary.kill();
+    standby.ask("SELECT pg_promote()");
+    psql(&standby, "CREATE TABLE other ()").alone().exited(0);
 }
 
 // The proxy passes, swallows, delays, resets and refuses, and counts.

@@ -37,7 +37,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Begins a transaction, and reads.
+    /// Begins a transaction, and reads. The transaction is on the server's disk when it is committed, whatever is the rule there: a lock
+    /// must not be forgotten in a crash that another one was granted after.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
@@ -52,7 +53,9 @@ impl Found {
             [left * 3 / 4, left, IDLE_MAX.min(left / 2)].map(|span| millis(span).max(1).to_string());
         batch.add(
             "SELECT pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
-             pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true)",
+             pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
+             pg_catalog.set_config('synchronous_commit', CASE pg_catalog.current_setting('synchronous_commit') \
+              WHEN 'off' THEN 'local' ELSE pg_catalog.current_setting('synchronous_commit') END, true)",
             &[Some(&patience), Some(&whole), Some(&idle)],
         );
         batch.add(&format!("SELECT state FROM {locks} WHERE key = $1 FOR UPDATE"), &[Some(subject.key.as_str())]);
@@ -136,4 +139,132 @@ fn add_question(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, all: b
         ),
         &[Some(subject.key.as_str()), subject.asking.map(Token::as_str), limit.as_deref()],
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lock::claim::{Claim, Mode};
+    use crate::lock::holder::Holder;
+    use crate::lock::lease::Ttl;
+    use crate::lock::state::{Applied, Ask, Facts as _, HolderState, Lease, OnHeld, Presence, Release, WaiterState};
+
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    /// A waiter: how it shares, whether it was granted the lock, did not claim it, and when it looks next from now on, in seconds.
+    type Waits = (Mode, bool, bool, i64);
+
+    fn mode() -> impl Strategy<Value = Mode> {
+        prop_oneof![3 => Just(Mode::EXCLUSIVE), 1 => Just(Mode::Shared), 1 => (2u32..4).prop_map(Mode::Slots)]
+    }
+
+    fn waits() -> impl Strategy<Value = Waits> {
+        (mode(), prop::bool::weighted(0.1), prop::bool::weighted(0.3), prop_oneof![1 => -100i64..0, 1 => 0i64..12])
+    }
+
+    fn token(number: usize) -> Token {
+        Token::parse(&format!("t{number}")).expect("is a token")
+    }
+
+    fn row((number, (mode, is_granted, is_unresponsive, looks_in)): (usize, &Waits)) -> Queued {
+        let grant = is_granted.then(|| {
+            serde_json::from_value(serde_json::json!({
+                "slot": number + 10, "since_ms": NOW_MS - 100, "ends_ms": NOW_MS + 1300
+            }))
+        });
+        let waiter = WaiterState {
+            token: token(number),
+            who: Holder::default(),
+            mode: *mode,
+            joined_ms: NOW_MS - 60_000,
+            grant: grant.map(|grant| grant.expect("is a grant")),
+            is_unresponsive: !is_granted && *is_unresponsive,
+            seen_unix_ms: None,
+        };
+        let looks_at_ms = NOW_MS.saturating_add_signed(looks_in * 1000).to_string();
+        let json = serde_json::to_string(&waiter).expect("is JSON");
+        let values = [&number.to_string(), &json, "7", &looks_at_ms, "f"];
+        Queued::read(&values.map(|value| Some(value.to_owned())).to_vec()).expect("is a row")
+    }
+
+    /// What an operation makes of a lock whose waiters are all read, or only those that a first look reads.
+    fn outcome<T>(
+        state: &LockState,
+        rows: &[Queued],
+        asking: &Token,
+        all: bool,
+        rules: &impl Fn(&mut LockState, &TableFacts<'_>) -> Applied<T>,
+    ) -> (Applied<T>, Vec<WaiterState>) {
+        let others = rows.iter().filter(|row| row.waiter.grant.is_none()).take(FIRST_WAITERS).map(|row| row.place);
+        let first: Vec<i64> = others.collect();
+        let is_read = |row: &&Queued| {
+            all || row.waiter.grant.is_some() || row.waiter.token == *asking || first.contains(&row.place)
+        };
+        let queue: Vec<Queued> = rows.iter().filter(is_read).cloned().collect();
+        let has_all = all || queue.len() == rows.len();
+        let facts = TableFacts { now_ms: NOW_MS, queue: &queue, asking: Some(asking) };
+        let mut after = LockState { waiters: queue.iter().map(|row| row.waiter.clone()).collect(), ..state.clone() };
+        let applied = rules(&mut after, &facts);
+        if !has_all && !facts.has_next(&after) {
+            return outcome(state, rows, asking, true, rules);
+        }
+        // Those that were not read stay as they are; the dead among them are found when their turn comes.
+        let full = TableFacts { now_ms: NOW_MS, queue: rows, asking: Some(asking) };
+        let unread = rows.iter().filter(|row| !is_read(row)).map(|row| row.waiter.clone());
+        let mut waiters: Vec<WaiterState> = after.waiters.into_iter().chain(unread).collect();
+        waiters.retain(|waiter| full.presence(waiter) != Presence::Gone);
+        let place =
+            |waiter: &WaiterState| rows.iter().position(|row| row.waiter.token == waiter.token).unwrap_or(rows.len());
+        waiters.sort_by_key(place);
+        (applied, waiters)
+    }
+
+    proptest! {
+        /// An operation comes to the same whether all waiters are read or only the first ones.
+        #[test]
+        fn the_first_waiters_are_enough(
+            queue in prop::collection::vec(waits(), 0..24),
+            holders in 0usize..3,
+            asking in 0usize..30,
+            wants in mode(),
+            waiting in any::<bool>(),
+            releases in any::<bool>(),
+        ) {
+            let mut state = LockState { key: "k".into(), ..LockState::default() };
+            for number in 0..holders {
+                state.holders.push(HolderState {
+                    token: token(100 + number),
+                    slot: u32::try_from(number).expect("is small"),
+                    since_ms: NOW_MS - 1000,
+                    lease: Some(Lease { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
+                    ..HolderState::default()
+                });
+            }
+            let rows: Vec<Queued> = queue.iter().enumerate().map(row).collect();
+            let asking = token(if releases { 100 } else { asking });
+            let claim = Claim { token: asking.clone(), ttl: Ttl::Lasts(Duration::from_secs(30)), mode: wants, ..Claim::example() };
+            let on_held = if waiting { OnHeld::Wait { max: None } } else { OnHeld::Leave };
+            let ask = Ask { claim: &claim, leased: true, request: None, on_held, seen: None };
+            if releases {
+                let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.release(&asking, Release::at_once(None), false, facts);
+                let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
+                prop_assert_eq!((part.0.answer, part.0.granted, part.1), (whole.0.answer, whole.0.granted, whole.1));
+            } else {
+                let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.acquire(&ask, facts).expect("the fence grows");
+                let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
+                let without_place = |answer| match answer {
+                    crate::lock::state::Acquired::Held { first, place, is_forgotten } => {
+                        crate::lock::state::Acquired::Held { first, place: place.map(|_| 0), is_forgotten }
+                    }
+                    answer => answer,
+                };
+                let (part_answer, whole_answer) = (without_place(part.0.answer), without_place(whole.0.answer));
+                prop_assert_eq!((part_answer, part.0.granted, part.1), (whole_answer, whole.0.granted, whole.1));
+            }
+        }
+    }
 }

@@ -15,8 +15,8 @@ use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::{send, state};
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::store::on_every_lease_store;
-use crate::support::{LONG, Lockrun, Running, Store, eventually, memory, witness};
+use crate::support::store::{on_every_lease_store, on_postgres};
+use crate::support::{LONG, LeaseServer, Lockrun, Running, Store, eventually, memory, witness};
 
 /// The lease of the old holders. Long enough for a busy machine to start their commands and to renew it.
 const TTL: Duration = Duration::from_secs(5);
@@ -154,6 +154,22 @@ on_every_lease_store!(replies_are_swallowed, |store| {
     scene.proxy.set(Mode::SwallowReplies);
     all_lost(&mut scene);
     scene.judge("replies swallowed");
+});
+
+// The same where the server answers until it has renewed the lease, and is not heard of after that.
+on_postgres!(answers_are_swallowed, |store, _postgres| {
+    let mut scene = Scene::with_queue(store);
+    scene.proxy.set(Mode::SwallowAnswers);
+    all_lost(&mut scene);
+    scene.judge("answers swallowed");
+});
+
+// And where it is never asked for the second half of a request: nobody is kept from the lock by the first half for long.
+on_postgres!(the_network_is_cut_within_a_request, |store, postgres| {
+    let mut scene = Scene::with_queue(store);
+    scene.proxy.set(Mode::SwallowAt(postgres.words().changes));
+    all_lost(&mut scene);
+    scene.judge("cut within a request");
 });
 
 // "Exclusion holds under a network cut": connections reset, old and new.

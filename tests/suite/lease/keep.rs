@@ -105,7 +105,7 @@ on_every_lease_store!(a_stolen_lock_is_not_taken_back, |store| {
     assert!(is_free(store, "stolen"));
 });
 
-// "A Redis that is down for less than the lease and comes back with its data costs nothing."
+// "A server that is down for less than the lease and comes back with its data costs nothing."
 on_every_lease_store!(a_short_outage_costs_nothing, |store| {
     let server = store.server();
     let proxy = store.proxy();

@@ -1,4 +1,4 @@
-//! Requests to a Redis that are not answered, or refused for a while: what is taken back, and what is tried again.
+//! Requests to a server that are not answered, or refused for a while: what is taken back, and what is tried again.
 
 use std::time::Duration;
 
@@ -170,7 +170,7 @@ on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
         let its = run.run.stdout().lines().next().expect("a token").to_owned();
         // The first answer is lost, and the second attempt held back.
         let before = store.server().requests();
-        proxy.set(Mode::SwallowReplies);
+        proxy.set(Mode::SwallowAnswers);
         let run = run.close();
         eventually(LONG, "it is released once", || store.server().requests() > before);
         eventually(LONG, "it is noted", || status(store, "twice")["last"]["status"] == 0);

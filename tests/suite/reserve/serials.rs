@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::support::postgres::Postgres;
 use crate::support::sequence::{reserve, reserved};
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{Lockrun, Store};
+use crate::support::{Lockrun, Postgres, Store};
 
 /// Sells one ticket, in the README's words, and fails afterwards if it is told to.
 const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_VALUE\" <<'END'
@@ -16,11 +15,13 @@ END
 
 const SELLERS: usize = 20;
 
-/// A shop with an empty table.
-fn shop() -> Postgres {
-    let postgres = Postgres::start();
+/// Lets `sell` have an empty table: beside the locks, if these are in a database, too.
+#[track_caller]
+fn shop(store: &Store, sell: impl FnOnce(&Postgres)) {
+    let another = store.as_postgres().is_none().then(Postgres::start);
+    let postgres = another.as_ref().or(store.as_postgres()).expect("one of the two");
     postgres.ask("CREATE TABLE ticket (serial text NOT NULL UNIQUE)");
-    postgres
+    sell(postgres);
 }
 
 /// What takes the next serial.
@@ -42,23 +43,21 @@ fn serials(count: usize) -> Vec<String> {
 
 // "Ticket serials sold by 20 processes at once into a real table with a unique constraint: no violation", and no gap where
 // nothing failed.
-on_every_store!(twenty_sell_without_a_gap, |store| {
-    let postgres = shop();
-    let call = seller(store, &postgres);
+on_every_store!(twenty_sell_without_a_gap, |store| shop(store, |postgres| {
+    let call = seller(store, postgres);
     for _ in 0..3 {
         let sellers: Vec<_> = (0..SELLERS).map(|_| call.clone().sh(SELL).spawn()).collect();
         for run in sellers {
             run.wait().exited(0).silent();
         }
     }
-    assert_eq!(sold(&postgres), serials(3 * SELLERS));
+    assert_eq!(sold(postgres), serials(3 * SELLERS));
     assert_eq!(reserved(store), Vec::<String>::new());
-});
+}));
 
 // The same where every fourth sale fails before it is made: still no violation, and the gaps are those of values that failed.
-on_every_store!(twenty_sell_while_some_fail, |store| {
-    let postgres = shop();
-    let call = seller(store, &postgres).args(["--ttl", "1h"]);
+on_every_store!(twenty_sell_while_some_fail, |store| shop(store, |postgres| {
+    let call = seller(store, postgres).args(["--ttl", "1h"]);
     let sellers: Vec<_> = (0..SELLERS)
         .map(|number| {
             let script = if number % 4 == 0 { "exit 9" } else { SELL };
@@ -68,19 +67,18 @@ on_every_store!(twenty_sell_while_some_fail, |store| {
     for (number, run) in sellers {
         run.wait().exited(if number % 4 == 0 { 9 } else { 0 }).silent();
     }
-    let sold: BTreeSet<String> = sold(&postgres).into_iter().collect();
+    let sold: BTreeSet<String> = sold(postgres).into_iter().collect();
     let kept: BTreeSet<String> = reserved(store).into_iter().collect();
     assert_eq!((sold.len(), kept.len()), (15, 5));
     assert_eq!(sold.union(&kept).cloned().collect::<Vec<_>>(), serials(SELLERS));
-});
+}));
 
 // "Keep the unique constraint": it is what tells of a store that has forgotten its sequence.
-on_every_lease_store!(the_constraint_catches_a_store_that_forgot, |store| {
-    let postgres = shop();
-    let call = seller(store, &postgres).sh(SELL);
+on_every_lease_store!(the_constraint_catches_a_store_that_forgot, |store| shop(store, |postgres| {
+    let call = seller(store, postgres).sh(SELL);
     call.run().exited(0).silent();
     store.server().forget_everything();
     let output = call.run().exited(3);
     assert!(output.stderr().contains("violates unique constraint"), "{output}");
-    assert_eq!(sold(&postgres), serials(1));
-});
+    assert_eq!(sold(postgres), serials(1));
+}));

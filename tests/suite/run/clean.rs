@@ -72,7 +72,7 @@ on_every_store!(the_fence_grows, |store| {
 });
 
 // "... also after the store has lost all its data."
-on_every_lease_store!(the_fence_survives_a_wiped_redis, |store| {
+on_every_lease_store!(the_fence_survives_a_wiped_server, |store| {
     let server = store.server();
     let mut last = 0;
     for _ in 0..5 {

@@ -202,7 +202,7 @@ on_every_lease_store!(a_lost_lease_is_told, |store| {
     }
     let events = Events::new();
     store.server().kill();
-    let call = events.of(Lockrun::at(&store.url().replace("://", "://u:hushhush@"))).key("k").command(["true"]);
+    let call = events.of(Lockrun::at(&store.url_with_password("hushhush"))).key("k").command(["true"]);
     call.run().exited(69);
     assert_eq!(events.names(), ["failed"]);
     assert!(!events.text().contains("hushhush"));
@@ -289,12 +289,15 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
         let _ = first.read_to_string(&mut text);
         text.contains("\"started\"")
     });
-    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all.
+    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all. A program that another test starts has
+    // the reader's descriptor, too, until it is executed.
     drop(first);
+    let writer = || OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo);
+    eventually(LONG, "nobody reads it", || writer().is_err());
     only_warned(run.finish(), "Broken pipe");
 
     let full = reader();
-    let writer = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo).expect("a writer");
+    let writer = writer().expect("a reader is there");
     while nix::unistd::write(&writer, &[b'\n'; 512]).is_ok() {}
     only_warned(with_events(store, &fifo).run(), "too slow");
     drop(full);

@@ -1,5 +1,14 @@
 //! The server of a lease store: what can happen to it, and what it knows of its locks.
 
+/// What stands in no other messages of a client than these.
+#[derive(Clone, Copy)]
+pub(crate) struct Words {
+    /// In the first message of each request for a lock, to renew it or to release it.
+    pub(crate) asks: &'static str,
+    /// In the message of such a request by which it is done. It may be the same one.
+    pub(crate) changes: &'static str,
+}
+
 /// What the contracts ask of the server of a lease store, whichever it is.
 pub(crate) trait LeaseServer {
     /// The port of the loopback interface on which it listens.
@@ -29,11 +38,19 @@ pub(crate) trait LeaseServer {
     /// Deletes the holders of this lock, and nothing else.
     fn forget_holders(&self, key: &str);
 
-    /// A word that stands in each request for a lock, to renew it or to release it, and in no other.
-    fn word(&self) -> &'static str;
+    /// By what its clients' requests for a lock, to renew it or to release it are known.
+    fn words(&self) -> Words;
 
     /// How many requests of its clients it has carried out: acquisitions, renewals and the like.
     fn requests(&self) -> u64;
+
+    /// How many round trips a new connection takes for as many such requests, one after the other, at the most.
+    fn round_trips(&self, requests: u64) -> u64;
+
+    /// Whether it wakes its waiters; if not, they look again and again.
+    fn wakes_waiters(&self) -> bool {
+        true
+    }
 
     /// The tokens of those that stand in the queue of this lock, the dead included, in their order.
     fn waiting(&self, key: &str) -> Vec<String>;

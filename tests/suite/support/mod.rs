@@ -40,6 +40,7 @@ pub(crate) use holder::Holder;
 pub(crate) use lease_server::LeaseServer;
 pub(crate) use lockrun::{Lockrun, Running};
 pub(crate) use output::Output;
+pub(crate) use postgres::{Pooled, Postgres};
 pub(crate) use queue::Queue;
 pub(crate) use redis::Redis;
 pub(crate) use store::Store;

@@ -1,7 +1,7 @@
 //! A network between a client and a server that can be disturbed while it is used.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::lease_server::LeaseServer;
+use super::lease_server::{LeaseServer, Words};
 
 /// How long a reader sleeps before it looks again at what it is to do.
 const TICK: Duration = Duration::from_millis(5);
@@ -24,31 +24,52 @@ pub(crate) enum Mode {
     Swallow,
     /// Requests arrive, replies vanish.
     SwallowReplies,
+    /// Requests arrive, and change what they are to change; the replies that say so vanish.
+    SwallowAnswers,
     /// Connections, old and new, are reset.
     Reset,
     /// Nobody listens any more; connections that exist go on.
     Refuse,
     /// Every reply is held back for so long.
     Delay(Duration),
-    /// The connections up to this one fall silent as in `Swallow`; later ones pass.
+    /// The replies that say that something was changed are held back for so long.
+    DelayAnswers(Duration),
+    /// The connections up to this one fall silent as in `Swallow`, a new one with its first request about a lock; later ones pass.
     SwallowUpTo(u64),
-    /// The requests of the connections up to this one are held back until the mode changes; later ones pass.
+    /// Connections fall silent when they send this word.
+    SwallowAt(&'static str),
+    /// On the connections up to this one, a request about a lock is held back, with all that follows it, until the mode changes;
+    /// later ones pass.
     HoldUpTo(u64),
-    /// The same, and the client's side of such a connection is closed when it sends a request.
+    /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
     /// Instead of each reply, these bytes come.
     Answer(&'static [u8]),
-    /// On the connections up to this one, a request for a lock, or to renew or release it, arrives; but no answer comes, and so long
-    /// after the connection is closed.
+    /// On the connections up to this one, a request about a lock arrives and changes what it is to change; but no answer comes, and
+    /// so long after the connection is closed.
     LoseAnswer(u64, Duration),
+}
+
+/// What is known of one connection.
+#[derive(Default)]
+struct Link {
+    number: u64,
+    /// The server has spoken since the client did.
+    is_answered: AtomicBool,
+    /// There was a request about a lock.
+    has_asked: AtomicBool,
+    /// What the server says now answers a request that changes something.
+    is_changing: AtomicBool,
+    /// Nothing passes any more.
+    is_silent: AtomicBool,
 }
 
 struct Shared {
     server: SocketAddr,
-    /// The server's word for a request about a lock.
-    word: &'static str,
+    /// What stands in the first message of a request about a lock, and in that which changes something.
+    words: Words,
     mode: Mutex<Mode>,
     over: AtomicBool,
     bytes: AtomicU64,
@@ -73,7 +94,7 @@ impl Proxy {
         let port_here = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
-            word: server.word(),
+            words: server.words(),
             mode: Mutex::new(Mode::Pass),
             over: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
@@ -172,25 +193,18 @@ impl Shared {
         let Ok(server) = TcpStream::connect(self.server) else {
             return Vec::new();
         };
-        let answered = Arc::new(AtomicBool::new(true));
-        let muted = Arc::new(AtomicBool::new(false));
+        let link = Arc::new(Link { number, is_answered: AtomicBool::new(true), ..Link::default() });
         let ends = [(client.try_clone(), server.try_clone(), true), (Ok(server), Ok(client), false)];
         ends.into_iter()
             .map(|(from, to, is_request)| {
                 let (from, to) = (from.expect("a descriptor"), to.expect("a descriptor"));
-                let (shared, answered, muted) = (Arc::clone(self), Arc::clone(&answered), Arc::clone(&muted));
-                thread::spawn(move || shared.pump(number, (&from, &to), is_request, (&answered, &muted)))
+                let (shared, link) = (Arc::clone(self), Arc::clone(&link));
+                thread::spawn(move || shared.pump(&link, (&from, &to), is_request))
             })
             .collect()
     }
 
-    fn pump(
-        &self,
-        number: u64,
-        (mut from, mut to): (&TcpStream, &TcpStream),
-        is_request: bool,
-        (answered, muted): (&AtomicBool, &AtomicBool),
-    ) {
+    fn pump(&self, link: &Link, (mut from, mut to): (&TcpStream, &TcpStream), is_request: bool) {
         from.set_read_timeout(Some(TICK)).expect("a time-out");
         let _ = to.set_nodelay(true);
         let mut buffer = [0; 16384];
@@ -206,39 +220,48 @@ impl Shared {
                 Err(error) if is_pause(&error) => continue,
                 Err(_) => break,
             };
-            self.count(count, is_request, answered);
-            if !is_request && muted.load(Ordering::Relaxed) {
+            let bytes = &buffer[..count];
+            let asks = is_request && contains(bytes, self.words.asks);
+            self.note(link, bytes, is_request);
+            if link.is_silent.load(Ordering::Relaxed) {
                 continue;
             }
+            let has = |what: &AtomicBool| what.load(Ordering::Relaxed);
             match self.mode() {
                 // It was awaited when the mode was still another.
                 Mode::Swallow | Mode::Reset => continue,
-                Mode::SwallowUpTo(last) if number <= last => continue,
-                Mode::SwallowReplies if !is_request => continue,
-                Mode::Delay(time) if !is_request => thread::sleep(time),
-                Mode::HoldUpTo(last) if is_request && number <= last => self.hold(number),
-                Mode::CloseAndHoldUpTo(last) if is_request && number <= last => {
-                    let _ = from.shutdown(std::net::Shutdown::Both);
-                    self.hold(number);
+                Mode::SwallowUpTo(last) if link.number <= last && has(&link.has_asked) => continue,
+                Mode::SwallowAt(word) if is_request && contains(bytes, word) => {
+                    link.is_silent.store(true, Ordering::Relaxed);
+                    continue;
                 }
-                Mode::CloseAt(word) if is_request && contains(&buffer[..count], word) => {
-                    let _ = from.shutdown(std::net::Shutdown::Both);
+                Mode::SwallowReplies if !is_request => continue,
+                Mode::SwallowAnswers if !is_request && has(&link.is_changing) => continue,
+                Mode::Delay(time) if !is_request => thread::sleep(time),
+                Mode::DelayAnswers(time) if !is_request && has(&link.is_changing) => thread::sleep(time),
+                Mode::HoldUpTo(last) if asks && link.number <= last => self.hold(link),
+                Mode::CloseAndHoldUpTo(last) if asks && link.number <= last => {
+                    let _ = from.shutdown(Shutdown::Both);
+                    self.hold(link);
+                }
+                Mode::CloseAt(word) if is_request && contains(bytes, word) => {
+                    let _ = from.shutdown(Shutdown::Both);
                     break;
                 }
                 Mode::LoseAnswer(last, time)
-                    if is_request && number <= last && contains(&buffer[..count], self.word) =>
+                    if is_request && link.number <= last && contains(bytes, self.words.changes) =>
                 {
-                    muted.store(true, Ordering::Relaxed);
-                    let _ = to.write_all(&buffer[..count]);
+                    link.is_silent.store(true, Ordering::Relaxed);
+                    let _ = to.write_all(bytes);
                     thread::sleep(time);
-                    let _ = from.shutdown(std::net::Shutdown::Both);
+                    let _ = from.shutdown(Shutdown::Both);
                     break;
                 }
                 _ => {}
             }
             let bytes = match self.mode() {
                 Mode::Answer(bytes) if !is_request => bytes,
-                _ => &buffer[..count],
+                _ => bytes,
             };
             if to.write_all(bytes).is_err() {
                 break;
@@ -249,23 +272,34 @@ impl Shared {
         while self.mode() == Mode::Swallow && !self.is_over() {
             thread::sleep(TICK);
         }
-        let _ = to.shutdown(std::net::Shutdown::Write);
+        let _ = to.shutdown(Shutdown::Write);
     }
 
     /// Waits until requests on this connection are let through.
-    fn hold(&self, number: u64) {
-        let is_held = || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if number <= last);
+    fn hold(&self, link: &Link) {
+        let is_held =
+            || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if link.number <= last);
         while is_held() && !self.is_over() {
             thread::sleep(TICK);
         }
     }
 
-    fn count(&self, bytes: usize, is_request: bool, answered: &AtomicBool) {
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// Counts what has come, and notes what it is.
+    fn note(&self, link: &Link, bytes: &[u8], is_request: bool) {
+        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if !is_request {
-            answered.store(true, Ordering::Relaxed);
-        } else if answered.swap(false, Ordering::Relaxed) {
-            self.flights.fetch_add(1, Ordering::Relaxed);
+            link.is_answered.store(true, Ordering::Relaxed);
+            return;
+        }
+        let is_first = link.is_answered.swap(false, Ordering::Relaxed);
+        self.flights.fetch_add(u64::from(is_first), Ordering::Relaxed);
+        if contains(bytes, self.words.asks) {
+            link.has_asked.store(true, Ordering::Relaxed);
+        }
+        let changes = contains(bytes, self.words.changes);
+        // What is long comes in several parts.
+        if changes || is_first {
+            link.is_changing.store(changes, Ordering::Relaxed);
         }
     }
 }

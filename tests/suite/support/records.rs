@@ -30,6 +30,14 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
             redis.ask(&["ZADD", &queue(key), "1", "waiter"]);
             redis.ask(&["ZADD", &heartbeats(key), "9000000000000", "waiter"]);
         }
+        Store::Postgres(_) | Store::Pooled(_) => {
+            let postgres = store.as_postgres().expect("it is one");
+            postgres.edit(key, |state| {
+                state["holders"][0]["who"] = who.clone();
+                state["last"]["who"] = who.clone();
+            });
+            postgres.add_waiter(key, &json!({ "token": "waiter", "since_ms": 1, "who": who }));
+        }
     }
 }
 
@@ -46,5 +54,9 @@ pub(crate) fn set_last_run(store: &Store, key: &str, at: u64) {
             let run = json!({ "who": who, "started": at, "ended": at, "status": 0 }).to_string();
             redis.ask(&["SET", &last(key), &run]);
         }
+        Store::Postgres(_) | Store::Pooled(_) => store.as_postgres().expect("it is one").edit(key, |state| {
+            state["last"]["started_unix_ms"] = json!(at);
+            state["last"]["ended_unix_ms"] = json!(at);
+        }),
     }
 }

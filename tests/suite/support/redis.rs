@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{LONG, eventually};
-use super::lease_server::LeaseServer;
+use super::lease_server::{LeaseServer, Words};
 use super::memory;
 use super::processes::{find_program, send};
 use super::redis_keys;
@@ -198,8 +198,8 @@ impl LeaseServer for Redis {
         self.ask(&["DEL", &redis_keys::holders(key)]);
     }
 
-    fn word(&self) -> &'static str {
-        "EVAL"
+    fn words(&self) -> Words {
+        Words { asks: "EVAL", changes: "EVAL" }
     }
 
     fn requests(&self) -> u64 {
@@ -208,6 +208,10 @@ impl LeaseServer for Redis {
             line.strip_prefix("cmdstat_eval")?.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok()
         };
         statistics.text().lines().filter_map(calls).sum::<u64>()
+    }
+
+    fn round_trips(&self, requests: u64) -> u64 {
+        requests
     }
 
     fn waiting(&self, key: &str) -> Vec<String> {

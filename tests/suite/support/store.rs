@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::lease_server::LeaseServer;
+use super::postgres::{Pooled, Postgres};
 use super::proxy::Proxy;
 use super::redis::Redis;
 
@@ -12,6 +13,9 @@ use super::redis::Redis;
 pub(crate) enum Store {
     File(TempDir),
     Redis(Redis),
+    Postgres(Postgres),
+    /// The same behind a connection pooler in transaction mode.
+    Pooled(Pooled),
 }
 
 impl Store {
@@ -24,19 +28,37 @@ impl Store {
         Self::Redis(Redis::durable())
     }
 
+    pub(crate) fn postgres() -> Self {
+        Self::Postgres(Postgres::start())
+    }
+
+    pub(crate) fn pooled() -> Self {
+        Self::Pooled(Pooled::start())
+    }
+
     /// Another store of the same kind, as empty as this one was.
     pub(crate) fn another(&self) -> Self {
         match self {
             Self::File(_) => Self::file(),
             Self::Redis(_) => Self::redis(),
+            Self::Postgres(_) => Self::postgres(),
+            Self::Pooled(_) => Self::pooled(),
         }
     }
 
     pub(crate) fn url(&self) -> String {
         match self {
             Self::File(_) => format!("file:{}", self.locks().display()),
-            Self::Redis(redis) => redis.url(),
+            _ => self.server().url_at(self.server().port()),
         }
+    }
+
+    /// The same with a user who is to have this password, at the server of a lease store.
+    pub(crate) fn url_with_password(&self, password: &str) -> String {
+        let url = self.url();
+        let (scheme, place) = url.split_once("://").expect("the URL of a server");
+        let host = place.rsplit_once('@').map_or(place, |(_, host)| host);
+        format!("{scheme}://u:{password}@{host}")
     }
 
     /// Its name, for what a test names after it.
@@ -44,6 +66,8 @@ impl Store {
         match self {
             Self::File(_) => "file",
             Self::Redis(_) => "redis",
+            Self::Postgres(_) => "postgres",
+            Self::Pooled(_) => "pooled",
         }
     }
 
@@ -62,6 +86,8 @@ impl Store {
         match self {
             Self::File(_) => None,
             Self::Redis(redis) => Some(redis),
+            Self::Postgres(postgres) => Some(postgres),
+            Self::Pooled(pooled) => Some(pooled),
         }
     }
 
@@ -80,8 +106,17 @@ impl Store {
 
     pub(crate) fn as_redis(&self) -> Option<&Redis> {
         match self {
-            Self::File(_) => None,
             Self::Redis(redis) => Some(redis),
+            _ => None,
+        }
+    }
+
+    /// The PostgreSQL server, whatever is before it.
+    pub(crate) fn as_postgres(&self) -> Option<&Postgres> {
+        match self {
+            Self::Postgres(postgres) => Some(postgres),
+            Self::Pooled(pooled) => Some(pooled.postgres()),
+            _ => None,
         }
     }
 }
@@ -92,6 +127,16 @@ macro_rules! tests_of_lease_stores {
         #[test]
         fn redis() {
             $crate::support::calm::judge(|| $contract(&$crate::support::Store::redis()));
+        }
+
+        #[test]
+        fn postgres() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::postgres()));
+        }
+
+        #[test]
+        fn pooled() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::pooled()));
         }
     };
 }
@@ -153,3 +198,21 @@ macro_rules! on_redis {
     };
 }
 pub(crate) use on_redis;
+
+/// Makes a test of what is PostgreSQL's own.
+macro_rules! on_postgres {
+    ($name:ident, |$store:ident, $postgres:ident| $contract:expr) => {
+        #[test]
+        fn $name() {
+            #[allow(unused_variables)]
+            fn contract($store: &$crate::support::Store, $postgres: &$crate::support::Postgres) {
+                $contract
+            }
+            $crate::support::calm::judge(|| {
+                let store = $crate::support::Store::postgres();
+                contract(&store, store.as_postgres().expect("a PostgreSQL server"));
+            });
+        }
+    };
+}
+pub(crate) use on_postgres;

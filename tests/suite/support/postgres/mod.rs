@@ -1,0 +1,417 @@
+//! A PostgreSQL server of the test's own: on a free port of the loopback interface, with its data in a directory that goes with
+//! it. See `pooled` for the same behind a connection pooler.
+
+mod client;
+mod pooled;
+mod programs;
+mod template;
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use self::client::{Client, Row};
+use self::programs::{find_server_program, give, unprivileged};
+use super::deadline::{LONG, eventually, happens_within};
+use super::lease_server::{LeaseServer, Words};
+use super::lockrun::Lockrun;
+use super::memory;
+use super::processes::{children, send, state};
+use super::redis::free_port;
+use super::tls::Certificates;
+
+pub(crate) use self::pooled::{Pooled, SESSIONS};
+
+/// What every server is started with. It keeps what it was told when its processes are killed; for want of fsync not when the
+/// machine is, which no test does.
+const SETTINGS: [&str; 10] = [
+    "listen_addresses=127.0.0.1",
+    "max_connections=500",
+    "shared_buffers=8MB",
+    "fsync=off",
+    "max_wal_size=32MB",
+    // In its directory, so that nothing stays behind when it is killed.
+    "dynamic_shared_memory_type=mmap",
+    "huge_pages=off",
+    "shared_preload_libraries=pg_stat_statements",
+    "log_line_prefix=%m [%p] %u@%d ",
+    "log_checkpoints=off",
+];
+
+/// In what a server differs from the others.
+#[derive(Clone, Default)]
+pub(crate) struct Setup {
+    /// Settings as `NAME=VALUE`.
+    pub(crate) settings: Vec<String>,
+    /// Lines of `pg_hba.conf` for those who come over the network; by default everybody is trusted.
+    pub(crate) access: Vec<String>,
+    /// It offers TLS with these.
+    pub(crate) certificates: Option<Certificates>,
+    /// It is a standby, which takes no writes: of the server at this port, or of none if that is 0.
+    pub(crate) follows: Option<u16>,
+}
+
+/// A running server; it is ended when this is dropped.
+pub(crate) struct Postgres {
+    directory: TempDir,
+    port: u16,
+    setup: Setup,
+    server: RefCell<Option<Child>>,
+    client: RefCell<Option<Client>>,
+}
+
+impl Postgres {
+    pub(crate) fn start() -> Self {
+        Self::with(Setup::default())
+    }
+
+    pub(crate) fn with(setup: Setup) -> Self {
+        for _ in 0..20 {
+            let directory = memory::directory();
+            template::copy_to(&directory.path().join("data"));
+            let (server, client) = (RefCell::new(None), RefCell::new(None));
+            let postgres = Self { directory, port: free_port(), setup: setup.clone(), server, client };
+            postgres.configure();
+            if postgres.launch() {
+                return postgres;
+            }
+        }
+        panic!("postgres does not start");
+    }
+
+    /// A server that wants a password from all who come over the network, and has this user.
+    pub(crate) fn with_password(method: &str, user: &str, password: &str) -> Self {
+        let access = vec![format!("host all all 127.0.0.1/32 {method}")];
+        let settings = vec![format!("password_encryption={method}")];
+        let postgres = Self::with(Setup { settings, access, ..Setup::default() });
+        postgres.ask(&format!("CREATE ROLE {user} LOGIN PASSWORD '{password}'"));
+        postgres.ask(&format!("GRANT CREATE ON DATABASE postgres TO {user}"));
+        postgres
+    }
+
+    /// A server that offers TLS, and lets those in who come as these lines of its `pg_hba.conf` say.
+    pub(crate) fn with_tls(access: &[&str]) -> Self {
+        let access = access.iter().map(|&line| line.to_owned()).collect();
+        Self::with(Setup { access, certificates: Some(Certificates::make()), ..Setup::default() })
+    }
+
+    /// A server that copies all that this one stores, and takes no writes until it is promoted.
+    pub(crate) fn standby_of(primary: &Self) -> Self {
+        Self::with(Setup { follows: Some(primary.port), ..Setup::default() })
+    }
+
+    /// Writes what it reads when it starts.
+    fn configure(&self) {
+        let write = |name: &str, text: &str| {
+            let path = self.data().join(name);
+            fs::write(&path, text).expect("our own directory");
+            give(&path);
+        };
+        let everybody = ["host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"];
+        let access = match &*self.setup.access {
+            [] => everybody.join("\n"),
+            access => access.join("\n"),
+        };
+        write("pg_hba.conf", &format!("local all postgres trust\n{access}\n"));
+        if let Some(primary) = self.setup.follows {
+            write("standby.signal", "");
+            if primary != 0 {
+                let primary = format!("primary_conninfo = 'host=127.0.0.1 port={primary} user=postgres'\n");
+                write("postgresql.auto.conf", &primary);
+            }
+        }
+        if let Some(certificates) = &self.setup.certificates {
+            for name in ["server.crt", "server.key", "ca.crt"] {
+                let text = fs::read_to_string(certificates.path(name)).expect("they were made");
+                write(name, &text);
+            }
+            let key = self.data().join("server.key");
+            fs::set_permissions(key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it was written");
+        }
+    }
+
+    /// Starts the server; false when it ended again, as it does when another took the port.
+    fn launch(&self) -> bool {
+        let log = File::create(self.directory.path().join("log")).expect("a log file");
+        let mut command = unprivileged(&find_server_program("postgres"), self.directory.path());
+        command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string(), "-k"]).arg(self.directory.path());
+        command.args(SETTINGS.iter().flat_map(|setting| ["-c", setting]));
+        if self.setup.certificates.is_some() {
+            let tls = ["ssl=on", "ssl_cert_file=server.crt", "ssl_key_file=server.key", "ssl_ca_file=ca.crt"];
+            command.args(tls.iter().flat_map(|setting| ["-c", setting]));
+        }
+        command.args(self.setup.settings.iter().flat_map(|setting| ["-c", setting]));
+        command.stdout(log.try_clone().expect("a second descriptor")).stderr(log);
+        let child = command.spawn().expect("postgres starts");
+        let pid = child.id();
+        *self.server.borrow_mut() = Some(child);
+        let mut ended = false;
+        eventually(LONG, "postgres is ready", || {
+            ended = self.has_ended();
+            ended || self.is_ready(pid)
+        });
+        !ended
+    }
+
+    /// Whether it is this process that takes connections, as its lock file says.
+    fn is_ready(&self, pid: u32) -> bool {
+        let file = fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
+        let lines: Vec<&str> = file.lines().collect();
+        lines.first() == Some(&&*pid.to_string()) && lines.get(7).is_some_and(|status| status.trim() == "ready")
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut server = self.server.borrow_mut();
+        server.as_mut().is_none_or(|child| child.try_wait().expect("our own child").is_some())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    pub(crate) fn certificates(&self) -> &Certificates {
+        self.setup.certificates.as_ref().expect("a server with TLS")
+    }
+
+    /// The URL under which this user reaches it, with these parameters.
+    pub(crate) fn url_as(&self, user: &str, parameters: &str) -> String {
+        let separator = if parameters.is_empty() { "" } else { "?" };
+        format!("postgres://{user}@127.0.0.1:{}/postgres{separator}{parameters}", self.port)
+    }
+
+    /// The same for the user who may do everything.
+    pub(crate) fn url(&self) -> String {
+        self.url_at(self.port)
+    }
+
+    /// The call with an environment in which psql finds the server.
+    pub(crate) fn known_to(&self, call: Lockrun) -> Lockrun {
+        let port = self.port.to_string();
+        call.env("PGHOST", "127.0.0.1").env("PGPORT", port).env("PGUSER", "postgres").env("PGDATABASE", "postgres")
+    }
+
+    /// What a statement answers: a line for each row.
+    #[track_caller]
+    pub(crate) fn ask(&self, statement: &str) -> String {
+        let rows = self.try_ask(statement).unwrap_or_else(|error| panic!("{statement}: {error}"));
+        let line =
+            |row: &Row| row.iter().map(|value| value.as_deref().unwrap_or_default()).collect::<Vec<_>>().join("|");
+        rows.iter().map(|row| line(row) + "\n").collect()
+    }
+
+    /// The number that a statement answers.
+    #[track_caller]
+    pub(crate) fn count(&self, statement: &str) -> u64 {
+        self.ask(statement).trim().parse().expect("a number")
+    }
+
+    /// The rows that a statement brings.
+    fn try_ask(&self, statement: &str) -> io::Result<Vec<Row>> {
+        let client = match self.client.take() {
+            Some(client) => Ok(client),
+            None => Client::local(self.directory.path(), self.port).and_then(|mut client| {
+                // What the tests ask is not among the requests that they count.
+                client.ask("SET pg_stat_statements.track = 'none'")?;
+                Ok(client)
+            }),
+        };
+        let mut client = client?;
+        let answer = client.ask(statement)?;
+        *self.client.borrow_mut() = Some(client);
+        Ok(answer)
+    }
+
+    /// The rows that a statement brings, none while there are no tables.
+    #[track_caller]
+    fn stored(&self, statement: &str) -> Vec<Row> {
+        match self.try_ask(statement) {
+            Ok(rows) => rows,
+            // undefined_table
+            Err(error) if error.to_string().contains("42P01") => Vec::new(),
+            Err(error) => panic!("{statement}: {error}"),
+        }
+    }
+
+    /// Changes what is kept of a lock.
+    #[track_caller]
+    pub(crate) fn edit(&self, key: &str, change: impl FnOnce(&mut Value)) {
+        let key = quoted(key);
+        let state = self.ask(&format!("SELECT state FROM lockrun.locks WHERE key = {key}"));
+        let mut state = serde_json::from_str(&state).expect("JSON");
+        change(&mut state);
+        let state = quoted(&state.to_string());
+        self.ask(&format!("UPDATE lockrun.locks SET state = {state} WHERE key = {key}"));
+    }
+
+    /// Adds a waiter that never looks at the lock.
+    #[track_caller]
+    pub(crate) fn add_waiter(&self, key: &str, waiter: &Value) {
+        let token = quoted(waiter["token"].as_str().expect("a token"));
+        let (key, waiter) = (quoted(key), quoted(&waiter.to_string()));
+        self.ask(&format!(
+            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looks_at_ms)
+             VALUES ({key}, {token}, {waiter}, false, 9000000000000)"
+        ));
+    }
+
+    /// Its first process: the parent of all others, which alone makes new ones.
+    fn postmaster(&self) -> i32 {
+        self.server.borrow().as_ref().expect("the server runs").id().cast_signed()
+    }
+
+    /// Ends it, and waits until the last of its processes is gone.
+    fn end(&self) {
+        self.client.take();
+        let Some(mut child) = self.server.take() else { return };
+        let postmaster = child.id().cast_signed();
+        let others = children(postmaster);
+        // At once, without a checkpoint; but so that its shared memory goes too.
+        for signal in [Signal::SIGCONT, Signal::SIGQUIT] {
+            others.iter().chain([&postmaster]).for_each(|pid| send(*pid, signal));
+        }
+        if !happens_within(Duration::from_secs(10), || !matches!(child.try_wait(), Ok(None))) {
+            others.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl LeaseServer for Postgres {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable")
+    }
+
+    fn pause(&self) {
+        let postmaster = self.postmaster();
+        let stop = |pid: i32| {
+            send(pid, Signal::SIGSTOP);
+            eventually(LONG, "it stands still", || matches!(state(pid), None | Some('T' | 'Z')));
+        };
+        // From then on there are no new ones.
+        stop(postmaster);
+        children(postmaster).into_iter().for_each(stop);
+    }
+
+    fn resume(&self) {
+        let postmaster = self.postmaster();
+        children(postmaster).into_iter().chain([postmaster]).for_each(|pid| send(pid, Signal::SIGCONT));
+    }
+
+    fn kill(&self) {
+        self.end();
+    }
+
+    fn start_again(&self) {
+        // One that was left behind names a process that is gone; its number may be another's by now.
+        let _ = fs::remove_file(self.data().join("postmaster.pid"));
+        assert!(self.launch(), "postgres does not start again");
+    }
+
+    fn hang_up(&self) {
+        self.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
+        );
+    }
+
+    fn forget_everything(&self) {
+        // Who uses a table at this moment may wait for another one that is gone already.
+        let drop = "SET lock_timeout = '1s'; DROP SCHEMA IF EXISTS lockrun CASCADE";
+        eventually(LONG, "everything is deleted", || self.try_ask(drop).is_ok());
+    }
+
+    fn forget_holders(&self, key: &str) {
+        self.edit(key, |state| state["holders"] = Value::Array(Vec::new()));
+    }
+
+    fn words(&self) -> Words {
+        Words { asks: "FOR UPDATE", changes: "COMMIT" }
+    }
+
+    fn requests(&self) -> u64 {
+        // Each locks a lock's row, or only reads.
+        self.count(
+            "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
+             WHERE query LIKE '%FOR UPDATE%' OR query LIKE 'BEGIN % READ ONLY%'",
+        )
+    }
+
+    fn round_trips(&self, requests: u64) -> u64 {
+        // The server's own welcome, then the lock's row and what becomes of it.
+        1 + 2 * requests
+    }
+
+    fn waiting(&self, key: &str) -> Vec<String> {
+        let key = quoted(key);
+        let tokens = self.stored(&format!("SELECT token FROM lockrun.waiters WHERE key = {key} ORDER BY place"));
+        tokens.into_iter().flatten().flatten().collect()
+    }
+
+    fn asleep(&self) -> usize {
+        // A session that listens has a lock of its own, and waits for its client to speak; one that cannot listen looks again
+        // before the time comes that it has named.
+        let sessions = self.stored(
+            "SELECT w.token FROM lockrun.waiters w
+             WHERE NOT w.is_granted AND w.waiter->>'is_unresponsive' IS NULL AND CASE WHEN w.session IS NULL
+                 THEN w.looks_at_ms > extract(epoch FROM clock_timestamp()) * 1000
+                 ELSE EXISTS (
+                     SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+                     WHERE l.locktype = 'advisory' AND (l.classid::bigint << 32 | l.objid::bigint) = w.session
+                     AND a.state = 'idle')
+                 END",
+        );
+        sessions.len()
+    }
+
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
+        let mut left = Vec::new();
+        for row in self.stored("SELECT key, state FROM lockrun.locks ORDER BY key") {
+            let [Some(name), Some(state)] = &row[..] else { panic!("{row:?}") };
+            if name == key {
+                let state = serde_json::from_str(state).expect("JSON");
+                left.extend(what_holds(&state, counts_what_goes).map(|what| format!("{name}: {what}")));
+            } else {
+                left.push(format!("{name}: all"));
+            }
+        }
+        if counts_what_goes {
+            let waiters = self.stored("SELECT key || ': the waiter ' || token FROM lockrun.waiters ORDER BY place");
+            left.extend(waiters.into_iter().flatten().flatten());
+        }
+        left
+    }
+}
+
+/// What is kept of a lock besides its fence and its last run. What was noted about requests that may be on their way holds
+/// nothing, and goes by itself.
+fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = String> {
+    let none = Vec::new();
+    let holders = state["holders"].as_array().unwrap_or(&none);
+    let stay = holders.iter().filter(|holder| counts_what_goes || !holder["lease"]["ends_ms"].is_number());
+    let holders: Vec<String> = stay.map(|holder| format!("the holder {}", holder["token"])).collect();
+    let sequence = state["sequence"].is_object().then(|| "the sequence".to_owned());
+    holders.into_iter().chain(sequence)
+}
+
+/// A text in a statement.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

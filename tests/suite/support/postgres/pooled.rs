@@ -1,0 +1,212 @@
+//! A PostgreSQL server behind pgbouncer in transaction mode: a client has another session in each transaction.
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::io;
+use std::process::Child;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::Postgres;
+use super::client::Client;
+use super::programs::{give, unprivileged};
+use crate::support::deadline::{LONG, eventually};
+use crate::support::lease_server::{LeaseServer, Words};
+use crate::support::memory;
+use crate::support::processes::{find_program, send, state};
+use crate::support::redis::free_port;
+
+/// How many sessions the pooler has at the server, however many clients it has.
+pub(crate) const SESSIONS: u64 = 10;
+
+/// A server and its pooler; both are ended when this is dropped.
+pub(crate) struct Pooled {
+    pooler: Pooler,
+    postgres: Postgres,
+}
+
+impl Pooled {
+    pub(crate) fn start() -> Self {
+        let postgres = Postgres::start();
+        let pooler = Pooler::before(postgres.port);
+        Self { pooler, postgres }
+    }
+
+    /// The server behind the pooler.
+    pub(crate) fn postgres(&self) -> &Postgres {
+        &self.postgres
+    }
+
+    /// The pooler alone.
+    pub(crate) fn pooler(&self) -> &Pooler {
+        &self.pooler
+    }
+}
+
+/// A running pooler; it is killed when this is dropped.
+pub(crate) struct Pooler {
+    directory: TempDir,
+    port: u16,
+    child: RefCell<Option<Child>>,
+}
+
+impl Pooler {
+    fn before(server: u16) -> Self {
+        for _ in 0..20 {
+            let pooler = Self { directory: memory::directory(), port: free_port(), child: RefCell::new(None) };
+            pooler.configure(server);
+            if pooler.launch() {
+                return pooler;
+            }
+        }
+        panic!("pgbouncer does not start");
+    }
+
+    fn configure(&self, server: u16) {
+        let write = |name: &str, text: &str| {
+            let path = self.directory.path().join(name);
+            fs::write(&path, text).expect("our own directory");
+            give(&path);
+        };
+        write("users", "\"postgres\" \"\"\n");
+        let lines = [
+            "[databases]",
+            &format!("* = host=127.0.0.1 port={server}"),
+            "[pgbouncer]",
+            "listen_addr = 127.0.0.1",
+            &format!("listen_port = {}", self.port),
+            "unix_socket_dir =",
+            "auth_type = trust",
+            "auth_file = users",
+            "admin_users = postgres",
+            "pool_mode = transaction",
+            &format!("default_pool_size = {SESSIONS}"),
+            "max_client_conn = 2000",
+            // By default it lets its clients wait for 15 s after the server has come back.
+            "server_login_retry = 1",
+        ];
+        write("pgbouncer.ini", &lines.join("\n"));
+    }
+
+    /// Starts the pooler; false when it ended again, as it does when another took the port.
+    fn launch(&self) -> bool {
+        let log = File::create(self.directory.path().join("log")).expect("a log file");
+        let mut command = unprivileged(&find_program("pgbouncer"), self.directory.path());
+        command.arg("pgbouncer.ini").stdout(log.try_clone().expect("a second descriptor")).stderr(log);
+        *self.child.borrow_mut() = Some(command.spawn().expect("pgbouncer starts"));
+        let mut ended = false;
+        eventually(LONG, "pgbouncer is ready", || {
+            let mut child = self.child.borrow_mut();
+            ended = child.as_mut().expect("just started").try_wait().expect("our own child").is_some();
+            ended || self.console("SHOW VERSION").is_ok()
+        });
+        !ended
+    }
+
+    /// A command for the pooler itself.
+    fn console(&self, command: &str) -> io::Result<()> {
+        Client::at(self.port, "pgbouncer")?.ask(command).map(drop)
+    }
+
+    fn signal(&self, signal: Signal) -> i32 {
+        let pid = self.child.borrow().as_ref().expect("the pooler runs").id().cast_signed();
+        send(pid, signal);
+        pid
+    }
+
+    /// Kills it: its port refuses connections.
+    pub(crate) fn kill(&self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts it again after `kill`, on the same port.
+    pub(crate) fn start_again(&self) {
+        assert!(self.launch(), "pgbouncer does not start again");
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What happens to the server happens to the pooler, too; what is stored is the server's.
+impl LeaseServer for Pooled {
+    fn port(&self) -> u16 {
+        self.pooler.port
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        self.postgres.url_at(port)
+    }
+
+    fn pause(&self) {
+        let pooler = self.pooler.signal(Signal::SIGSTOP);
+        eventually(LONG, "the pooler stands still", || state(pooler) == Some('T'));
+        self.postgres.pause();
+    }
+
+    fn resume(&self) {
+        self.postgres.resume();
+        self.pooler.signal(Signal::SIGCONT);
+    }
+
+    fn kill(&self) {
+        self.pooler.kill();
+        self.postgres.kill();
+    }
+
+    fn start_again(&self) {
+        self.postgres.start_again();
+        self.pooler.start_again();
+    }
+
+    fn hang_up(&self) {
+        // It closes the connections of its clients, and those to the server.
+        self.pooler
+            .console("KILL postgres")
+            .and_then(|()| self.pooler.console("RESUME postgres"))
+            .expect("the pooler obeys");
+    }
+
+    fn forget_everything(&self) {
+        self.postgres.forget_everything();
+    }
+
+    fn forget_holders(&self, key: &str) {
+        self.postgres.forget_holders(key);
+    }
+
+    fn words(&self) -> Words {
+        self.postgres.words()
+    }
+
+    fn requests(&self) -> u64 {
+        self.postgres.requests()
+    }
+
+    fn round_trips(&self, requests: u64) -> u64 {
+        self.postgres.round_trips(requests)
+    }
+
+    fn wakes_waiters(&self) -> bool {
+        false
+    }
+
+    fn waiting(&self, key: &str) -> Vec<String> {
+        self.postgres.waiting(key)
+    }
+
+    fn asleep(&self) -> usize {
+        self.postgres.asleep()
+    }
+
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
+        self.postgres.left(key, counts_what_goes)
+    }
+}
