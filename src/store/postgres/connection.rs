@@ -27,8 +27,8 @@ const TOO_LONG: Failure = Failure::Strange("it is longer than anything that lock
 pub(super) struct Connection {
     stream: Stream,
     input: BytesMut,
-    /// The channels of the notifications that came between the answers.
-    notifications: Vec<String>,
+    /// What came between the answers.
+    notifications: Vec<Notification>,
     /// The process that serves us, as the server, or a pooler in front of it, has introduced it.
     pub(super) process: i32,
     /// Whether a transaction is open that has failed.
@@ -37,6 +37,15 @@ pub(super) struct Connection {
     pub(super) session: i64,
     /// The token for which this session listens.
     pub(super) listens_for: Option<Token>,
+}
+
+/// A notification.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Notification {
+    /// Its channel.
+    pub(super) channel: String,
+    /// What it says.
+    pub(super) message: String,
 }
 
 /// A row of an answer, as text; `None` is null.
@@ -164,6 +173,14 @@ impl Connection {
         }
     }
 
+    /// Asks whether the server is a standby.
+    pub(super) fn is_in_recovery(&mut self, deadline: Moment) -> Result<bool, Failure> {
+        let mut batch = Batch::default();
+        batch.add("SELECT pg_catalog.pg_is_in_recovery()", &[]);
+        let answers = self.run(batch, deadline)?;
+        Ok(answers.first().and_then(|answer| answer.rows.first()?.first()?.as_deref()) == Some("t"))
+    }
+
     /// Sends messages.
     pub(super) fn send(&mut self, messages: &[u8], deadline: Moment) -> Result<(), Failure> {
         self.stream.set_deadline(deadline);
@@ -176,8 +193,10 @@ impl Connection {
         loop {
             match self.next_of_any_kind(deadline)? {
                 Message::NotificationResponse(body) => {
-                    let channel = body.channel().map_err(|error| Failure::of_stream(&error))?.to_owned();
-                    self.notifications.push(channel);
+                    let text =
+                        |text: io::Result<&str>| text.map(str::to_owned).map_err(|error| Failure::of_stream(&error));
+                    let notification = Notification { channel: text(body.channel())?, message: text(body.message())? };
+                    self.notifications.push(notification);
                 }
                 Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
                 message => return Ok(message),
@@ -218,8 +237,8 @@ impl Connection {
         }
     }
 
-    /// Returns the channels of the notifications that have come, waiting for none.
-    pub(super) fn notifications(&mut self) -> Result<Vec<String>, Failure> {
+    /// Returns the notifications that have come, waiting for none.
+    pub(super) fn notifications(&mut self) -> Result<Vec<Notification>, Failure> {
         // The deadline is over: only what is there already is read.
         match self.next(Moment::from_boot(Duration::ZERO)) {
             Ok(Message::ErrorResponse(body)) => Err(Failure::Refused(Refusal::read(body.fields()))),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::connection::Row;
 use super::failure::Failure;
+use super::waiting::Look;
 use crate::lock::state::{Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 
@@ -23,6 +24,8 @@ pub(super) struct Queued {
     pub(super) waiter: WaiterState,
     /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::connection::Connection::session`].
     pub(super) session: Option<i64>,
+    /// When it has last asked for the lock, in milliseconds of Unix time.
+    looked_at_ms: u64,
     /// When it will ask again by itself at the latest, in milliseconds of Unix time.
     looks_at_ms: u64,
     /// Whether its session is gone.
@@ -40,23 +43,58 @@ pub(super) struct TableFacts<'a> {
 }
 
 impl Queued {
-    /// Reads a row of the waiters: place, waiter, session, next look, whether its session is gone.
+    /// Reads a row of the waiters: place, waiter, session, last look, next look, whether its session is gone.
     pub(super) fn read(row: &Row) -> Result<Self, Failure> {
         let broken = || Failure::Broken("a row of the waiters cannot be read".to_owned());
-        let [Some(place), Some(waiter), session, Some(looks_at_ms), Some(is_cut_off)] = &row[..] else {
+        let [Some(place), Some(waiter), session, Some(looked_at_ms), Some(looks_at_ms), Some(is_cut_off)] = &row[..]
+        else {
             return Err(broken());
         };
         Ok(Queued {
             place: place.parse().map_err(|_| broken())?,
             waiter: serde_json::from_str(waiter).map_err(|_| broken())?,
             session: session.as_ref().map(|session| session.parse()).transpose().map_err(|_| broken())?,
+            looked_at_ms: looked_at_ms.parse().map_err(|_| broken())?,
             looks_at_ms: looks_at_ms.parse().map_err(|_| broken())?,
             is_cut_off: is_cut_off == "t",
         })
     }
 }
 
+/// Returns the state's waiters, those marked as unresponsive that have missed a roll call.
+///
+/// When a waiter is granted the lock, those behind it are asked to look one after the other if it is not claimed. The first that does
+/// so calls the roll: the ones before it had their turn to look, and must be dead, stopped or cut off, too.
+pub(super) fn after_roll_call(queue: &[Queued], asking: Option<&Token>, now_ms: u64) -> Vec<WaiterState> {
+    let unclaimed = queue
+        .iter()
+        .filter_map(|row| row.waiter.grant)
+        .filter(|grant| grant.ends_ms <= now_ms)
+        .max_by_key(|it| it.ends_ms);
+    let mut turn = 0;
+    let mark = |row: &Queued| {
+        let mut waiter = row.waiter.clone();
+        let Some(unclaimed) = unclaimed.filter(|_| waiter.grant.is_none()) else { return waiter };
+        turn += 1;
+        let is_over = now_ms >= unclaimed.ends_ms.saturating_add(millis(Look::turn(turn)));
+        if is_over && row.looked_at_ms < unclaimed.since_ms && asking != Some(&waiter.token) {
+            waiter.is_unresponsive = true;
+        }
+        waiter
+    };
+    queue.iter().map(mark).collect()
+}
+
 impl TableFacts<'_> {
+    /// Returns how many of the waiters before this one can be granted the lock before it.
+    pub(super) fn ahead_of(&self, token: &Token, state: &LockState) -> usize {
+        let before = state.waiters.iter().take_while(|waiter| waiter.token != *token);
+        let counts = |waiter: &&WaiterState| {
+            waiter.grant.is_some() || !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
+        };
+        before.filter(counts).count()
+    }
+
     /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is
     /// next. The one that asks does not count: it may stand behind others that were not read.
     pub(super) fn has_next(&self, state: &LockState) -> bool {

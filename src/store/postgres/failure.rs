@@ -106,9 +106,15 @@ impl Refusal {
         self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
     }
 
-    /// Returns whether the server has closed the connection with this message.
+    /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
+    /// its round trips.
+    pub(super) fn is_worth_repeating(&self) -> bool {
+        matches!(self.code.as_str(), "25P03" | "40001" | "40P01")
+    }
+
+    /// Returns whether the connection is of no use any more: the server has closed it with this message, or is a standby now.
     pub(super) fn is_fatal(&self) -> bool {
-        self.code.starts_with("57P") || self.code.starts_with("08") || self.code == "25P03"
+        self.code.starts_with("57P") || self.code.starts_with("08") || matches!(self.code.as_str(), "25P03" | "25006")
     }
 }
 
@@ -185,7 +191,9 @@ impl Failure {
                 let Refusal { code, message } = refusal;
                 let advice = match code.as_str() {
                     "42501" => "; lockrun doctor --schema prints the rights that the user needs",
-                    "53300" => "; raise max_connections, or use a connection pooler",
+                    "53300" => {
+                        "; raise that limit (of the server, the database or the role), or use a connection pooler"
+                    }
                     "25006" => "; this is a standby: name the primary in the store's URL",
                     "53100" => "; its disk is full",
                     _ => "",

@@ -59,7 +59,7 @@ impl PostgresStore {
         batch.add(&format!("SELECT key, state FROM {locks} WHERE $1::text IS NULL OR key = $1"), &[key]);
         batch.add(
             &format!(
-                "SELECT key, place, waiter, session, looks_at_ms, \
+                "SELECT key, place, waiter, session, looked_at_ms, looks_at_ms, \
                  session IS NOT NULL AND pg_catalog.pg_try_advisory_xact_lock_shared(session) \
                  FROM {waiters} WHERE $1::text IS NULL OR key = $1 ORDER BY key, place"
             ),

@@ -70,25 +70,27 @@ impl Login<'_> {
         };
         let mut connection = Connection::over(stream);
         self.introduce(&mut connection)?;
-        let mut is_standby = false;
+        let mut is_standby = None;
         loop {
             match connection.next_of_any_kind(self.deadline)? {
                 Message::ParameterStatus(body) => {
-                    let is_it = body.name().is_ok_and(|name| name == "in_hot_standby");
-                    is_standby |= is_it && body.value().is_ok_and(|value| value == "on");
+                    if body.name().is_ok_and(|name| name == "in_hot_standby") {
+                        is_standby = body.value().ok().map(|value| value == "on");
+                    }
                 }
                 Message::BackendKeyData(body) => connection.process = body.process_id(),
-                Message::ReadyForQuery(_) if is_standby => {
-                    return Err(Failure::Unreachable(
-                        "it is a standby, which takes no writes; name the primary".to_owned(),
-                    ));
-                }
-                Message::ReadyForQuery(_) => return Ok(connection),
+                Message::ReadyForQuery(_) => break,
                 Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
                 Message::NoticeResponse(_) => {}
                 _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
             }
         }
+        // Servers older than PostgreSQL 14, and poolers, do not say it by themselves.
+        let is_standby = is_standby.map_or_else(|| connection.is_in_recovery(self.deadline), Ok)?;
+        if is_standby {
+            return Err(Failure::Unreachable("it is a standby, which takes no writes; name the primary".to_owned()));
+        }
+        Ok(connection)
     }
 
     /// Asks for TLS, and begins it if the server agrees.

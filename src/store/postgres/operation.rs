@@ -17,7 +17,8 @@ use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
-/// How often an operation is begun anew because another one has created the lock's row, or lockrun its tables, meanwhile.
+/// How often an operation is begun anew because another one has created the lock's row, lockrun its tables, or the server has rolled it
+/// back.
 const ATTEMPTS: u32 = 5;
 
 /// What an operation is about.
@@ -61,7 +62,7 @@ impl PostgresStore {
             };
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             let (state, applied) = loop {
-                let mut state = found.state();
+                let mut state = found.state(subject);
                 let facts = found.facts(subject);
                 let applied = match rules(&mut state, &facts) {
                     Ok(applied) => applied,
@@ -87,6 +88,11 @@ impl PostgresStore {
                 }
                 // Another one has created the row of the lock.
                 Err(Failure::Refused(refusal)) if refusal.is_duplicate() => self.may_be_done = false,
+                // It was rolled back.
+                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
+                    self.may_be_done = false;
+                    self.connection = None;
+                }
                 Err(failure) => {
                     // What was refused was rolled back.
                     self.may_be_done = failure.is_out_of_step();

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::connection::{Batch, Connection};
-use super::facts::{Queued, TableFacts};
+use super::facts::{Queued, TableFacts, after_roll_call};
 use super::failure::Failure;
 use super::operation::Subject;
 use super::schema::{Tables, VERSION};
+use super::waiting::LOOKERS;
 use crate::lock::state::{LockState, millis};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
@@ -15,8 +16,8 @@ use crate::sys::clock::Moment;
 /// the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from renewing it.
 const IDLE_MAX: Duration = Duration::from_millis(1500);
 
-/// How many waiters are read, beside those that were granted the lock and the one that asks.
-const FIRST_WAITERS: usize = 8;
+/// How many waiters are read, beside those that were granted the lock and the one that asks: as many as look when something ends.
+const FIRST_WAITERS: usize = LOOKERS;
 
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
@@ -105,8 +106,8 @@ impl Found {
     }
 
     /// Returns the state, with the waiters that were read.
-    pub(super) fn state(&self) -> LockState {
-        LockState { waiters: self.queue.iter().map(|row| row.waiter.clone()).collect(), ..self.state.clone() }
+    pub(super) fn state(&self, subject: Subject<'_>) -> LockState {
+        LockState { waiters: after_roll_call(&self.queue, subject.asking, self.now_ms), ..self.state.clone() }
     }
 
     /// Returns what the rules ask for beside it.
@@ -129,7 +130,7 @@ fn add_question(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, all: b
     let limit = (!all).then(|| FIRST_WAITERS.to_string());
     batch.add(
         &format!(
-            "SELECT place, waiter, session, looks_at_ms, \
+            "SELECT place, waiter, session, looked_at_ms, looks_at_ms, \
              session IS NOT NULL AND pg_catalog.pg_try_advisory_xact_lock_shared(session) \
              FROM {waiters} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
@@ -187,7 +188,7 @@ mod tests {
         };
         let looks_at_ms = NOW_MS.saturating_add_signed(looks_in * 1000).to_string();
         let json = serde_json::to_string(&waiter).expect("is JSON");
-        let values = [&number.to_string(), &json, "7", &looks_at_ms, "f"];
+        let values = [&number.to_string(), &json, "7", "0", &looks_at_ms, "f"];
         Queued::read(&values.map(|value| Some(value.to_owned())).to_vec()).expect("is a row")
     }
 

@@ -56,6 +56,7 @@ impl Tables {
                  waiter json NOT NULL,\n    \
                  is_granted boolean NOT NULL,\n    \
                  session bigint,\n    \
+                 looked_at_ms bigint NOT NULL,\n    \
                  looks_at_ms bigint NOT NULL,\n    \
                  PRIMARY KEY (key, place),\n    \
                  UNIQUE (key, token)\n)"

@@ -23,10 +23,10 @@ use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 const LOOK_EVERY: Duration = Duration::from_secs(12);
 
 /// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
-const LOOKERS: usize = 8;
+pub(super) const LOOKERS: usize = 12;
 
 /// The time between two of them.
-const STAGGER: Duration = Duration::from_millis(150);
+const TURN: Duration = Duration::from_millis(40);
 
 /// How often a waiter looks at its own row where it cannot listen: the first in the queue, and all from the tenth on.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -52,14 +52,21 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Returns when the waiter looks that is so far from the head of the queue, if the next lease or grant ends after `end_in`.
-    pub(super) fn at_place(place: usize, end_in: Option<Duration>, is_pooled: bool) -> Self {
-        let turn = u32::try_from(place).unwrap_or(u32::MAX);
-        let end = end_in.filter(|_| place < LOOKERS).map(|end_in| end_in + STAGGER * turn + Duration::from_millis(1));
-        let within = end.map_or(LOOK_EVERY, |end| end.min(LOOK_EVERY));
-        let poll = is_pooled.then(|| POLL.0.saturating_mul(turn.saturating_add(1)).min(POLL.1));
-        Look { within, poll }
+    /// Returns when the waiter looks for which so many others are ahead, if the next lease or grant ends after `end_in`.
+    pub(super) fn in_turn(turn: usize, end_in: Option<Duration>, is_pooled: bool) -> Self {
+        let end = end_in.filter(|_| turn < LOOKERS).map(|end_in| end_in + Look::turn(turn));
+        Look { within: end.map_or(LOOK_EVERY, |end| end.min(LOOK_EVERY)), poll: is_pooled.then(|| poll_at(turn)) }
     }
+
+    /// Returns how long after the end of a lease or a grant this one of those that look does so.
+    pub(super) fn turn(turn: usize) -> Duration {
+        Duration::from_millis(1) + TURN * u32::try_from(turn).unwrap_or(u32::MAX)
+    }
+}
+
+/// Returns how often the waiter looks at its own row for which so many others are ahead.
+fn poll_at(turn: usize) -> Duration {
+    POLL.0.saturating_mul(u32::try_from(turn).unwrap_or(u32::MAX).saturating_add(1)).min(POLL.1)
 }
 
 impl Place {
@@ -87,43 +94,79 @@ impl PostgresStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        let Some(place) = self.place else { return Ok(Wakeup::TryAgain) };
-        let until = until.map_or(place.look_at, |until| until.min(place.look_at));
+        let Some(Place { look_at, poll: is_pooled, .. }) = self.place else { return Ok(Wakeup::TryAgain) };
+        let mut look_at = until.map_or(look_at, |until| until.min(look_at));
+        let mut poll = is_pooled;
         loop {
             // A notification may have come already, with an answer.
-            if place.poll.is_none() && self.hears(&claim.token)? {
-                return Ok(Wakeup::TryAgain);
+            if poll.is_none() {
+                look_at =
+                    self.asked_to_look_within(&claim.token)?.map_or(look_at, |span| look_at.min(Moment::now() + span));
             }
-            let wake_at = place.poll.map_or(until, |poll| until.min(Moment::now() + poll));
-            let source = self.connection.as_ref().filter(|_| place.poll.is_none());
+            let wake_at = poll.map_or(look_at, |poll| look_at.min(Moment::now() + poll));
+            let source = self.connection.as_ref().filter(|_| poll.is_none());
             match waiter.wait_for(source.map(Connection::as_fd), Some(wake_at), observer) {
                 Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
-                Ok(WakeReason::Time) if wake_at >= until => return Ok(Wakeup::TryAgain),
+                Ok(WakeReason::Time) if wake_at >= look_at => return Ok(Wakeup::TryAgain),
                 Ok(_) => {}
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
-            if place.poll.is_some() && self.is_granted(claim)? {
-                return Ok(Wakeup::TryAgain);
+            if poll.is_some() {
+                match self.poll(claim)? {
+                    None => return Ok(Wakeup::TryAgain),
+                    Some(Polled { turn, grant_ends_in }) => {
+                        let end = grant_ends_in
+                            .filter(|_| turn < LOOKERS)
+                            .map(|span| Moment::now() + span + Look::turn(turn));
+                        look_at = end.map_or(look_at, |end| look_at.min(end));
+                        poll = Some(poll_at(turn));
+                    }
+                }
             }
         }
     }
 
-    /// Returns whether a notification for this token has come. Fails if this session does not listen for it.
-    fn hears(&mut self, token: &Token) -> Result<bool, Failure> {
+    /// Returns the shortest span within which a notification has asked this waiter to look. Fails if the session does not listen for it.
+    fn asked_to_look_within(&mut self, token: &Token) -> Result<Option<Duration>, Failure> {
         let connection = self.connection.as_mut().filter(|connection| connection.listens_for.as_ref() == Some(token));
-        Ok(connection.ok_or(Failure::Closed)?.notifications()?.contains(&channel_of(token)))
+        let notifications = connection.ok_or(Failure::Closed)?.notifications()?;
+        let channel = channel_of(token);
+        let ours = notifications.iter().filter(|notification| notification.channel == channel);
+        Ok(ours.map(|notification| Duration::from_millis(notification.message.parse().unwrap_or(0))).min())
     }
 
-    /// Looks at our row of the queue. Returns whether we were granted the lock, or have lost our place.
-    fn is_granted(&mut self, claim: &Claim) -> Result<bool, Failure> {
+    /// Looks at our row of the queue. Returns nothing if it is worth asking for the lock: it was granted, or we have lost our place.
+    fn poll(&mut self, claim: &Claim) -> Result<Option<Polled>, Failure> {
         let deadline = Moment::now() + self.timeout;
+        let waiters = &self.tables.waiters;
         let mut batch = Batch::default();
-        let statement = format!("SELECT is_granted FROM {} WHERE key = $1 AND token = $2", self.tables.waiters);
-        batch.add(&statement, &[Some(claim.key.as_str()), Some(claim.token.as_str())]);
+        batch.add(
+            &format!(
+                "SELECT own.is_granted, \
+                 (SELECT count(*) FROM (SELECT FROM {waiters} WHERE key = $1 AND place < own.place LIMIT {LOOKERS}) AS ahead), \
+                 (SELECT min((waiter->'grant'->>'ends_ms')::bigint) FROM {waiters} WHERE key = $1 AND is_granted) \
+                  - (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint \
+                 FROM {waiters} AS own WHERE own.key = $1 AND own.token = $2"
+            ),
+            &[Some(claim.key.as_str()), Some(claim.token.as_str())],
+        );
         let answers = self.connected(deadline)?.run(batch, deadline)?;
-        let row = answers.first().and_then(|answer| answer.rows.first());
-        Ok(row.is_none_or(|row| row.first() != Some(&Some("f".to_owned()))))
+        let Some(row) = answers.first().and_then(|answer| answer.rows.first()) else { return Ok(None) };
+        let [Some(is_granted), Some(turn), grant_ends_in] = &row[..] else {
+            return Err(Failure::Strange("an answer lacks columns"));
+        };
+        let span = |text: &String| Duration::from_millis(u64::try_from(text.parse().unwrap_or(0_i64)).unwrap_or(0));
+        let polled = Polled { turn: turn.parse().unwrap_or(LOOKERS), grant_ends_in: grant_ends_in.as_ref().map(span) };
+        Ok((is_granted == "f").then_some(polled))
     }
+}
+
+/// What a waiter learns from its row of the queue.
+struct Polled {
+    /// How many are ahead, [`LOOKERS`] at most.
+    turn: usize,
+    /// In how long the grant ends that is to be claimed first.
+    grant_ends_in: Option<Duration>,
 }
 
 #[cfg(test)]
@@ -133,11 +176,11 @@ mod tests {
     #[test]
     fn the_first_waiters_look_when_something_ends() {
         let seconds = Duration::from_secs;
-        assert_eq!(Look::at_place(0, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(1));
-        assert_eq!(Look::at_place(2, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(301));
-        assert_eq!(Look::at_place(8, Some(seconds(3)), false).within, LOOK_EVERY);
-        assert_eq!(Look::at_place(0, Some(seconds(60)), false).within, LOOK_EVERY);
-        assert_eq!(Look::at_place(0, None, true).poll, Some(POLL.0));
-        assert_eq!(Look::at_place(5000, None, true).poll, Some(POLL.1));
+        assert_eq!(Look::in_turn(0, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(1));
+        assert_eq!(Look::in_turn(2, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(81));
+        assert_eq!(Look::in_turn(LOOKERS, Some(seconds(3)), false).within, LOOK_EVERY);
+        assert_eq!(Look::in_turn(0, Some(seconds(60)), false).within, LOOK_EVERY);
+        assert_eq!(Look::in_turn(0, None, true).poll, Some(POLL.0));
+        assert_eq!(Look::in_turn(5000, None, true).poll, Some(POLL.1));
     }
 }

@@ -8,12 +8,9 @@ use super::connection::{Answer, Batch, Connection};
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
-use super::waiting::{Look, channel_of};
-use crate::lock::state::{Applied, LockState, WaiterState, millis};
+use super::waiting::{LOOKERS, Look, channel_of};
+use crate::lock::state::{Applied, CLAIM_WINDOW_MS, LockState, WaiterState, millis};
 use crate::lock::token::Token;
-
-/// How many waiters behind those that were granted the lock are woken, too, and look whether they claim it.
-const WATCHERS: usize = 2;
 
 /// What is sent.
 pub(super) struct SecondTrip<'a> {
@@ -22,6 +19,8 @@ pub(super) struct SecondTrip<'a> {
     found: &'a Found,
     /// See [`Connection::session`].
     session: i64,
+    /// Whether the record of the lock has changed, and not only the queue.
+    is_about_the_lock: bool,
     /// The statements.
     pub(super) batch: Batch,
     /// When the one that asks looks again, if it waits.
@@ -66,22 +65,31 @@ impl<'a> SecondTrip<'a> {
     ) -> Self {
         let at = subject.asking.and_then(|asking| state.waiters.iter().position(|waiter| waiter.token == *asking));
         let end_in = applied.look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(found.now_ms)));
-        let look = at.map(|at| Look::at_place(at, end_in, found.is_pooled));
+        let look = at.and(subject.asking).map(|asking| {
+            let turn = found.facts(subject).ahead_of(asking, state);
+            Look::in_turn(turn, end_in, found.is_pooled)
+        });
         let mut trip = SecondTrip {
             tables,
             subject,
             found,
             session: connection.session,
+            is_about_the_lock: false,
             batch: Batch::default(),
             look,
             place: PlaceIn::Known(at.unwrap_or(0) as u64),
             listens_for: look.filter(|_| !found.is_pooled).and(subject.asking).cloned(),
         };
         trip.write_record(state);
+        trip.is_about_the_lock = trip.batch.len() > 0;
         trip.write_queue(state);
         trip.count();
         trip.wake(state, applied);
         trip.listen(connection);
+        if !trip.is_about_the_lock {
+            // A waiter whose place a crash has forgotten asks for another one. It need not wait for the disk, nor must those behind it.
+            trip.batch.add("SELECT pg_catalog.set_config('synchronous_commit', 'off', true)", &[]);
+        }
         trip.batch.add("COMMIT", &[]);
         trip
     }
@@ -129,23 +137,25 @@ impl<'a> SecondTrip<'a> {
         }
         let (Some(asking), Some(look)) = (self.subject.asking, self.look) else { return };
         let Some(own) = find(asking) else { return };
+        let looked_at_ms = self.found.now_ms.to_string();
         let looks_at_ms = self.found.now_ms.saturating_add(millis(look.within)).to_string();
         let session = (!self.found.is_pooled).then(|| self.session.to_string());
-        let (session, looks_at_ms) = (session.as_deref(), Some(looks_at_ms.as_str()));
+        let (session, looked, looks) = (session.as_deref(), Some(looked_at_ms.as_str()), Some(looks_at_ms.as_str()));
         if self.found.queue.iter().any(|row| row.waiter.token == *asking) {
             self.batch.add(
                 &format!(
-                    "UPDATE {waiters} SET session = $3::bigint, looks_at_ms = $4::bigint WHERE key = $1 AND token = $2"
+                    "UPDATE {waiters} SET session = $3::bigint, looked_at_ms = $4::bigint, looks_at_ms = $5::bigint \
+                     WHERE key = $1 AND token = $2"
                 ),
-                &[key, Some(asking.as_str()), session, looks_at_ms],
+                &[key, Some(asking.as_str()), session, looked, looks],
             );
         } else {
             self.batch.add(
                 &format!(
-                    "INSERT INTO {waiters} (key, token, waiter, is_granted, session, looks_at_ms) \
-                     VALUES ($1, $2, $3::json, $4::boolean, $5::bigint, $6::bigint)"
+                    "INSERT INTO {waiters} (key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms) \
+                     VALUES ($1, $2, $3::json, $4::boolean, $5::bigint, $6::bigint, $7::bigint)"
                 ),
-                &[key, Some(asking.as_str()), Some(&json(own)), Some(is_granted(own)), session, looks_at_ms],
+                &[key, Some(asking.as_str()), Some(&json(own)), Some(is_granted(own)), session, looked, looks],
             );
         }
     }
@@ -166,7 +176,7 @@ impl<'a> SecondTrip<'a> {
         );
     }
 
-    /// Wakes those to which the lock was granted, and a few behind them.
+    /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it.
     fn wake<T>(&mut self, state: &LockState, applied: &Applied<T>) {
         if applied.granted.is_empty() {
             return;
@@ -175,15 +185,20 @@ impl<'a> SecondTrip<'a> {
             let row = self.found.queue.iter().find(|row| row.waiter.token == **token);
             row.is_some_and(|row| row.session.is_some()) && self.subject.asking != Some(*token)
         };
+        // They need not look if it is claimed.
         let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && !waiter.is_unresponsive);
-        let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(WATCHERS);
-        let woken = applied.granted.iter().filter(listens).chain(watchers);
-        let channels: Vec<String> = woken.map(channel_of).collect();
+        let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(LOOKERS).enumerate();
+        let watch = |(turn, token)| {
+            (channel_of(token), millis(Duration::from_millis(CLAIM_WINDOW_MS) + Look::turn(turn)).to_string())
+        };
+        let granted = applied.granted.iter().filter(listens).map(|token| (channel_of(token), "0".to_owned()));
+        let (channels, spans): (Vec<_>, Vec<_>) = granted.chain(watchers.map(watch)).unzip();
         if !channels.is_empty() {
             // The names are made of letters, digits and underscores.
-            let channels = format!("{{{}}}", channels.join(","));
-            let statement = "SELECT pg_catalog.pg_notify(channel, '') FROM unnest($1::text[]) AS channel";
-            self.batch.add(statement, &[Some(&channels)]);
+            let [channels, spans] = [channels, spans].map(|words| format!("{{{}}}", words.join(",")));
+            let statement = "SELECT pg_catalog.pg_notify(channel, look_in_ms) \
+                             FROM unnest($1::text[], $2::text[]) AS woken (channel, look_in_ms)";
+            self.batch.add(statement, &[Some(&channels), Some(&spans)]);
         }
     }
 
