@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
-use postgres_protocol::message::backend::{DataRowBody, Message};
-use postgres_protocol::message::{backend, frontend};
+use postgres_protocol::message::backend::{self, DataRowBody, Message, NotificationResponseBody};
 use uuid::Uuid;
 
+use super::batch::Batch;
 use super::failure::{Failure, Refusal};
 use crate::lock::token::Token;
 use crate::net::stream::Stream;
@@ -23,7 +23,7 @@ const ANSWER_MAX: usize = 64 << 20;
 
 const TOO_LONG: Failure = Failure::Strange("it is longer than anything that lockrun asks for");
 
-/// An open connection. After a failure other than [`Failure::Refused`] it is out of step, and must be dropped.
+/// An open connection.
 pub(super) struct Connection {
     stream: Stream,
     input: BytesMut,
@@ -31,12 +31,25 @@ pub(super) struct Connection {
     notifications: Vec<Notification>,
     /// The process that serves us, as the server, or a pooler in front of it, has introduced it.
     pub(super) process: i32,
-    /// Whether a transaction is open that has failed.
-    has_failed_transaction: bool,
+    /// How many bytes have come since the last request was sent.
+    received: usize,
+    /// Whether a transaction is open, as the server has said last.
+    transaction: Transaction,
+    /// Whether it is out of step: closed, or an answer may still come.
+    pub(super) is_broken: bool,
     /// The advisory lock that this session holds while it listens: a number of its own.
     pub(super) session: i64,
     /// The token for which this session listens.
     pub(super) listens_for: Option<Token>,
+}
+
+/// Whether a transaction is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transaction {
+    None,
+    Open,
+    /// One that can only be rolled back.
+    Failed,
 }
 
 /// A notification.
@@ -56,49 +69,8 @@ pub(super) type Row = Vec<Option<String>>;
 pub(super) struct Answer {
     /// The rows.
     pub(super) rows: Vec<Row>,
-    /// How many rows it has changed.
-    pub(super) changed: u64,
-}
-
-/// Statements that travel together. If one is refused, those after it are not carried out.
-#[derive(Default)]
-pub(super) struct Batch {
-    messages: BytesMut,
-    length: usize,
-    /// A statement that cannot be sent at all.
-    failure: Option<io::Error>,
-}
-
-impl Batch {
-    /// Returns how many statements it has.
-    pub(super) fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Adds a statement with its parameters, which are text.
-    ///
-    /// It is prepared without a name, so it needs nothing that an earlier transaction has left in the session: a pooler may give each
-    /// one another session.
-    pub(super) fn add(&mut self, statement: &str, parameters: &[Option<&str>]) {
-        let buffer = &mut self.messages;
-        let parsed = frontend::parse("", statement, [], buffer);
-        let put = |value: Option<&str>, buffer: &mut BytesMut| match value {
-            Some(text) => {
-                buffer.extend_from_slice(text.as_bytes());
-                Ok(postgres_protocol::IsNull::No)
-            }
-            None => Ok(postgres_protocol::IsNull::Yes),
-        };
-        let bound =
-            frontend::bind("", "", [], parameters.iter().copied(), put, [], buffer).map_err(|error| match error {
-                frontend::BindError::Conversion(error) => io::Error::other(error),
-                frontend::BindError::Serialization(error) => error,
-            });
-        let executed = frontend::execute("", 0, buffer);
-        self.length += 1;
-        let added = parsed.and(bound).and(executed);
-        self.failure = self.failure.take().or(added.err());
-    }
+    /// What was done, such as `UPDATE 1`.
+    pub(super) tag: String,
 }
 
 impl Connection {
@@ -109,17 +81,18 @@ impl Connection {
             input: BytesMut::new(),
             notifications: Vec::new(),
             process: 0,
-            has_failed_transaction: false,
+            received: 0,
+            transaction: Transaction::None,
+            is_broken: false,
             session: Uuid::new_v4().as_u64_pair().0.cast_signed(),
             listens_for: None,
         }
     }
 
-    /// Sends the batch in one flight, and returns the answers to its statements, in their order.
-    ///
-    /// If a statement is refused, the transaction that is open is over.
+    /// Sends the batch in one flight, and returns the answers to its statements, in their order, without those of its preparations. Fails
+    /// with the first refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
     pub(super) fn run(&mut self, batch: Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
-        if self.has_failed_transaction {
+        if self.transaction == Transaction::Failed {
             let mut end = Batch::default();
             end.add("ROLLBACK", &[]);
             self.exchange(end, deadline)?;
@@ -127,49 +100,71 @@ impl Connection {
         self.exchange(batch, deadline)
     }
 
-    fn exchange(&mut self, mut batch: Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
+    /// Returns whether a transaction is open that may still be committed.
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.transaction == Transaction::Open
+    }
+
+    fn exchange(&mut self, batch: Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
+        let answers = self.try_exchange(&batch, deadline);
+        self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
+        answers
+    }
+
+    fn try_exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if batch.failure.is_some() {
             return Err(Failure::Strange("a statement that cannot be sent"));
         }
-        frontend::sync(&mut batch.messages);
         self.send(&batch.messages, deadline)?;
-        let mut answers = Vec::with_capacity(batch.length);
-        let mut rows = Vec::new();
+        let mut answers = Vec::with_capacity(batch.len());
         let mut refusal = None;
-        let mut length = 0;
-        loop {
-            match self.next(deadline)? {
-                Message::DataRow(row) => {
-                    length += row.buffer().len();
-                    if length > ANSWER_MAX {
-                        return Err(TOO_LONG);
-                    }
-                    rows.push(read_row(&row)?);
-                }
-                Message::CommandComplete(body) => {
-                    let tag = body.tag().map_err(|error| Failure::of_stream(&error))?;
-                    let changed = tag.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0);
-                    answers.push(Answer { rows: std::mem::take(&mut rows), changed });
-                }
-                Message::ErrorResponse(body) => {
-                    let read = Refusal::read(body.fields());
-                    if read.is_fatal() {
-                        return Err(Failure::Refused(read));
-                    }
-                    refusal = refusal.or(Some(read));
-                }
-                Message::ReadyForQuery(body) => {
-                    self.has_failed_transaction = body.status() == b'E';
-                    break;
-                }
-                Message::ParseComplete | Message::BindComplete | Message::NoData | Message::EmptyQueryResponse => {}
-                _ => return Err(Failure::Strange("an answer to something else")),
+        for _ in 0..batch.len() {
+            match self.answer(deadline)? {
+                Ok(answer) => answers.push(answer),
+                Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
         match refusal {
             Some(refusal) => Err(Failure::Refused(refusal)),
-            None if answers.len() == batch.length => Ok(answers),
-            None => Err(Failure::Strange("too few answers")),
+            None => Ok(answers.split_off(batch.preparations)),
+        }
+    }
+
+    /// Reads the answer to one statement.
+    fn answer(&mut self, deadline: Moment) -> Result<Result<Answer, Refusal>, Failure> {
+        let mut answer = Ok(Answer::default());
+        loop {
+            match self.next(deadline)? {
+                Message::DataRow(row) => {
+                    let row = read_row(&row)?;
+                    if let Ok(answer) = &mut answer {
+                        answer.rows.push(row);
+                    }
+                }
+                Message::CommandComplete(body) => {
+                    let tag = body.tag().map_err(|error| Failure::of_stream(&error))?.to_owned();
+                    if let Ok(answer) = &mut answer {
+                        answer.tag = tag;
+                    }
+                }
+                Message::ErrorResponse(body) => {
+                    let refusal = Refusal::read(body.fields());
+                    if refusal.is_fatal() {
+                        return Err(Failure::Refused(refusal));
+                    }
+                    answer = Err(refusal);
+                }
+                Message::ReadyForQuery(body) => {
+                    self.transaction = match body.status() {
+                        b'T' => Transaction::Open,
+                        b'E' => Transaction::Failed,
+                        _ => Transaction::None,
+                    };
+                    return Ok(answer);
+                }
+                Message::ParseComplete | Message::BindComplete | Message::NoData | Message::EmptyQueryResponse => {}
+                _ => return Err(Failure::Strange("an answer to something else")),
+            }
         }
     }
 
@@ -183,6 +178,7 @@ impl Connection {
 
     /// Sends messages.
     pub(super) fn send(&mut self, messages: &[u8], deadline: Moment) -> Result<(), Failure> {
+        self.received = 0;
         self.stream.set_deadline(deadline);
         let sent = self.stream.write_all(messages).and_then(|()| self.stream.flush());
         sent.map_err(|error| Failure::of_stream(&error))
@@ -192,12 +188,7 @@ impl Connection {
     pub(super) fn next(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             match self.next_of_any_kind(deadline)? {
-                Message::NotificationResponse(body) => {
-                    let text =
-                        |text: io::Result<&str>| text.map(str::to_owned).map_err(|error| Failure::of_stream(&error));
-                    let notification = Notification { channel: text(body.channel())?, message: text(body.message())? };
-                    self.notifications.push(notification);
-                }
+                Message::NotificationResponse(body) => self.keep(&body)?,
                 Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
                 message => return Ok(message),
             }
@@ -209,6 +200,10 @@ impl Connection {
         loop {
             if let Some(message) = self.take_message()? {
                 return Ok(message);
+            }
+            // A server that never stops sending would keep a read from waiting, and so from noticing.
+            if Moment::now() >= deadline {
+                return Err(Failure::Silent);
             }
             self.read_more(deadline)?;
         }
@@ -230,6 +225,10 @@ impl Connection {
         match self.stream.read(&mut part) {
             Ok(0) => Err(Failure::Closed),
             Ok(length) => {
+                self.received += length;
+                if self.received > ANSWER_MAX {
+                    return Err(TOO_LONG);
+                }
                 self.input.extend_from_slice(&part[..length]);
                 Ok(())
             }
@@ -239,13 +238,35 @@ impl Connection {
 
     /// Returns the notifications that have come, waiting for none.
     pub(super) fn notifications(&mut self) -> Result<Vec<Notification>, Failure> {
-        // The deadline is over: only what is there already is read.
-        match self.next(Moment::from_boot(Duration::ZERO)) {
-            Ok(Message::ErrorResponse(body)) => Err(Failure::Refused(Refusal::read(body.fields()))),
-            Ok(_) => Err(Failure::Strange("an answer to nothing")),
-            Err(Failure::Silent) => Ok(std::mem::take(&mut self.notifications)),
-            Err(failure) => Err(failure),
+        let read = self.read_notifications();
+        self.is_broken |= read.is_err();
+        read.map(|()| std::mem::take(&mut self.notifications))
+    }
+
+    fn read_notifications(&mut self) -> Result<(), Failure> {
+        self.received = 0;
+        loop {
+            while let Some(message) = self.take_message()? {
+                match message {
+                    Message::NotificationResponse(body) => self.keep(&body)?,
+                    Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
+                    Message::ErrorResponse(body) => return Err(Failure::Refused(Refusal::read(body.fields()))),
+                    _ => return Err(Failure::Strange("an answer to nothing")),
+                }
+            }
+            // The deadline has passed: only what is there already is read.
+            match self.read_more(Moment::from_boot(Duration::ZERO)) {
+                Err(Failure::Silent) => return Ok(()),
+                read => read?,
+            }
         }
+    }
+
+    fn keep(&mut self, body: &NotificationResponseBody) -> Result<(), Failure> {
+        let text = |text: io::Result<&str>| text.map(str::to_owned).map_err(|error| Failure::of_stream(&error));
+        let notification = Notification { channel: text(body.channel())?, message: text(body.message())? };
+        self.notifications.push(notification);
+        Ok(())
     }
 }
 

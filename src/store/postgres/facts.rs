@@ -86,21 +86,22 @@ pub(super) fn after_roll_call(queue: &[Queued], asking: Option<&Token>, now_ms: 
 }
 
 impl TableFacts<'_> {
+    /// Returns whether the waiter would claim the lock if it were granted it.
+    pub(super) fn is_willing(&self, waiter: &WaiterState) -> bool {
+        !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
+    }
+
     /// Returns how many of the waiters before this one can be granted the lock before it.
     pub(super) fn ahead_of(&self, token: &Token, state: &LockState) -> usize {
         let before = state.waiters.iter().take_while(|waiter| waiter.token != *token);
-        let counts = |waiter: &&WaiterState| {
-            waiter.grant.is_some() || !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
-        };
-        before.filter(counts).count()
+        before.filter(|waiter| waiter.grant.is_some() || self.is_willing(waiter)).count()
     }
 
     /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is
     /// next. The one that asks does not count: it may stand behind others that were not read.
     pub(super) fn has_next(&self, state: &LockState) -> bool {
         let is_next = |waiter: &WaiterState| {
-            let is_there = self.asking != Some(&waiter.token) && self.presence(waiter) == Presence::Listening;
-            is_there && waiter.grant.is_none() && !waiter.is_unresponsive
+            self.asking != Some(&waiter.token) && waiter.grant.is_none() && self.is_willing(waiter)
         };
         state.waiters.iter().any(is_next)
     }

@@ -14,6 +14,10 @@ use crate::text::escape::escaped;
 /// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
+    /// None of several hosts takes requests: why each does not, and whether one may a little later.
+    NoHost { why: String, is_transient: bool },
+    /// A transaction has changed nothing, or was not committed, without an error.
+    Unwritten,
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
     Unreachable(String),
     /// The process has no descriptor or memory left for a connection.
@@ -49,12 +53,13 @@ pub(super) struct Refusal {
     pub(super) code: String,
     /// The server's words.
     pub(super) message: String,
+    /// Whether the server has closed the connection with it.
+    is_fatal: bool,
 }
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
 /// exceptions) do, too.
-const TRANSIENT: [&str; 13] = [
-    "25006", // read_only_sql_transaction: a standby, or the primary of a moment ago
+const TRANSIENT: [&str; 12] = [
     "25P03", // idle_in_transaction_session_timeout
     "40001", // serialization_failure
     "40P01", // deadlock_detected
@@ -79,6 +84,7 @@ impl Refusal {
             match field.type_() {
                 b'C' => refusal.code = value(),
                 b'M' => refusal.message = value(),
+                b'V' => refusal.is_fatal = matches!(field.value_bytes(), b"FATAL" | b"PANIC"),
                 _ => {}
             }
         }
@@ -91,11 +97,6 @@ impl Refusal {
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
-    /// Returns whether two have inserted the same row.
-    pub(super) fn is_duplicate(&self) -> bool {
-        self.code == "23505"
-    }
-
     /// Returns whether the role may not do it.
     pub(super) fn lacks_rights(&self) -> bool {
         self.code == "42501"
@@ -103,7 +104,7 @@ impl Refusal {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
+        self.is_of_standby() || self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
     }
 
     /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
@@ -114,7 +115,13 @@ impl Refusal {
 
     /// Returns whether the connection is of no use any more: the server has closed it with this message, or is a standby now.
     pub(super) fn is_fatal(&self) -> bool {
-        self.code.starts_with("57P") || self.code.starts_with("08") || matches!(self.code.as_str(), "25P03" | "25006")
+        self.is_fatal || self.is_of_standby()
+    }
+
+    /// Returns whether a standby refuses to change something: "cannot execute ... in a read-only transaction", or "cannot set transaction
+    /// read-write mode during recovery".
+    fn is_of_standby(&self) -> bool {
+        self.code == "25006" || self.code == "0A000" && self.message.contains("recovery")
     }
 }
 
@@ -150,7 +157,9 @@ impl Failure {
         match self {
             Failure::Unreachable(_) | Failure::Closed | Failure::Silent => true,
             Failure::Refused(refusal) => refusal.is_transient(),
-            Failure::NoResources(_)
+            Failure::NoHost { is_transient, .. } => *is_transient,
+            Failure::Unwritten
+            | Failure::NoResources(_)
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
             | Failure::Strange(_)
@@ -172,6 +181,10 @@ impl Failure {
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?"),
+            Failure::NoHost { why, .. } => anyhow!("{why}"),
+            Failure::Unwritten => anyhow!(
+                "{server} has not stored what it was told to; see whether a rule or trigger on the tables of lockrun prevents it"
+            ),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
             Failure::NewerTables(version) => anyhow!(
@@ -188,13 +201,13 @@ impl Failure {
                 server.user
             ),
             Failure::Refused(refusal) => {
-                let Refusal { code, message } = refusal;
+                let Refusal { code, message, .. } = refusal;
                 let advice = match code.as_str() {
+                    _ if refusal.is_of_standby() => "; this is a standby: name the primary in the store's URL",
                     "42501" => "; lockrun doctor --schema prints the rights that the user needs",
                     "53300" => {
                         "; raise that limit (of the server, the database or the role), or use a connection pooler"
                     }
-                    "25006" => "; this is a standby: name the primary in the store's URL",
                     "53100" => "; its disk is full",
                     _ => "",
                 };

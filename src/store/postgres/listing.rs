@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::connection::{Batch, Row};
+use super::batch::{Batch, SNAPSHOT};
+use super::connection::Row;
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
 use super::operation::Subject;
@@ -54,20 +55,19 @@ impl PostgresStore {
         let deadline = Moment::now() + self.timeout;
         let Tables { locks, waiters, .. } = self.tables.clone();
         let key = key.map(Key::as_str);
-        let mut batch = Batch::default();
-        batch.add("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", &[]);
+        let mut batch = Batch::transaction(SNAPSHOT, deadline);
         batch.add(&format!("SELECT key, state FROM {locks} WHERE $1::text IS NULL OR key = $1"), &[key]);
         batch.add(
             &format!(
                 "SELECT key, place, waiter, session, looked_at_ms, looks_at_ms, \
-                 session IS NOT NULL AND pg_catalog.pg_try_advisory_xact_lock_shared(session) \
+                 session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
                  FROM {waiters} WHERE $1::text IS NULL OR key = $1 ORDER BY key, place"
             ),
             &[key],
         );
-        batch.add("SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint", &[]);
+        batch.add("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]);
         batch.add("COMMIT", &[]);
-        let mut answers = self.ask(batch, deadline)?;
+        let mut answers = self.connected(deadline)?.run(batch, deadline)?;
         answers.pop();
         let strange = || Failure::Strange("an answer that lacks columns");
         let clock = answers.pop().and_then(|mut clock| clock.rows.pop()).ok_or_else(strange)?;
@@ -85,15 +85,6 @@ impl PostgresStore {
             }
         }
         Ok((now_ms, found))
-    }
-
-    /// Asks something that is safe to ask twice. A connection that turns out to have been closed while it was idle is opened anew, once.
-    pub(super) fn ask(&mut self, batch: Batch, deadline: Moment) -> Result<Vec<super::connection::Answer>, Failure> {
-        let answers = self.connected(deadline)?.run(batch, deadline);
-        if !matches!(answers, Ok(_) | Err(Failure::Refused(_))) {
-            self.connection = None;
-        }
-        answers
     }
 }
 

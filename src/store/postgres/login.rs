@@ -22,7 +22,7 @@ use crate::net::tls::{HandshakeFailure, Tls, Verification};
 use crate::sys::clock::Moment;
 
 /// The most rounds of hashing that a server may ask for: a hostile one could keep us busy for ever. PostgreSQL's default is 4096.
-const ROUNDS_MAX: u32 = 1_000_000;
+const ROUNDS_MAX: u32 = 100_000;
 
 /// What TLS needs to reach each of the server's hosts; `None` where it is not used. Fails if a file cannot be used: says which and why.
 pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
@@ -40,7 +40,7 @@ pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
 
 /// Connects to the first of the server's hosts that takes writes.
 pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Result<Connection, Failure> {
-    let mut last = Failure::Unreachable("no host is named".to_owned());
+    let mut failures = Vec::new();
     for (at, (endpoint, tls)) in server.hosts.iter().zip(tls).enumerate() {
         // A host that does not answer must leave time for the remaining ones.
         let now = Moment::now();
@@ -48,10 +48,20 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
         let deadline = now + share.max(Duration::from_millis(1));
         match (Login { server, endpoint, deadline }).connect(tls.as_ref()) {
             Ok(connection) => return Ok(connection),
-            Err(failure) => last = failure,
+            Err(failure) => failures.push((endpoint, failure)),
         }
     }
-    Err(last)
+    if failures.len() == 1
+        && let Some((_, failure)) = failures.pop()
+    {
+        return Err(failure);
+    }
+    let explain = |(endpoint, failure): &(&Endpoint, Failure)| {
+        failure.explain(&Server { hosts: vec![Endpoint::clone(endpoint)], ..server.clone() }).to_string()
+    };
+    let why: Vec<String> = failures.iter().map(explain).collect();
+    let is_transient = failures.iter().any(|(_, failure)| failure.is_transient());
+    Err(Failure::NoHost { why: why.join("; "), is_transient })
 }
 
 /// An attempt to connect to one host.

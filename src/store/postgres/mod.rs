@@ -6,6 +6,7 @@
 //! Each operation may be repeated under the same token. A connection that is lost within one leaves its outcome open; but whatever
 //! comes after it waits for the row that it has locked, until the server has committed it or rolled it back.
 
+mod batch;
 mod connection;
 mod diagnose;
 mod facts;
@@ -175,11 +176,9 @@ impl Store for PostgresStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
-        self.sleep_in_queue(claim, until, waiter, observer).map_err(|failure| {
-            self.connection = None;
-            // The lock was not asked for.
-            RequestError { left_nothing: true, ..self.failed(&failure) }
-        })
+        // The lock was not asked for.
+        let failed = |store: &Self, failure| RequestError { left_nothing: true, ..store.failed(&failure) };
+        self.sleep_in_queue(claim, until, waiter, observer).map_err(|failure| failed(self, failure))
     }
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {

@@ -5,7 +5,8 @@
 //! has changed, wakes waiters and commits.
 
 use super::PostgresStore;
-use super::connection::{Batch, Connection};
+use super::batch::Batch;
+use super::connection::Connection;
 use super::facts::TableFacts;
 use super::failure::Failure;
 use super::login;
@@ -53,13 +54,15 @@ impl PostgresStore {
     ) -> Result<Committed<T>, Failure> {
         self.may_be_done = false;
         for _ in 0..ATTEMPTS {
-            let mut found = match self.first_trip(subject, deadline) {
+            let found = match self.first_trip(subject, deadline) {
                 Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
                     self.create_tables(deadline)?;
                     continue;
                 }
                 found => found?,
             };
+            // Deleted in the middle.
+            let Some(mut found) = found else { continue };
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             let (state, applied) = loop {
                 let mut state = found.state(subject);
@@ -67,7 +70,7 @@ impl PostgresStore {
                 let applied = match rules(&mut state, &facts) {
                     Ok(applied) => applied,
                     Err(FenceExhausted { last }) => {
-                        self.connection = None;
+                        connection.is_broken = true;
                         return Err(Failure::FenceEnds(last));
                     }
                 };
@@ -80,23 +83,17 @@ impl PostgresStore {
             let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied);
             self.may_be_done = true;
             match connection.run(second.batch, deadline) {
-                Ok(answers) => {
+                Ok(answers) if second.checks.hold(&answers) => {
                     self.may_be_done = false;
                     connection.listens_for = second.listens_for;
                     let waits = second.look.map(|look| (look, second.place.of(&answers)));
                     return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits });
                 }
-                // Another one has created the row of the lock.
-                Err(Failure::Refused(refusal)) if refusal.is_duplicate() => self.may_be_done = false,
+                Ok(_) => return Err(Failure::Unwritten),
                 // It was rolled back.
-                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
-                    self.may_be_done = false;
-                    self.connection = None;
-                }
+                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => self.may_be_done = false,
                 Err(failure) => {
-                    // What was refused was rolled back.
                     self.may_be_done = failure.is_out_of_step();
-                    self.connection = None;
                     return Err(failure);
                 }
             }
@@ -106,25 +103,15 @@ impl PostgresStore {
 
     /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is
     /// opened anew, once.
-    fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Found, Failure> {
-        let was_open = self.connection.is_some();
-        self.connected(deadline)?;
-        match self.read(subject, deadline) {
+    fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Option<Found>, Failure> {
+        let tables = self.tables.clone();
+        let was_open = self.connection.as_ref().is_some_and(|connection| !connection.is_broken);
+        match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
             Err(failure) if was_open && failure.is_closed() => {
-                self.connected(deadline)?;
-                self.read(subject, deadline)
+                Found::read(self.connected(deadline)?, &tables, subject, deadline)
             }
-            read => read,
+            found => found,
         }
-    }
-
-    fn read(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Found, Failure> {
-        let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        let read = Found::read(connection, &self.tables, subject, deadline);
-        if read.as_ref().is_err_and(Failure::is_out_of_step) {
-            self.connection = None;
-        }
-        read
     }
 
     /// Creates the tables, and the schema if it is missing, too.
@@ -132,24 +119,20 @@ impl PostgresStore {
         let (tables, schema) = (self.tables.clone(), self.server.schema.clone());
         let connection = self.connected(deadline)?;
         let mut look = Batch::default();
-        look.add("SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1", &[Some(&schema)]);
+        look.add("SELECT FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) $1::name", &[Some(&schema)]);
         let found = connection.run(look, deadline)?;
         let is_missing = found.iter().all(|answer| answer.rows.is_empty());
-        match connection.run(tables.create(is_missing), deadline) {
+        match connection.run(tables.create(is_missing, deadline), deadline) {
             Ok(_) => Ok(()),
             Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
-            Err(failure) => {
-                self.connection = None;
-                Err(failure)
-            }
+            Err(failure) => Err(failure),
         }
     }
 
-    /// Returns the connection, which is opened if there is none.
+    /// Returns the connection. It is opened if there is none, or it is broken.
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
-        match &mut self.connection {
-            Some(connection) => Ok(connection),
-            none => Ok(none.insert(login::open(&self.server, &self.tls, deadline)?)),
-        }
+        let open = self.connection.take().filter(|connection| !connection.is_broken);
+        let open = open.map_or_else(|| login::open(&self.server, &self.tls, deadline), Ok)?;
+        Ok(self.connection.insert(open))
     }
 }

@@ -1,20 +1,15 @@
 //! The first round trip of an operation: locks the row of the lock, and reads what the rules need.
 
-use std::time::Duration;
-
-use super::connection::{Batch, Connection};
+use super::batch::{Batch, READ_WRITE};
+use super::connection::Connection;
 use super::facts::{Queued, TableFacts, after_roll_call};
 use super::failure::Failure;
 use super::operation::Subject;
 use super::schema::{Tables, VERSION};
 use super::waiting::LOOKERS;
-use crate::lock::state::{LockState, millis};
+use crate::lock::state::LockState;
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
-
-/// How long a transaction may stand still between its round trips, at most half as long as a request may take; then the server ends
-/// the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from renewing it.
-const IDLE_MAX: Duration = Duration::from_millis(1500);
 
 /// How many waiters are read, beside those that were granted the lock and the one that asks: as many as look when something ends.
 const FIRST_WAITERS: usize = LOOKERS;
@@ -23,8 +18,8 @@ const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
 /// What was found.
 pub(super) struct Found {
-    /// The record as it is stored; `None`: there is none.
-    pub(super) record: Option<String>,
+    /// The record as it is stored.
+    pub(super) record: String,
     /// The state in it, without waiters.
     state: LockState,
     /// When this was so, in milliseconds of Unix time by the server's clock.
@@ -38,54 +33,49 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Begins a transaction, and reads. The transaction is on the server's disk when it is committed, whatever is the rule there: a lock
-    /// must not be forgotten in a crash that another one was granted after.
+    /// Begins a transaction, and reads. Returns nothing if the row was deleted when it was to be locked.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
         subject: Subject<'_>,
         deadline: Moment,
-    ) -> Result<Self, Failure> {
-        let left = deadline.since(Moment::now());
+    ) -> Result<Option<Self>, Failure> {
         let Tables { version, locks, .. } = tables;
-        let mut batch = Batch::default();
-        batch.add("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", &[]);
-        let [patience, whole, idle] =
-            [left * 3 / 4, left, IDLE_MAX.min(left / 2)].map(|span| millis(span).max(1).to_string());
-        batch.add(
-            "SELECT pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
-             pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
-             pg_catalog.set_config('synchronous_commit', CASE pg_catalog.current_setting('synchronous_commit') \
-              WHEN 'off' THEN 'local' ELSE pg_catalog.current_setting('synchronous_commit') END, true)",
-            &[Some(&patience), Some(&whole), Some(&idle)],
-        );
-        batch.add(&format!("SELECT state FROM {locks} WHERE key = $1 FOR UPDATE"), &[Some(subject.key.as_str())]);
+        let key = Some(subject.key.as_str());
+        let mut batch = Batch::transaction(READ_WRITE, deadline);
+        // There has to be a row to lock. Another transaction that is about to create it is waited for.
+        let create = format!("INSERT INTO {locks} (key, state) VALUES ($1, '{{}}') ON CONFLICT DO NOTHING");
+        batch.add(&create, &[key]);
+        batch.add(&format!("SELECT state FROM {locks} WHERE key = $1 FOR UPDATE"), &[key]);
         batch.add(
             &format!(
-                "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint, pg_catalog.pg_backend_pid(), \
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_backend_pid(), \
                  (SELECT max(version) FROM {version})"
             ),
             &[],
         );
         add_question(&mut batch, tables, subject, subject.needs_all_waiters);
-        let [_, _, locked, facts, queue] = &mut connection.run(batch, deadline)?[..] else { return Err(INCOMPLETE) };
+        let [_, locked, facts, queue] = &mut connection.run(batch, deadline)?[..] else { return Err(INCOMPLETE) };
+        if !connection.is_in_transaction() {
+            return Err(Failure::Unwritten);
+        }
         let facts = facts.rows.pop().ok_or(INCOMPLETE)?;
         let [Some(now_ms), Some(process), version] = &facts[..] else { return Err(INCOMPLETE) };
         let version = version.as_ref().map_or(Ok(VERSION), |version| version.parse()).map_err(|_| INCOMPLETE)?;
         if version > VERSION {
             return Err(Failure::NewerTables(version));
         }
-        let record = locked.rows.pop().and_then(|mut row| row.pop().flatten());
+        let Some(record) = locked.rows.pop().and_then(|mut row| row.pop().flatten()) else { return Ok(None) };
         let queue: Vec<Queued> = queue.rows.iter().map(Queued::read).collect::<Result<_, _>>()?;
         let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();
-        Ok(Found {
-            state: record.as_deref().map_or(Ok(LockState::default()), read_record)?,
+        Ok(Some(Found {
+            state: read_record(&record)?,
             record,
             now_ms: now_ms.parse().map_err(|_| INCOMPLETE)?,
             is_pooled: process.parse() != Ok(connection.process),
             has_all_waiters: subject.needs_all_waiters || others < FIRST_WAITERS,
             queue,
-        })
+        }))
     }
 
     /// Reads all waiters of the lock.
@@ -107,7 +97,12 @@ impl Found {
 
     /// Returns the state, with the waiters that were read.
     pub(super) fn state(&self, subject: Subject<'_>) -> LockState {
-        LockState { waiters: after_roll_call(&self.queue, subject.asking, self.now_ms), ..self.state.clone() }
+        let mut waiters = after_roll_call(&self.queue, subject.asking, self.now_ms);
+        if self.state == LockState::default() {
+            // The record was deleted. What they have waited for may still run: each asks for itself when it does not any more.
+            waiters.iter_mut().for_each(|waiter| waiter.seen_unix_ms = waiter.seen_unix_ms.or(Some(self.now_ms)));
+        }
+        LockState { waiters, ..self.state.clone() }
     }
 
     /// Returns what the rules ask for beside it.
@@ -118,6 +113,10 @@ impl Found {
 
 /// Reads the record of a lock.
 pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
+    // A structure may also be read from the list of its parts, which nothing that lockrun has written is.
+    if !record.starts_with('{') {
+        return Err(Failure::Broken("it is no JSON object".to_owned()));
+    }
     serde_json::from_str(record).map_err(|error| Failure::Broken(error.to_string()))
 }
 
@@ -131,7 +130,7 @@ fn add_question(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, all: b
     batch.add(
         &format!(
             "SELECT place, waiter, session, looked_at_ms, looks_at_ms, \
-             session IS NOT NULL AND pg_catalog.pg_try_advisory_xact_lock_shared(session) \
+             session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
              FROM {waiters} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
               UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \

@@ -10,7 +10,8 @@
 
 use postgres_protocol::escape::escape_identifier;
 
-use super::connection::Batch;
+use super::batch::{Batch, READ_WRITE};
+use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
 /// The version of the tables that this program works with.
@@ -67,10 +68,9 @@ impl Tables {
     }
 
     /// Returns a batch that creates what is missing, in a transaction that others wait for.
-    pub(super) fn create(&self, is_missing: bool) -> Batch {
-        let mut batch = Batch::default();
-        batch.add("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", &[]);
-        batch.add("SELECT pg_catalog.pg_advisory_xact_lock($1::bigint)", &[Some(&CREATING.to_string())]);
+    pub(super) fn create(&self, is_missing: bool, deadline: Moment) -> Batch {
+        let mut batch = Batch::transaction(READ_WRITE, deadline);
+        batch.add("SELECT pg_advisory_xact_lock($1::bigint)", &[Some(&CREATING.to_string())]);
         for statement in self.creation(is_missing) {
             batch.add(&statement, &[]);
         }

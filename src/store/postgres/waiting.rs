@@ -11,7 +11,8 @@ use std::time::Duration;
 use sha1_smol::Sha1;
 
 use super::PostgresStore;
-use super::connection::{Batch, Connection};
+use super::batch::{Batch, SNAPSHOT};
+use super::connection::Connection;
 use super::failure::Failure;
 use crate::lock::token::Token;
 use crate::store::seen::Seen;
@@ -23,10 +24,10 @@ use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 const LOOK_EVERY: Duration = Duration::from_secs(12);
 
 /// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
-pub(super) const LOOKERS: usize = 12;
+pub(super) const LOOKERS: usize = 8;
 
-/// The time between two of them.
-const TURN: Duration = Duration::from_millis(40);
+/// The time between two of them: long enough for two round trips and a commit.
+const TURN: Duration = Duration::from_millis(100);
 
 /// How often a waiter looks at its own row where it cannot listen: the first in the queue, and all from the tenth on.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -139,17 +140,18 @@ impl PostgresStore {
     fn poll(&mut self, claim: &Claim) -> Result<Option<Polled>, Failure> {
         let deadline = Moment::now() + self.timeout;
         let waiters = &self.tables.waiters;
-        let mut batch = Batch::default();
+        let mut batch = Batch::transaction(SNAPSHOT, deadline);
         batch.add(
             &format!(
                 "SELECT own.is_granted, \
                  (SELECT count(*) FROM (SELECT FROM {waiters} WHERE key = $1 AND place < own.place LIMIT {LOOKERS}) AS ahead), \
                  (SELECT min((waiter->'grant'->>'ends_ms')::bigint) FROM {waiters} WHERE key = $1 AND is_granted) \
-                  - (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint \
+                  - (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
                  FROM {waiters} AS own WHERE own.key = $1 AND own.token = $2"
             ),
             &[Some(claim.key.as_str()), Some(claim.token.as_str())],
         );
+        batch.add("COMMIT", &[]);
         let answers = self.connected(deadline)?.run(batch, deadline)?;
         let Some(row) = answers.first().and_then(|answer| answer.rows.first()) else { return Ok(None) };
         let [Some(is_granted), Some(turn), grant_ends_in] = &row[..] else {
@@ -177,7 +179,7 @@ mod tests {
     fn the_first_waiters_look_when_something_ends() {
         let seconds = Duration::from_secs;
         assert_eq!(Look::in_turn(0, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(1));
-        assert_eq!(Look::in_turn(2, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(81));
+        assert_eq!(Look::in_turn(2, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(201));
         assert_eq!(Look::in_turn(LOOKERS, Some(seconds(3)), false).within, LOOK_EVERY);
         assert_eq!(Look::in_turn(0, Some(seconds(60)), false).within, LOOK_EVERY);
         assert_eq!(Look::in_turn(0, None, true).poll, Some(POLL.0));

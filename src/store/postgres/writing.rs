@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::to_string;
 
-use super::connection::{Answer, Batch, Connection};
+use super::batch::Batch;
+use super::connection::{Answer, Connection};
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
@@ -19,8 +20,8 @@ pub(super) struct SecondTrip<'a> {
     found: &'a Found,
     /// See [`Connection::session`].
     session: i64,
-    /// Whether the record of the lock has changed, and not only the queue.
-    is_about_the_lock: bool,
+    /// What its answers must say.
+    pub(super) checks: Checks,
     /// The statements.
     pub(super) batch: Batch,
     /// When the one that asks looks again, if it waits.
@@ -29,6 +30,22 @@ pub(super) struct SecondTrip<'a> {
     pub(super) place: PlaceIn,
     /// For whom the session listens then.
     pub(super) listens_for: Option<Token>,
+}
+
+/// What the answers must say: a rule or a trigger of somebody else's may have swallowed what was written.
+#[derive(Clone, Copy)]
+pub(super) struct Checks {
+    /// Whether the first statement writes the record of the lock; otherwise only the queue has changed.
+    writes_record: bool,
+}
+
+impl Checks {
+    /// Returns whether the answers say that all was written and committed.
+    pub(super) fn hold(self, answers: &[Answer]) -> bool {
+        let is_written = |answer: &Answer| matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
+        let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
+        is_recorded && answers.last().is_some_and(|answer| answer.tag == "COMMIT")
+    }
 }
 
 /// Where the place of a waiter is known from.
@@ -74,21 +91,20 @@ impl<'a> SecondTrip<'a> {
             subject,
             found,
             session: connection.session,
-            is_about_the_lock: false,
+            checks: Checks { writes_record: false },
             batch: Batch::default(),
             look,
             place: PlaceIn::Known(at.unwrap_or(0) as u64),
             listens_for: look.filter(|_| !found.is_pooled).and(subject.asking).cloned(),
         };
         trip.write_record(state);
-        trip.is_about_the_lock = trip.batch.len() > 0;
         trip.write_queue(state);
         trip.count();
         trip.wake(state, applied);
         trip.listen(connection);
-        if !trip.is_about_the_lock {
+        if !trip.checks.writes_record {
             // A waiter whose place a crash has forgotten asks for another one. It need not wait for the disk, nor must those behind it.
-            trip.batch.add("SELECT pg_catalog.set_config('synchronous_commit', 'off', true)", &[]);
+            trip.batch.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
         }
         trip.batch.add("COMMIT", &[]);
         trip
@@ -99,21 +115,16 @@ impl<'a> SecondTrip<'a> {
         let key = Some(self.subject.key.as_str());
         let state = LockState { waiters: Vec::new(), ..state.clone() };
         let record = json(&state);
-        match &self.found.record {
-            Some(before) if *before == record => {}
-            // As if it had never been used.
-            Some(_) if state == LockState::default() => {
-                self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
-            }
-            Some(_) => {
-                self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
-            }
-            None if state == LockState::default() => {}
-            None => {
-                let statement = format!("INSERT INTO {locks} (key, state) VALUES ($1, $2::json)");
-                self.batch.add(&statement, &[key, Some(&record)]);
-            }
+        if record == self.found.record {
+            return;
         }
+        // As if it had never been used.
+        if state == LockState::default() {
+            self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
+        } else {
+            self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
+        }
+        self.checks.writes_record = true;
     }
 
     /// Writes the rows of the waiters that have changed.
@@ -186,7 +197,8 @@ impl<'a> SecondTrip<'a> {
             row.is_some_and(|row| row.session.is_some()) && self.subject.asking != Some(*token)
         };
         // They need not look if it is claimed.
-        let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && !waiter.is_unresponsive);
+        let facts = self.found.facts(self.subject);
+        let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter));
         let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(LOOKERS).enumerate();
         let watch = |(turn, token)| {
             (channel_of(token), millis(Duration::from_millis(CLAIM_WINDOW_MS) + Look::turn(turn)).to_string())
@@ -196,7 +208,7 @@ impl<'a> SecondTrip<'a> {
         if !channels.is_empty() {
             // The names are made of letters, digits and underscores.
             let [channels, spans] = [channels, spans].map(|words| format!("{{{}}}", words.join(",")));
-            let statement = "SELECT pg_catalog.pg_notify(channel, look_in_ms) \
+            let statement = "SELECT pg_notify(channel, look_in_ms) \
                              FROM unnest($1::text[], $2::text[]) AS woken (channel, look_in_ms)";
             self.batch.add(statement, &[Some(&channels), Some(&spans)]);
         }
@@ -209,11 +221,11 @@ impl<'a> SecondTrip<'a> {
         }
         if connection.listens_for.is_some() {
             self.batch.add("UNLISTEN *", &[]);
-            self.batch.add("SELECT pg_catalog.pg_advisory_unlock_all()", &[]);
+            self.batch.add("SELECT pg_advisory_unlock_all()", &[]);
         }
         if let Some(token) = &self.listens_for {
             self.batch.add(&format!("LISTEN {}", channel_of(token)), &[]);
-            self.batch.add("SELECT pg_catalog.pg_advisory_lock($1::bigint)", &[Some(&self.session.to_string())]);
+            self.batch.add("SELECT pg_advisory_lock($1::bigint)", &[Some(&self.session.to_string())]);
         }
     }
 }

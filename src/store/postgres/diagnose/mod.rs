@@ -16,7 +16,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::connection::{Batch, Row};
+use super::batch::{Batch, READ_WRITE};
+use super::connection::Row;
 use super::failure::Failure;
 use super::schema::Tables;
 use crate::lock::key::Key;
@@ -107,9 +108,12 @@ fn time(store: &mut PostgresStore) -> Result<Option<Duration>, Failure> {
 /// Sends a statement and waits for its rows.
 fn ask(store: &mut PostgresStore, statement: &str, parameters: &[Option<&str>]) -> Result<Vec<Row>, Failure> {
     let deadline = Moment::now() + store.timeout;
-    let mut batch = Batch::default();
+    let mut batch = Batch::transaction(READ_WRITE, deadline);
     batch.add(statement, parameters);
-    Ok(store.ask(batch, deadline)?.pop().map(|answer| answer.rows).unwrap_or_default())
+    batch.add("COMMIT", &[]);
+    let mut answers = store.connected(deadline)?.run(batch, deadline)?;
+    answers.pop();
+    Ok(answers.pop().map(|answer| answer.rows).unwrap_or_default())
 }
 
 /// Sends a statement that has one row. Returns an empty row if there is none.

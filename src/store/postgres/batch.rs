@@ -1,0 +1,89 @@
+//! Statements that travel together.
+
+use std::io;
+
+use bytes::BytesMut;
+use postgres_protocol::IsNull;
+use postgres_protocol::message::frontend;
+
+use crate::lock::state::millis;
+use crate::sys::clock::Moment;
+
+/// How a transaction begins that changes a lock.
+pub(super) const READ_WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+/// How one begins that looks at many rows as of one moment.
+pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+
+/// The longest time-out that PostgreSQL takes, in milliseconds.
+const TIMEOUT_MAX: u64 = 2_147_483_647;
+
+/// Statements that travel together, each of which is carried out when it has come.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) messages: BytesMut,
+    length: usize,
+    /// How many of them nobody needs the answers of.
+    pub(super) preparations: usize,
+    /// A statement that cannot be sent at all.
+    pub(super) failure: Option<io::Error>,
+}
+
+impl Batch {
+    /// Returns a batch that begins a transaction as `begin` says, which is bounded in every respect, and is committed to the server's disk
+    /// whatever is the rule there: a lock must not be forgotten in a crash that another one was granted after.
+    ///
+    /// Names mean the server's own functions and operators in it, not what another user of the database has called the same.
+    pub(super) fn transaction(begin: &str, deadline: Moment) -> Self {
+        let left = millis(deadline.since(Moment::now())).clamp(1, TIMEOUT_MAX);
+        let idle = (left / 2).clamp(1, IDLE_MAX_MS);
+        let [patience, whole, idle] = [left * 3 / 4 + 1, left, idle].map(|span| span.to_string());
+        let mut batch = Batch::default();
+        batch.add(begin, &[]);
+        batch.add("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)", &[]);
+        batch.add(
+            "SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true), \
+             set_config('idle_in_transaction_session_timeout', $3, true), \
+             set_config('synchronous_commit', CASE current_setting('synchronous_commit') \
+              WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true)",
+            &[Some(&patience), Some(&whole), Some(&idle)],
+        );
+        batch.preparations = batch.length;
+        batch
+    }
+
+    /// Returns how many statements it has.
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Adds a statement with its parameters, which are text.
+    ///
+    /// It is prepared without a name, so it needs nothing that an earlier transaction has left in the session: a pooler may give each
+    /// one another session. The server is ready for the next one after each, so that its time-outs hold if that never comes.
+    pub(super) fn add(&mut self, statement: &str, parameters: &[Option<&str>]) {
+        let buffer = &mut self.messages;
+        let put = |value: Option<&str>, buffer: &mut BytesMut| match value {
+            Some(text) => {
+                buffer.extend_from_slice(text.as_bytes());
+                Ok(IsNull::No)
+            }
+            None => Ok(IsNull::Yes),
+        };
+        let parsed = frontend::parse("", statement, [], buffer);
+        let bound = frontend::bind("", "", [], parameters.iter().copied(), put, [], buffer);
+        let bound = bound.map_err(|error| match error {
+            frontend::BindError::Conversion(error) => io::Error::other(error),
+            frontend::BindError::Serialization(error) => error,
+        });
+        let executed = frontend::execute("", 0, buffer);
+        frontend::sync(buffer);
+        self.length += 1;
+        self.failure = self.failure.take().or(parsed.and(bound).and(executed).err());
+    }
+}
+
+/// How long a transaction may stand still between its round trips, in milliseconds, at most half as long as a request may take; then
+/// the server ends the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from
+/// renewing it.
+const IDLE_MAX_MS: u64 = 1500;
