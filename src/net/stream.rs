@@ -29,6 +29,12 @@ impl Stream {
     }
 }
 
+impl Stream {
+    pub fn server_end_point(&self) -> Option<Vec<u8>> {
+        None
+    }
+}
+
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {

@@ -87,7 +87,9 @@ mod tests {
     fn all_schemes_are_named() {
         let refused = Address::parse("nonsense").expect_err("is no URL");
         assert!(
-            refused.ends_with("is not a URL; stores are file:, redis://, rediss://, redis+unix://, postgres:// and postgresql://"),
+            refused.ends_with(
+                "is not a URL; stores are file:, redis://, rediss://, redis+unix://, postgres:// and postgresql://"
+            ),
             "{refused}"
         );
     }

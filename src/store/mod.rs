@@ -8,8 +8,10 @@ mod answers;
 pub mod diagnostic;
 mod error;
 mod file;
+mod from_state;
 mod postgres;
 mod redis;
+mod seen;
 mod url;
 
 use std::time::Duration;

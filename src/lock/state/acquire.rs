@@ -26,7 +26,6 @@ pub struct Ask<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnHeld {
     /// It joins the queue, or stays in it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     Wait {
         /// Unless so many wait already.
         max: Option<u32>,

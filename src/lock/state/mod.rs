@@ -200,7 +200,6 @@ pub struct Now {
 
 impl Now {
     /// Returns the present time of a store that measures leases by Unix time.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     pub fn unix(ms: u64) -> Self {
         Now { ms, unix_ms: ms }
     }
@@ -217,7 +216,6 @@ pub enum Presence {
     /// It will hear of a grant.
     Listening,
     /// It may be cut off or stopped: it keeps its place, and the others pass it by.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     Silent,
     /// It is dead, or has been silent for so long that it counts as dead.
     Gone,

@@ -30,7 +30,6 @@ impl LockState {
     }
 
     /// Returns who waits, the next waiter first, those to which the lock was granted among them.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the stores that come"))]
     pub fn living_waiters(&self, facts: &impl Facts) -> Vec<&WaiterState> {
         if self.is_of_another_epoch(facts) {
             return Vec::new();

@@ -6,44 +6,15 @@ use super::facts::KernelFacts;
 use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
 use crate::lock::key::Key;
-use crate::lock::state::{self, Facts, LockState, Now};
-use crate::store::{Grant, Held, Holding, KeyStatus, Living, Past, Released, Renewed, Reserved, Revoked, StoreError};
+use crate::lock::state::{self, LockState, Now};
+use crate::store::from_state::{self, held};
+use crate::store::{Grant, KeyStatus, Living, Reserved, Revoked, StoreError};
 use crate::sys::clock::Moment;
-
-/// Returns a holder as others see it.
-pub(super) fn held(held: state::Held, now: Now) -> Held {
-    Held {
-        since: Some(Duration::from_millis(now.ms.saturating_sub(held.since_ms))),
-        expires_in: held.ends_ms.map(|ends_ms| Duration::from_millis(ends_ms.saturating_sub(now.ms))),
-        place: None,
-        holder: Some(held.who),
-        token: Some(held.token),
-    }
-}
 
 /// Returns what was granted now.
 pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
     let lease_from = if leased { Some(Moment::now()) } else { None };
     Grant { fence, slot, lease_from }
-}
-
-/// Returns the answer to a renewal.
-pub(super) fn renewed(renewed: state::Renewed, now: Now) -> Renewed {
-    match renewed {
-        state::Renewed::Mine => Renewed::Mine,
-        state::Renewed::NotMine(by) => Renewed::NotMine(by.map(|by| held(by, now))),
-        state::Renewed::Revoked(by) => Renewed::Revoked(by),
-    }
-}
-
-/// Returns the answer to a release.
-pub(super) fn released(released: state::Released, now: Now) -> Released {
-    match released {
-        state::Released::Free => Released::Free,
-        state::Released::Retained => Released::Retained,
-        state::Released::WhenItEnds => Released::WhenItEnds,
-        state::Released::NotMine(by) => Released::NotMine(by.map(|by| held(by, now))),
-    }
 }
 
 /// Returns the answer to a reservation.
@@ -88,7 +59,7 @@ pub(super) fn key_in(state: &LockState, name: &str) -> Option<Key> {
     Key::new(state.key.as_ref()).ok().filter(|key| directory::file_name(key) == name)
 }
 
-/// Returns what is known of one key.
+/// Returns what is known of one key. The kernel knows who waits.
 pub(super) fn status(
     key: Key,
     state: &LockState,
@@ -96,35 +67,5 @@ pub(super) fn status(
     file: &LockFile,
     waiters: &waiters::Waiters,
 ) -> Result<KeyStatus, StoreError> {
-    let now = facts.now();
-    let holding = |holder: &state::HolderState| {
-        let held = held(holder.held(), now);
-        Holding {
-            who: holder.who.clone(),
-            since_ms: now.unix_of(holder.since_ms),
-            expires_in: held.expires_in,
-            fence: holder.fence,
-            slot: holder.slot,
-            is_shared: holder.is_shared,
-            value: holder.value.as_ref().map(|value| value.value.clone()),
-            revoked: holder.revoked_by.is_some(),
-            token: held.token,
-        }
-    };
-    let last = state.last.as_ref().map(|last| Past {
-        who: last.who.clone(),
-        started_ms: last.started_unix_ms,
-        ended_ms: last.ended_unix_ms,
-        ending: last.ending,
-    });
-    Ok(KeyStatus {
-        key,
-        now_ms: now.unix_ms,
-        fence: state.fence,
-        holders: state.holders_in_force(facts).into_iter().map(holding).collect(),
-        waiters: waiters.of(file)?,
-        last,
-        success: state.success,
-        value: state.sequence.as_ref().map(|sequence| sequence.last.clone()),
-    })
+    Ok(KeyStatus { waiters: waiters.of(file)?, ..from_state::status(key, state, facts) })
 }

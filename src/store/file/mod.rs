@@ -36,6 +36,7 @@ use crate::lock::lease::Ttl;
 use crate::lock::state::{Ask, Facts as _, FenceExhausted, LockState, OnHeld};
 use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
+use crate::store::from_state;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use access::Access;
@@ -140,14 +141,14 @@ impl Store for FileStore {
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Renewed::NotMine(None)) };
-        file.edit(|state, facts| Ok(answers::renewed(state.renew(token, ttl, facts).answer, facts.now())))
+        file.edit(|state, facts| Ok(from_state::renewed(state.renew(token, ttl, facts).answer, facts.now())))
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let mut has_value = false;
         let release = |state: &mut LockState, facts: &KernelFacts<'_>| {
             has_value = state.reserved_by(token).is_some();
-            Ok(answers::released(state.release(token, how, false, facts).answer, facts.now()))
+            Ok(from_state::released(state.release(token, how, false, facts).answer, facts.now()))
         };
         let Release::Run { succeeded, .. } = how else {
             let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };

@@ -11,7 +11,7 @@ use super::directory::Directory;
 use super::lock_file::LockFile;
 use super::{answers, ask, clock, no_fence};
 use crate::lock::state::{self, Facts as _};
-use crate::store::{Claim, Done, Grant, Held, IfHeld, Mode, StoreError, Wakeup};
+use crate::store::{Claim, Done, Grant, Held, IfHeld, Mode, StoreError, Wakeup, from_state};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
@@ -109,7 +109,7 @@ impl Place {
             if let Some(began_ms) = state.done_since(claim.once_per, now) {
                 return Ok(Found::Done(Done { began_ms, now_ms: now.unix_ms }));
             }
-            Ok(Found::Held(state.first_held(now, facts).map(|held| answers::held(held, now)).unwrap_or_default()))
+            Ok(Found::Held(state.first_held(now, facts).map(|held| from_state::held(held, now)).unwrap_or_default()))
         })
     }
 
@@ -158,7 +158,7 @@ impl Place {
                 state::Acquired::Mine { fence, slot, leased } => Found::Mine(answers::grant(fence, slot, leased)),
                 state::Acquired::Held { first, .. } => {
                     self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
-                    Found::Held(first.map(|first| answers::held(first, facts.now())).unwrap_or_default())
+                    Found::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
                 }
                 state::Acquired::Done { began_unix_ms: began_ms } => {
                     Found::Done(Done { began_ms, now_ms: facts.now().unix_ms })

@@ -1,5 +1,269 @@
 //! Locks in the tables of a PostgreSQL database, as leases.
+//!
+//! The rules are those of [`crate::lock::state`]; [`operation`] applies them in one short transaction. [`waiting`] says how waiters
+//! hear that it is their turn, [`schema`] what is in the tables.
+//!
+//! Each operation may be repeated under the same token. A connection that is lost within one leaves its outcome open; but whatever
+//! comes after it waits for the row that it has locked, until the server has committed it or rolled it back.
 
+mod connection;
+mod facts;
+mod failure;
+mod listing;
+mod login;
+mod operation;
+mod schema;
 mod url;
+mod waiting;
+
+use std::thread;
+use std::time::Duration;
+
+use super::{
+    Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
+    Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted, from_state,
+};
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
+use crate::lock::token::Token;
+use crate::store::Done;
+use crate::store::diagnostic::Diagnostic;
+use crate::sys::backoff::Backoff;
+use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter};
+use connection::Connection;
+use facts::TableFacts;
+use failure::Failure;
+use operation::{Committed, Subject};
+use schema::Tables;
+use url::Server;
+use waiting::Place;
 
 pub(super) use url::KIND;
+
+/// A store in a PostgreSQL database.
+pub struct PostgresStore {
+    server: Server,
+    tables: Tables,
+    timeout: Duration,
+    connection: Option<Connection>,
+    /// Whether the last operation failed when it may have been committed all the same.
+    may_be_done: bool,
+    /// Our place in the queue, since we have stood there once.
+    place: Option<Place>,
+}
+
+impl PostgresStore {
+    /// Returns the store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with the files
+    /// that TLS needs.
+    fn new(server: Server, timeout: Duration) -> Result<Self, String> {
+        let tables = Tables::in_schema(&server.schema);
+        Ok(PostgresStore { server, tables, timeout, connection: None, may_be_done: false, place: None })
+    }
+
+    /// Carries out an operation once.
+    fn once<T>(
+        &mut self,
+        subject: Subject<'_>,
+        rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        let deadline = Moment::now() + self.timeout;
+        self.operate(subject, deadline, rules)
+    }
+
+    /// Carries out an operation that cannot fail, again and again until its outcome is known, it is rejected for good, or `timeout` is
+    /// over. One attempt takes at most half of that: its connection may have been forgotten by something on the way.
+    fn until_answered<T>(
+        &mut self,
+        subject: Subject<'_>,
+        timeout: Duration,
+        mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Applied<T>,
+    ) -> Result<Committed<T>, Failure> {
+        let until = Moment::now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let left = until.since(Moment::now());
+            let deadline = Moment::now() + left.min(timeout / 2);
+            let failure = match self.operate(subject, deadline, |state, facts| Ok(rules(state, facts))) {
+                Ok(committed) => return Ok(committed),
+                Err(failure) => failure,
+            };
+            let pause = backoff.next();
+            if !failure.is_transient() || Moment::now() + pause >= until {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+        }
+    }
+
+    fn explain(&self, failure: &Failure) -> StoreError {
+        failure.explain(&self.server)
+    }
+
+    /// The failure of a request that may obtain something for a claim.
+    fn failed(&self, failure: &Failure) -> RequestError {
+        RequestError {
+            error: self.explain(failure),
+            is_transient: failure.is_transient(),
+            left_nothing: !self.may_be_done && self.place.is_none(),
+        }
+    }
+}
+
+/// What an operation by the claim is about.
+fn by(claim: &Claim) -> Subject<'_> {
+    Subject { asking: Some(&claim.token), ..on(&claim.key) }
+}
+
+/// What an operation on a lock is about.
+fn on(key: &Key) -> Subject<'_> {
+    Subject { key, asking: None, needs_all_waiters: false }
+}
+
+impl Store for PostgresStore {
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+        let on_held = match if_held {
+            IfHeld::Queue { max_waiting } => OnHeld::Wait { max: max_waiting },
+            IfHeld::Leave => OnHeld::Leave,
+        };
+        let seen = self.place.as_ref().and_then(|place| place.seen).filter(|seen| !seen.is_over());
+        let seen = seen.map(|seen| state::Seen { at_unix_ms: seen.at_ms });
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen };
+        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_) });
+        let sent_at = Moment::now();
+        let subject = Subject { needs_all_waiters, ..by(claim) };
+        let committed = self.once(subject, |state, facts| state.acquire(&ask, facts));
+        let Committed { answer, now_ms, look, ahead } = committed.map_err(|failure| self.failed(&failure))?;
+        let now = Now::unix(now_ms);
+        match answer {
+            Acquired::Mine { fence, slot, .. } => {
+                self.place = None;
+                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }))
+            }
+            Acquired::Done { began_unix_ms } => {
+                self.place = None;
+                Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
+            }
+            Acquired::Held { first, place, is_forgotten } => {
+                let ttl = first.as_ref().and_then(|held| held.ttl_ms).map(Duration::from_millis);
+                let found = first.is_some() && !is_forgotten;
+                let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
+                let held = Held { place: place.and(Some(ahead)), ..held };
+                if let Some(look) = look {
+                    self.place = Some(Place::after(self.place.take(), found, ttl, now_ms, look));
+                } else {
+                    self.place = None;
+                }
+                let is_full = place.is_none() && if_held != IfHeld::Leave;
+                Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
+            }
+            // Only who gives a claim up cancels it.
+            Acquired::Cancelled => Ok(Tried::Held(Held::default())),
+        }
+    }
+
+    fn sleep(
+        &mut self,
+        claim: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError> {
+        self.sleep_in_queue(claim, until, waiter, observer).map_err(|failure| {
+            self.connection = None;
+            // The lock was not asked for.
+            RequestError { left_nothing: true, ..self.failed(&failure) }
+        })
+    }
+
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
+        let renewed = self.once(on(key), |state, facts| Ok(state.renew(token, ttl, facts)));
+        let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
+        Ok(from_state::renewed(answer, Now::unix(now_ms)))
+    }
+
+    fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
+        let subject = Subject { asking: Some(token), ..on(key) };
+        // What an attempt found whose outcome is open: if the lock was ours then and is not any more, that one has released it.
+        let mut before = None;
+        let released = self.until_answered(subject, self.timeout, |state, facts| {
+            let applied = state.release(token, how, false, facts);
+            match (&applied.answer, &before) {
+                (state::Released::NotMine(_), Some(done)) => {
+                    Applied { answer: state::Released::clone(done), ..applied }
+                }
+                _ => {
+                    before = Some(applied.answer.clone());
+                    applied
+                }
+            }
+        });
+        let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
+        Ok(from_state::released(answer, Now::unix(now_ms)))
+    }
+
+    /// If this cannot be done, the lease runs out.
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) {
+        let voids_late_requests = in_flight && claim.request.is_none();
+        let matters = self.place.is_some() || self.may_be_done || in_flight;
+        // Who waits for the end of lockrun has waited for the time-out of the request already.
+        let timeout = self.timeout / 2;
+        let cancel = |state: &mut LockState, facts: &TableFacts<'_>| {
+            state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
+        };
+        self.place = None;
+        let _ = if matters {
+            self.until_answered(by(claim), timeout, cancel)
+        } else {
+            self.operate(by(claim), Moment::now() + timeout, |state, facts| Ok(cancel(state, facts)))
+        };
+    }
+
+    fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        self.list_keys(key)
+    }
+
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
+        let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fence, by, now, facts)));
+        let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
+        let now = Now::unix(now_ms);
+        let free_in = Duration::from_millis(answer.free_in_ms(now));
+        let all = |holders: Vec<state::Held>| holders.into_iter().map(|it| from_state::held(it, now)).collect();
+        Ok(match answer {
+            state::Revoked::Free => Revoked::Free,
+            state::Revoked::Others(others) => Revoked::Others(all(others)),
+            state::Revoked::From { from, is_untold, .. } => {
+                Revoked::Taken { from: all(from), living: Vec::new(), free_in, untold: is_untold }
+            }
+        })
+    }
+}
+
+impl Sequences for PostgresStore {
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None };
+        let sent_at = Moment::now();
+        let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
+        let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;
+        Ok(match answer {
+            state::Reserved::Mine { fence, slot, value } => {
+                Reserved::Mine(Grant { fence, slot, lease_from: Some(sent_at) }, value)
+            }
+            state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
+            state::Reserved::NoNext(last) => Reserved::NoNext(last),
+            state::Reserved::Moved(last) => Reserved::Moved(last),
+        })
+    }
+}
+
+impl Diagnose for PostgresStore {
+    fn diagnose(&mut self) -> Vec<Diagnostic> {
+        let deadline = Moment::now() + self.timeout;
+        match self.connected(deadline) {
+            Ok(_) => vec![Diagnostic::ok(format!("{} answers", self.server))],
+            Err(failure) => vec![Diagnostic::unusable(self.explain(&failure).to_string(), "")],
+        }
+    }
+}

@@ -44,7 +44,7 @@ use connection::{Connection, Failure};
 use reply::{AcquireReply, Handoff, UnexpectedReply};
 use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use url::Server;
-use waiting::{Place, Seen};
+use waiting::Place;
 
 pub(super) use url::KIND;
 
@@ -167,7 +167,9 @@ impl RedisStore {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let seen = self.place.as_ref().and_then(|place| place.seen.as_ref());
-        let (caution, seen) = seen.map_or((0, 0), Seen::caution);
+        // How long to be careful, and since when; nothing of a holder can run any more whose lease has passed.
+        let caution = seen.map_or(0, |seen| if seen.is_over() { 0 } else { millis(seen.ttl) });
+        let seen = seen.map_or(0, |seen| seen.at_ms);
         let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(caution).arg(seen);
         let script = script.arg(u8::from(claim.by_hand)).arg(slots(claim.mode)).arg(request(claim));
         let script = script.arg(max_waiting(if_held)).arg(claim.once_per.map_or(0, millis)).take();

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::connection::{Connection, Failure};
 use super::reply::{Mail, read_mail};
-use super::{RedisStore, keys, millis};
+use super::{RedisStore, keys};
+use crate::store::seen::Seen;
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -24,34 +25,7 @@ impl Place {
     /// next look is due in so long.
     pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now: i64, look_in: Duration) -> Self {
         let seen = before.and_then(|before| before.seen);
-        Place { seen: Seen::after(seen, found, ttl, now), look_at: Moment::now() + look_in }
-    }
-}
-
-/// The holder that a waiter has seen when it last looked. If the store forgets it, its command may still run: until it hears
-/// that its lock is gone, or for as long as its lease.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    ttl: Duration,
-    /// When that look was, on the server's clock.
-    at: i64,
-    /// Since when it has been missing, if it is.
-    missing_since: Option<Moment>,
-}
-
-impl Seen {
-    /// What is known after another look, at `at` on the server's clock, that found a holder with a lease of `ttl`, or none.
-    fn after(seen: Option<Self>, found: bool, ttl: Option<Duration>, at: i64) -> Option<Self> {
-        if found {
-            return ttl.map(|ttl| Seen { ttl, at, missing_since: None });
-        }
-        seen.map(|seen| Seen { missing_since: seen.missing_since.or(Some(Moment::now())), ..seen })
-    }
-
-    /// The acquire script's `caution` and `seen`, in milliseconds.
-    pub(super) fn caution(&self) -> (u64, i64) {
-        let is_over = self.missing_since.is_some_and(|since| Moment::now().since(since) >= self.ttl);
-        (if is_over { 0 } else { millis(self.ttl) }, self.at)
+        Place { seen: Seen::after(seen, found, ttl, u64::try_from(now).unwrap_or(0)), look_at: Moment::now() + look_in }
     }
 }
 

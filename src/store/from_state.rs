@@ -1,0 +1,74 @@
+//! The answers of the rules, as a store gives them. Each store adds what it alone knows.
+
+use std::time::Duration;
+
+use crate::lock::key::Key;
+use crate::lock::state::{self, Facts, HolderState, LockState, Now, WaiterState};
+use crate::store::{Held, Holding, KeyStatus, Past, Released, Renewed, Waiting};
+
+/// Returns a holder as others see it.
+pub(super) fn held(held: state::Held, now: Now) -> Held {
+    Held {
+        since: Some(Duration::from_millis(now.ms.saturating_sub(held.since_ms))),
+        expires_in: held.ends_ms.map(|ends_ms| Duration::from_millis(ends_ms.saturating_sub(now.ms))),
+        place: None,
+        holder: Some(held.who),
+        token: Some(held.token),
+    }
+}
+
+/// Returns the answer to a renewal.
+pub(super) fn renewed(renewed: state::Renewed, now: Now) -> Renewed {
+    match renewed {
+        state::Renewed::Mine => Renewed::Mine,
+        state::Renewed::NotMine(by) => Renewed::NotMine(by.map(|by| held(by, now))),
+        state::Renewed::Revoked(by) => Renewed::Revoked(by),
+    }
+}
+
+/// Returns the answer to a release.
+pub(super) fn released(released: state::Released, now: Now) -> Released {
+    match released {
+        state::Released::Free => Released::Free,
+        state::Released::Retained => Released::Retained,
+        state::Released::WhenItEnds => Released::WhenItEnds,
+        state::Released::NotMine(by) => Released::NotMine(by.map(|by| held(by, now))),
+    }
+}
+
+/// Returns what is known of one key, with the waiters that the state has.
+pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStatus {
+    let now = facts.now();
+    let holding = |holder: &HolderState| {
+        let held = held(holder.held(), now);
+        Holding {
+            who: holder.who.clone(),
+            since_ms: now.unix_of(holder.since_ms),
+            expires_in: held.expires_in,
+            fence: holder.fence,
+            slot: holder.slot,
+            is_shared: holder.is_shared,
+            value: holder.value.as_ref().map(|value| value.value.clone()),
+            revoked: holder.revoked_by.is_some(),
+            token: held.token,
+        }
+    };
+    let waiting =
+        |waiter: &WaiterState| Waiting { who: waiter.who.clone(), since_ms: Some(now.unix_of(waiter.joined_ms)) };
+    let last = state.last.as_ref().map(|last| Past {
+        who: last.who.clone(),
+        started_ms: last.started_unix_ms,
+        ended_ms: last.ended_unix_ms,
+        ending: last.ending,
+    });
+    KeyStatus {
+        key,
+        now_ms: now.unix_ms,
+        fence: state.fence,
+        holders: state.holders_in_force(facts).into_iter().map(holding).collect(),
+        waiters: state.living_waiters(facts).into_iter().map(waiting).collect(),
+        last,
+        success: state.success,
+        value: state.sequence.as_ref().map(|sequence| sequence.last.clone()),
+    }
+}

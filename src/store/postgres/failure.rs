@@ -1,0 +1,178 @@
+//! Why a request to PostgreSQL failed, and what to do about it.
+
+use std::io;
+
+use anyhow::anyhow;
+use fallible_iterator::FallibleIterator;
+use nix::errno::Errno;
+use postgres_protocol::message::backend::ErrorFields;
+
+use super::url::Server;
+use crate::store::StoreError;
+use crate::text::escape::escaped;
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// No server could be reached that takes requests for locks: none has seen anything of this one.
+    Unreachable(String),
+    /// The process has no descriptor or memory left for a connection.
+    NoResources(io::Error),
+    /// The connection was closed before an answer came.
+    Closed,
+    /// No answer came in time.
+    Silent,
+    /// The process cannot wait for the answer.
+    NoWait(Errno),
+    /// An answer came that PostgreSQL would not give: what is strange about it.
+    Strange(&'static str),
+    /// The server does not let us in, or we do not trust it.
+    NotAdmitted(String),
+    /// The server has refused a statement.
+    Refused(Refusal),
+    /// What is stored of this lock cannot be read.
+    Broken(String),
+    /// There are no tables, and we may not create them.
+    NoTables,
+    /// The fence of this lock, which is this number, cannot grow.
+    FenceEnds(u64),
+    /// The tables are those of a later version of lockrun.
+    NewerTables(i64),
+}
+
+/// An error message of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The SQLSTATE, five characters.
+    pub(super) code: String,
+    /// The server's words.
+    pub(super) message: String,
+}
+
+/// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
+/// exceptions) do, too.
+const TRANSIENT: [&str; 12] = [
+    "25006", // read_only_sql_transaction: a standby, or the primary of a moment ago
+    "25P03", // idle_in_transaction_session_timeout
+    "40001", // serialization_failure
+    "40P01", // deadlock_detected
+    "53100", // disk_full
+    "53200", // out_of_memory
+    "53300", // too_many_connections
+    "55P03", // lock_not_available
+    "57014", // query_canceled
+    "57P01", // admin_shutdown
+    "57P02", // crash_shutdown
+    "57P03", // cannot_connect_now
+];
+
+impl Refusal {
+    /// Reads the fields of an error message.
+    pub(super) fn read(fields: ErrorFields<'_>) -> Self {
+        let mut refusal = Refusal::default();
+        let mut fields = fields;
+        while let Ok(Some(field)) = fields.next() {
+            let value = || String::from_utf8_lossy(field.value_bytes()).into_owned();
+            match field.type_() {
+                b'C' => refusal.code = value(),
+                b'M' => refusal.message = value(),
+                _ => {}
+            }
+        }
+        refusal
+    }
+
+    /// Returns whether the tables are not there.
+    pub(super) fn lacks_tables(&self) -> bool {
+        // undefined_table, invalid_schema_name
+        matches!(self.code.as_str(), "42P01" | "3F000")
+    }
+
+    /// Returns whether two have inserted the same row.
+    pub(super) fn is_duplicate(&self) -> bool {
+        self.code == "23505"
+    }
+
+    /// Returns whether the role may not do it.
+    pub(super) fn lacks_rights(&self) -> bool {
+        self.code == "42501"
+    }
+
+    /// Returns whether the same request may be answered a little later.
+    pub(super) fn is_transient(&self) -> bool {
+        self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
+    }
+
+    /// Returns whether the server has closed the connection with this message.
+    pub(super) fn is_fatal(&self) -> bool {
+        self.code.starts_with("57P") || self.code.starts_with("08") || self.code == "25P03"
+    }
+}
+
+impl Failure {
+    /// Returns the failure of an operation on a stream.
+    pub(super) fn of_stream(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Failure::Silent,
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+                Failure::Strange("a message that cannot be read")
+            }
+            _ => Failure::Closed,
+        }
+    }
+
+    /// Returns whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary
+    /// for a moment.
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent => true,
+            Failure::Refused(refusal) => refusal.is_transient(),
+            Failure::NoResources(_)
+            | Failure::NoWait(_)
+            | Failure::Strange(_)
+            | Failure::NotAdmitted(_)
+            | Failure::Broken(_)
+            | Failure::NoTables
+            | Failure::FenceEnds(_)
+            | Failure::NewerTables(_) => false,
+        }
+    }
+
+    /// Returns the failure in words: what failed, on what, and what to do about it where that is known.
+    pub(super) fn explain(&self, server: &Server) -> StoreError {
+        match self {
+            Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
+            Failure::NoResources(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Closed => anyhow!("{server} closed the connection before it answered"),
+            Failure::Silent => anyhow!("{server} did not answer in time"),
+            Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
+            Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?"),
+            Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
+            Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
+            Failure::NewerTables(version) => anyhow!(
+                "the tables in the schema {:?} of {server} have version {version}, which this lockrun does not know; install a later one",
+                server.schema
+            ),
+            Failure::FenceEnds(last) => {
+                anyhow!("its fence in {server} is {last}, and cannot grow any more; use another key")
+            }
+            Failure::NoTables => anyhow!(
+                "{server} has no tables for locks in the schema {:?}, and the user {:?} may not create them; \
+                 lockrun doctor --schema prints what the database's owner has to run",
+                server.schema,
+                server.user
+            ),
+            Failure::Refused(refusal) => {
+                let Refusal { code, message } = refusal;
+                let advice = match code.as_str() {
+                    "42501" => "; lockrun doctor --schema prints the rights that the user needs",
+                    "53300" => "; raise max_connections, or use a connection pooler",
+                    "25006" => "; this is a standby: name the primary in the store's URL",
+                    "53100" => "; its disk is full",
+                    _ => "",
+                };
+                anyhow!("{server} rejects the request: {} (SQLSTATE {}){advice}", escaped(message), escaped(code))
+            }
+        }
+    }
+}
