@@ -57,9 +57,9 @@ on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     proxy.set(Mode::HoldUpTo(u64::MAX));
     first.wait().exited(69);
     token(store, "twice", &["--token", OURS, "--ttl", "10m"]);
-    let before = store.server().requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late cancel arrives", || store.server().requests() > before);
+    eventually(LONG, "the late cancel arrives", || proxy.delivered() > before);
     renew(store, "twice", OURS, &[]).exited(0).silent();
 });
 
@@ -99,9 +99,9 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
         }
         waiter.wait().exited(75);
         holder.end();
-        let before = store.server().requests();
+        let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually(LONG, "the late request arrives", || store.server().requests() > before);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         assert!(is_free(store, "late"), "a run holds the lock that has ended (its connection was closed: {closes})");
     }
 });

@@ -106,9 +106,9 @@ on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
     proxy.set(Mode::HoldUpTo(1));
     let call = at(&proxy.url(), "1").args(["--ttl", "none", "--store-timeout", "0.5s"]);
     call.command(["echo", "ran"]).run().exited(69).printed("").said("cannot reserve a value");
-    let scripts = server.requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the request has arrived", || server.requests() > scripts);
+    eventually(LONG, "the request has arrived", || proxy.delivered() > before);
     assert_eq!(reserved(store), Vec::<String>::new());
     assert_eq!(next(&reserve(store, "1")), "2");
 });

@@ -172,7 +172,7 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
 on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     let proxy = store.proxy();
     // Long enough for somebody to press a key, and within the time that a request may take.
-    proxy.set(Mode::Delay(Duration::from_secs(3)));
+    proxy.set(Mode::DelayAnswers(Duration::from_secs(3)));
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
     let mut terminal = shell(store);

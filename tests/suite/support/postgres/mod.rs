@@ -9,7 +9,7 @@ mod template;
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use self::client::{Client, Row};
+use self::client::{Client, Row, lines};
 use self::programs::{find_server_program, give, unprivileged};
 use super::deadline::{LONG, eventually, happens_within};
-use super::lease_server::{LeaseServer, Words};
+use super::lease_server::LeaseServer;
 use super::lockrun::Lockrun;
 use super::memory;
 use super::processes::{children, send, state};
@@ -176,6 +176,26 @@ impl Postgres {
         self.directory.path().join("data")
     }
 
+    /// The directory of its socket.
+    pub(crate) fn sockets(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Lets it show another of its certificates from now on.
+    pub(crate) fn shows(&self, name: &str) {
+        for kind in ["crt", "key"] {
+            let text = fs::read(self.certificates().path(&format!("{name}.{kind}"))).expect("it was made");
+            fs::write(self.data().join(format!("server.{kind}")), text).expect("our own directory");
+        }
+        let log = || fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        let reloads = || log().matches("reloading configuration files").count();
+        let before = reloads();
+        self.ask("SELECT pg_reload_conf()");
+        eventually(LONG, "it has read them", || reloads() > before);
+        // It says so before it does.
+        self.ask("SELECT pg_sleep(0.1)");
+    }
+
     pub(crate) fn certificates(&self) -> &Certificates {
         self.setup.certificates.as_ref().expect("a server with TLS")
     }
@@ -201,9 +221,7 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn ask(&self, statement: &str) -> String {
         let rows = self.try_ask(statement).unwrap_or_else(|error| panic!("{statement}: {error}"));
-        let line =
-            |row: &Row| row.iter().map(|value| value.as_deref().unwrap_or_default()).collect::<Vec<_>>().join("|");
-        rows.iter().map(|row| line(row) + "\n").collect()
+        lines(&rows)
     }
 
     /// The number that a statement answers.
@@ -226,6 +244,22 @@ impl Postgres {
         let answer = client.ask(statement)?;
         *self.client.borrow_mut() = Some(client);
         Ok(answer)
+    }
+
+    /// A transaction of somebody else, with this statement carried out; it ends when this is dropped.
+    #[track_caller]
+    pub(crate) fn transaction(&self, statement: &str) -> impl Drop + use<> {
+        let mut client = Client::local(self.directory.path(), self.port).expect("the server accepts");
+        client.ask("BEGIN").and_then(|_| client.ask(statement)).expect(statement);
+        client
+    }
+
+    /// Stops it as an administrator does, who lets it write down everything.
+    pub(crate) fn stop_in_peace(&self) {
+        self.client.take();
+        let mut child = self.server.take().expect("the server runs");
+        send(child.id().cast_signed(), Signal::SIGINT);
+        eventually(LONG, "it has stopped", || child.try_wait().expect("our own child").is_some());
     }
 
     /// The rows that a statement brings, none while there are no tables.
@@ -336,8 +370,8 @@ impl LeaseServer for Postgres {
         self.edit(key, |state| state["holders"] = Value::Array(Vec::new()));
     }
 
-    fn words(&self) -> Words {
-        Words { asks: "FOR UPDATE", changes: "COMMIT" }
+    fn word(&self) -> &'static str {
+        "COMMIT"
     }
 
     fn requests(&self) -> u64 {
