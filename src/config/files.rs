@@ -1,21 +1,19 @@
 //! The configuration files: the user's, and below it the system's.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use nix::unistd::geteuid;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::layer::Layer;
 use super::settings::UsageError;
 use crate::cli::name;
-use crate::sys::input;
+use crate::sys::{input, trust};
 use crate::text::escape::{escaped, without_credentials};
 use crate::text::shell::word;
 
@@ -114,7 +112,9 @@ struct Setting {
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     if let Some((home, path)) = user_path(environment) {
-        files.extend(open(&path).or_else(|error| if is_elsewhere(&home, &path) { Ok(None) } else { Err(error) })?);
+        files.extend(
+            open(&path).or_else(|error| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(error) })?,
+        );
     }
     files.extend(open(Path::new(SYSTEM))?);
     Ok(files)
@@ -129,12 +129,6 @@ fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf,
     };
     let path = home.join(inside);
     Some((home, path))
-}
-
-/// Returns whether `path` is inaccessible because `home` is another user's, as when a service has changed its user but not HOME.
-fn is_elsewhere(home: &Path, path: &Path) -> bool {
-    let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
-    hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())
 }
 
 /// Reads a file, if it exists.

@@ -22,10 +22,10 @@ pub fn dial(endpoint: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Res
         Endpoint::Unix(path) => Ok(Stream::Plain(Timed::new(Socket::Unix(dial_unix(path, deadline)?), deadline))),
         Endpoint::Tcp { host, port, .. } => {
             let socket = dial_tcp(host, *port, deadline)?;
-            let timed = Timed::new(Socket::Tcp(socket), deadline);
+            let plain = Stream::Plain(Timed::new(Socket::Tcp(socket), deadline));
             match tls {
-                Some(tls) => Ok(Stream::Tls(Box::new(tls.handshake(timed)?))),
-                None => Ok(Stream::Plain(timed)),
+                Some(tls) => plain.upgrade(tls),
+                None => Ok(plain),
             }
         }
     }

@@ -1,7 +1,11 @@
 //! Connections to servers, for every store that has one: each operation is bounded by a deadline for the whole request.
 
+mod certificate;
 pub mod dial;
 pub mod endpoint;
 pub mod resolve;
 pub mod stream;
+#[cfg(test)]
+mod testing;
 pub mod tls;
+mod verifier;

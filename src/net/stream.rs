@@ -11,6 +11,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{ClientConnection, StreamOwned};
 
+use super::certificate::server_end_point;
+use super::tls::Tls;
 use crate::sys::clock::Moment;
 
 /// A connected stream, with TLS or without.
@@ -27,11 +29,24 @@ impl Stream {
             Stream::Tls(tls) => tls.sock.deadline = deadline,
         }
     }
-}
 
-impl Stream {
+    /// Performs the TLS handshake over a stream without TLS, within its deadline, after the server has agreed to that. Of what it has
+    /// sent not a byte more than its consent may have been read: whatever follows could be an impostor's, and is for the handshake to
+    /// judge. Fails as [`Tls::handshake`] does.
+    pub fn upgrade(self, tls: &Tls) -> io::Result<Stream> {
+        match self {
+            Stream::Plain(timed) => Ok(Stream::Tls(Box::new(tls.handshake(timed)?))),
+            Stream::Tls(_) => Err(io::Error::other("TLS is in use already")),
+        }
+    }
+
+    /// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1), a hash of the server's certificate. `None`
+    /// without TLS, and for a certificate whose signature algorithm has no single hash function, such as Ed25519.
     pub fn server_end_point(&self) -> Option<Vec<u8>> {
-        None
+        match self {
+            Stream::Plain(_) => None,
+            Stream::Tls(tls) => server_end_point(tls.conn.peer_certificates()?.first()?),
+        }
     }
 }
 

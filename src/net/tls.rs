@@ -5,12 +5,16 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{CertificateError, ClientConfig, ClientConnection, Error, InvalidMessage, RootCertStore, StreamOwned};
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, Error, InvalidMessage, RootCertStore, StreamOwned,
+};
 
 use super::endpoint::TlsFiles;
 use super::stream::Timed;
+use super::verifier::NamelessVerifier;
 use crate::sys::input;
 
 /// Why a handshake failed, where that says what may be wrong with the server's address or with the trusted authorities. The content of
@@ -60,19 +64,31 @@ impl fmt::Display for HandshakeFailure {
 
 impl std::error::Error for HandshakeFailure {}
 
+/// What a server's certificate must prove, besides that the server has its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verification {
+    /// That a trusted authority has issued it for the server's name, or for its IP address if it is called by that. The name must be
+    /// among the certificate's alternative names: its common name does not count.
+    Full,
+    /// That a trusted authority has issued it, for whatever name.
+    Authority,
+    /// Nothing. The connection is encrypted, but an impostor in between could read it.
+    None,
+}
+
 /// The configuration for handshakes with one server.
 pub struct Tls {
     config: Arc<ClientConfig>,
-    /// The name that the server's certificate must be for.
+    /// What the server is called.
     name: ServerName<'static>,
 }
 
 impl Tls {
-    /// Reads the files. The error names the faulty one.
-    pub fn new(host: &str, files: &TlsFiles) -> Result<Self, String> {
+    /// Reads the files that the `verification` needs. The error names the faulty one.
+    pub fn new(host: &str, files: &TlsFiles, verification: Verification) -> Result<Self, String> {
         let name = ServerName::try_from(host.to_owned());
         let name = name.map_err(|error| format!("the store's host {host:?} cannot be a certificate's: {error}"))?;
-        let config = config(files).map_err(|error| format!("cannot use TLS: {error}"))?;
+        let config = config(files, verification).map_err(|error| format!("cannot use TLS: {error}"))?;
         Ok(Tls { config: Arc::new(config), name })
     }
 
@@ -91,7 +107,23 @@ impl Tls {
 }
 
 /// Builds the configuration from the PEM files.
-fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
+fn config(files: &TlsFiles, verification: Verification) -> io::Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let algorithms = provider.signature_verification_algorithms;
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    let authorities = match verification {
+        Verification::Full => return with_identity(builder.with_root_certificates(authorities(files)?), files),
+        Verification::Authority => Some(authorities(files)?),
+        Verification::None => None,
+    };
+    let verifier = Arc::new(NamelessVerifier { authorities, algorithms });
+    with_identity(builder.dangerous().with_custom_certificate_verifier(verifier), files)
+}
+
+/// Returns the trusted authorities: those in the file, or the system's.
+fn authorities(files: &TlsFiles) -> io::Result<RootCertStore> {
     let mut trusted = RootCertStore::empty();
     match &files.ca {
         Some(path) => {
@@ -103,11 +135,11 @@ fn config(files: &TlsFiles) -> io::Result<ClientConfig> {
             trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(trusted);
+    Ok(trusted)
+}
+
+/// Completes the configuration with the client's certificate, if there is one.
+fn with_identity(builder: ConfigBuilder<ClientConfig, WantsClientCert>, files: &TlsFiles) -> io::Result<ClientConfig> {
     match &files.identity {
         None => Ok(builder.with_no_client_auth()),
         Some((certificate, key)) => {
@@ -132,4 +164,126 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
 
 fn bad_file(path: &Path, why: &dyn std::fmt::Display) -> io::Error {
     io::Error::other(format!("{}: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+    use std::time::Duration;
+
+    use rustls::server::{ClientHello, ResolvesServerCert};
+    use rustls::sign::CertifiedKey;
+    use rustls::version::{TLS12, TLS13};
+    use rustls::{ServerConfig, ServerConnection, SupportedProtocolVersion};
+
+    use super::*;
+    use crate::net::stream::{Socket, Stream};
+    use crate::net::testing::{Certificates, ECDSA};
+    use crate::sys::clock::Moment;
+
+    /// Presents a certificate, whether it has its key or not.
+    #[derive(Debug)]
+    struct Presents(Arc<CertifiedKey>);
+
+    impl ResolvesServerCert for Presents {
+        fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+            Some(Arc::clone(&self.0))
+        }
+    }
+
+    /// Connects with `tls` to a server that presents the `certificate` and has the key of `key`.
+    fn connect(
+        tls: &Tls,
+        made: &Certificates,
+        certificate: &str,
+        key: &str,
+        version: &'static SupportedProtocolVersion,
+    ) -> io::Result<Stream> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let key = provider.key_provider.load_private_key(made.key(key)).expect("is a key");
+        let presented = Presents(Arc::new(CertifiedKey::new(vec![made.certificate(certificate)], key)));
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .expect("is supported")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(presented));
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("is set");
+        let server = thread::spawn(move || {
+            let mut session = ServerConnection::new(Arc::new(config)).expect("starts");
+            while session.is_handshaking() && session.complete_io(&mut theirs).is_ok() {}
+        });
+        let deadline = Moment::now() + Duration::from_mins(1);
+        let connected = Stream::Plain(Timed::new(Socket::Unix(ours), deadline)).upgrade(tls);
+        server.join().expect("ends");
+        connected
+    }
+
+    #[test]
+    fn each_verification_asks_for_what_it_says() {
+        let made = Certificates::make();
+        made.issue("named", &["subjectAltName=DNS:localhost"]);
+        made.issue("numbered", &["subjectAltName=IP:127.0.0.1"]);
+        made.issue("other", &["subjectAltName=DNS:elsewhere,IP:127.0.0.2"]);
+        // An IP address as a name of the other kind, and a name only where it does not count.
+        made.issue("mistaken", &["subjectAltName=DNS:127.0.0.1"]);
+        made.issue("common", &["basicConstraints=CA:FALSE"]);
+        made.issue("first", &[]);
+        made.sign_itself("stranger", ECDSA, "-addext subjectAltName=DNS:localhost,IP:127.0.0.1");
+        let files = TlsFiles { ca: Some(made.path("ca.crt")), identity: None };
+        for (certificate, names, by_authority) in [
+            ("named", &["localhost"][..], true),
+            ("numbered", &["127.0.0.1"], true),
+            ("other", &[], true),
+            ("mistaken", &[], true),
+            ("common", &[], true),
+            ("first", &[], false),
+            ("stranger", &[], false),
+        ] {
+            for name in ["localhost", "127.0.0.1"] {
+                for version in [&TLS12, &TLS13] {
+                    let accepts = |verification| {
+                        let tls = Tls::new(name, &files, verification).expect("is right");
+                        connect(&tls, &made, certificate, certificate, version).is_ok()
+                    };
+                    let case = format!("{certificate} as {name}, {:?}", version.version);
+                    assert_eq!(accepts(Verification::Full), names.contains(&name), "{case}");
+                    assert_eq!(accepts(Verification::Authority), by_authority, "{case}");
+                    // rustls reads no other certificates before TLS 1.3.
+                    assert_eq!(accepts(Verification::None), certificate != "first" || *version == TLS13, "{case}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_must_always_have_the_key_of_its_certificate() {
+        let made = Certificates::make();
+        made.issue("server", &["subjectAltName=DNS:localhost"]);
+        made.issue("impostor", &["subjectAltName=DNS:localhost"]);
+        let files = TlsFiles { ca: Some(made.path("ca.crt")), identity: None };
+        for verification in [Verification::Full, Verification::Authority, Verification::None] {
+            for version in [&TLS12, &TLS13] {
+                let tls = Tls::new("localhost", &files, verification).expect("is right");
+                let connected = |key| connect(&tls, &made, "server", key, version);
+                let bound = connected("server").expect("has its key").server_end_point();
+                assert_eq!(bound.map(|hash| hash.len()), Some(32), "{verification:?} {version:?}");
+                let refused = connected("impostor").err().expect("is an impostor").to_string();
+                assert!(refused.contains("BadSignature"), "{refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_files_that_are_needed_are_read() {
+        let missing = TlsFiles { ca: Some("/does/not/exist".into()), identity: None };
+        assert!(Tls::new("localhost", &missing, Verification::None).is_ok());
+        for verification in [Verification::Full, Verification::Authority] {
+            let why = Tls::new("localhost", &missing, verification).err().expect("is missing");
+            assert!(why.contains("/does/not/exist"), "{why}");
+        }
+        let missing = TlsFiles { ca: None, identity: Some(("/no/cert".into(), "/no/key".into())) };
+        assert!(Tls::new("localhost", &missing, Verification::None).err().expect("is missing").contains("/no/cert"));
+    }
 }

@@ -60,20 +60,40 @@ fn all_schemes() -> String {
     }
 }
 
-/// The URL without what could be a password, whatever else may be wrong with it: all that stands before the last @, and the
-/// values of parameters that we do not know.
+/// The URL without what could be a password, whatever else may be wrong with it: all that stands before the last @, all from a port on
+/// that is none, and the values of parameters that we do not know.
 fn hide_password(text: &str) -> String {
-    let is_harmless = |name: &str| KINDS.iter().any(|kind| kind.parameters.contains(&name));
-    let shown = match text.rsplit_once('@') {
-        Some((before, after)) => match before.split_once(':') {
-            Some((scheme, _)) if kind_of(scheme).is_some() => format!("{scheme}://***@{after}"),
-            _ => format!("***@{after}"),
-        },
-        None => text.to_owned(),
+    let Some((before, rest)) = text.rsplit_once('@') else {
+        let (scheme, rest) = text.split_at(text.find("://").map_or(0, |at| at + 3));
+        return if scheme.is_empty() { hide_values(text) } else { scheme.to_owned() + &hide_bad_port(rest) };
     };
-    let Some((place, query)) = shown.split_once('?') else { return shown };
+    let scheme = before.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| kind_of(scheme).is_some());
+    let scheme = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
+    // Behind a ? the @ may stand in the middle of a secret.
+    if before.contains('?') { scheme + "***" } else { format!("{scheme}***@{}", hide_bad_port(rest)) }
+}
+
+/// What follows the user in a URL, up to a port that is not a number: without an @ that is a password. If all are, see [`hide_values`].
+fn hide_bad_port(rest: &str) -> String {
+    let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
+    let mut at = 0;
+    for host in authority.split(',') {
+        let name = host.rfind(']').unwrap_or(0);
+        let port = host[name..].find(':').map(|colon| name + colon + 1);
+        if let Some(port) = port.filter(|port| !host[*port..].bytes().all(|byte| byte.is_ascii_digit())) {
+            return format!("{}***", &rest[..at + port]);
+        }
+        at += host.len() + 1;
+    }
+    hide_values(rest)
+}
+
+/// The same without the values of parameters that we do not know, and those in which other parameters may be hidden.
+fn hide_values(rest: &str) -> String {
+    let Some((place, query)) = rest.split_once('?') else { return rest.to_owned() };
+    let is_harmless = |name: &str| KINDS.iter().any(|kind| kind.parameters.contains(&name));
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
-        Some((name, _)) if !is_harmless(name) => format!("{name}=***"),
+        Some((name, value)) if !is_harmless(name) || value.contains('=') => format!("{name}=***"),
         _ => parameter.to_owned(),
     });
     format!("{place}?{}", parameters.collect::<Vec<_>>().join("&"))
@@ -129,9 +149,66 @@ mod tests {
             "http://u:secret@host",
             "redis://host?password=secret",
             "redis://host/x?a=secret&b=secret",
+            "redis://host?password=se@cret",
+            "redis://u:secret",
+            "redis://host?prefix={}?password=secret",
+            "postgres:",
+            "postgres://",
+            "postgres:u:secret@h/db",
+            "postgres:/u:secret@h/db",
+            "postgres://u:secret@h",
+            "postgres://u:secret@h:0/db",
+            "postgres://u:secret@h:x/db",
+            "postgres://u:secret@a:1,b:99999/db",
+            "postgres://u:secret@a,,b/db",
+            "postgres://u:secret@[::1/db",
+            "postgres://u:secret@[::1]x/db",
+            "postgres://u:secret@a b/db",
+            "postgres://u:se/secret@a,b/db",
+            "postgres://u:se?secret@a,b/db",
+            "postgres://u:se@secret@a,b/db",
+            "postgres://u:se#secret@a,b/db",
+            "postgres://u:secret@h/db#x",
+            "postgres://u:%ffsecret@h/db",
+            "postgres://u:secret%00@h/db",
+            "postgres://u:secret",
+            "postgres://u:secret/db",
+            "postgres://u:secret%40a,b/db",
+            "postgres://a:1,u:secret/db",
+            "postgres://[::1]:secret/db",
+            "postgres://h/db?password=secret",
+            "postgres://h/db?user=u&password=secret",
+            "postgres://h/db?user=u&password=se@secret",
+            "postgres://h/db?password=sec%72et&password=secret",
+            "postgres://h/db?sslpassword=secret",
+            "postgres://h/db?user=u;password=secret",
+            "postgres://h/db?sslmode=require?password=secret",
+            "postgres://u:secret@h/db?nonsense=secret",
+            "postgres://u:secret@h/db?sslmode=nonsense",
+            "postgres://u:secret@h/db?schema=a&schema=b",
+            "postgres://u:secret@h/db?target_session_attrs=standby",
+            "postgres://u:secret@h/db?host=x",
+            "postgresql://u:secret@h/db?ca=/x&sslrootcert=/y",
+            "postgresql:u:secret@h",
         ] {
             let refused = Address::parse(text).expect_err(text);
             assert!(!refused.contains("secret"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_secret_is_shown() {
+        for (text, shown) in [
+            ("nonsense", "nonsense"),
+            ("file:/a:b?c=d", "file:/a:b?c=***"),
+            ("redis://u:secret@host:1/x?prefix=p&y=z", "redis://***@host:1/x?prefix=p&y=***"),
+            ("http://u:secret@host", "***@host"),
+            ("postgres://u:secret@a:1,[::1]:2,b/db?sslmode=x", "postgres://***@a:1,[::1]:2,b/db?sslmode=x"),
+            ("postgres://a:1,[::1]:2/db:x?schema=s", "postgres://a:1,[::1]:2/db:x?schema=s"),
+            ("postgres://a,u:secret/db?schema=s", "postgres://a,u:***"),
+            ("postgres://h/db?schema=a@b", "postgres://***"),
+        ] {
+            assert_eq!(hide_password(text), shown);
         }
     }
 }

@@ -25,8 +25,13 @@ impl Seen {
         seen.map(|seen| Seen { missing_since: seen.missing_since.or(Some(Moment::now())), ..seen })
     }
 
-    /// Returns whether the lease of a holder that is missing has run out since, so that nothing of it can run any more.
+    /// Returns when the lease of a holder that is missing has run out at the latest: then nothing of it can run any more.
+    pub(super) fn over_at(&self) -> Option<Moment> {
+        self.missing_since.map(|since| since + self.ttl)
+    }
+
+    /// Returns whether it has.
     pub(super) fn is_over(&self) -> bool {
-        self.missing_since.is_some_and(|since| Moment::now().since(since) >= self.ttl)
+        self.over_at().is_some_and(|over_at| Moment::now() >= over_at)
     }
 }

@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
-use url::form_urlencoded;
 
 use crate::net::endpoint::TlsFiles;
 
@@ -13,16 +12,32 @@ use crate::net::endpoint::TlsFiles;
 pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Reads what stands behind the `?`, if anything does. Fails if a parameter is there twice.
+    /// Reads what stands behind the `?`, if anything does. A `+` is a plus. Fails if a parameter is there twice, or has two `=`:
+    /// then it may be several, of which one is a secret, with something other than `&` between them.
     pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
-        let pairs: Vec<(String, String)> =
-            form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect();
-        for (at, (name, _)) in pairs.iter().enumerate() {
-            if pairs[..at].iter().any(|(earlier, _)| earlier == name) {
-                return Err(format!("has the parameter {name:?} twice"));
+        let mut parameters = Parameters(Vec::new());
+        for parameter in query.unwrap_or_default().split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            if value.contains('=') {
+                return Err("has a parameter with two = in it; write %3D, and & between parameters".into());
             }
+            parameters.put(&decoded(name)?, decoded(value)?)?;
         }
-        Ok(Parameters(pairs))
+        Ok(parameters)
+    }
+
+    /// Adds one. Fails if it is there already.
+    pub(super) fn put(&mut self, name: &str, value: String) -> Result<(), String> {
+        if self.has(name) {
+            return Err(format!("has the parameter {name:?} twice"));
+        }
+        self.0.push((name.to_owned(), value));
+        Ok(())
+    }
+
+    /// Returns whether it is there.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(known, _)| known == name)
     }
 
     /// Returns the value of one, if it is there.

@@ -1,16 +1,25 @@
-//! The names of users and groups in /etc/passwd and /etc/group. A static program cannot ask a directory service for those that only it
-//! knows, and a lock must not wait for it.
+//! The names of users and groups, and their homes, in /etc/passwd and /etc/group. A static program cannot ask a directory service for those
+//! that only it knows, and a lock must not wait for it.
 
 use std::fs;
+use std::path::PathBuf;
 
 use nix::unistd::{Gid, Uid};
 
 /// Where the number stands in a line of either file. The name stands first.
 const NUMBER: usize = 2;
 
+/// Where the home directory stands in a line of /etc/passwd.
+const HOME: usize = 5;
+
 /// Returns the name of a user.
 pub fn user_name(uid: Uid) -> Option<String> {
     field("/etc/passwd", NUMBER, &uid.to_string(), 0)
+}
+
+/// Returns the home directory of a user.
+pub fn home_of(uid: Uid) -> Option<PathBuf> {
+    field("/etc/passwd", NUMBER, &uid.to_string(), HOME).map(PathBuf::from)
 }
 
 /// Returns the name of a group.

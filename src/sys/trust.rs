@@ -2,7 +2,7 @@
 //! runs as may have been able to write them. ssh has the same rule for its files. The path of a directory that several users share is
 //! trusted by the same rule.
 
-use std::fs::{File, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf, absolute};
@@ -65,6 +65,12 @@ pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
         }
     }
     Ok(None)
+}
+
+/// Returns whether `path` is inaccessible because `home` is another user's, as when a service has changed its user but not HOME.
+pub fn is_in_foreign_home(home: &Path, path: &Path) -> bool {
+    let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())
 }
 
 fn walk(path: &Path) -> io::Result<(Vec<Step>, Metadata)> {

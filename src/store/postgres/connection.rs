@@ -10,14 +10,17 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::{DataRowBody, Message};
 use postgres_protocol::message::{backend, frontend};
+use uuid::Uuid;
 
 use super::failure::{Failure, Refusal};
 use crate::lock::token::Token;
 use crate::net::stream::Stream;
 use crate::sys::clock::Moment;
 
-/// The longest message that is read, in bytes. The longest that lockrun asks for is the record of a lock with thousands of holders.
-const MESSAGE_MAX: usize = 64 << 20;
+/// The longest answer that is read, in bytes. The longest that lockrun asks for is the list of all locks.
+const ANSWER_MAX: usize = 64 << 20;
+
+const TOO_LONG: Failure = Failure::Strange("it is longer than anything that lockrun asks for");
 
 /// An open connection. After a failure other than [`Failure::Refused`] it is out of step, and must be dropped.
 pub(super) struct Connection {
@@ -29,6 +32,8 @@ pub(super) struct Connection {
     pub(super) process: i32,
     /// Whether a transaction is open that has failed.
     has_failed_transaction: bool,
+    /// The advisory lock that this session holds while it listens: a number of its own.
+    pub(super) session: i64,
     /// The token for which this session listens.
     pub(super) listens_for: Option<Token>,
 }
@@ -55,6 +60,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Returns how many statements it has.
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
     /// Adds a statement with its parameters, which are text.
     ///
     /// It is prepared without a name, so it needs nothing that an earlier transaction has left in the session: a pooler may give each
@@ -89,6 +99,7 @@ impl Connection {
             notifications: Vec::new(),
             process: 0,
             has_failed_transaction: false,
+            session: Uuid::new_v4().as_u64_pair().0.cast_signed(),
             listens_for: None,
         }
     }
@@ -114,9 +125,16 @@ impl Connection {
         let mut answers = Vec::with_capacity(batch.length);
         let mut rows = Vec::new();
         let mut refusal = None;
+        let mut length = 0;
         loop {
             match self.next(deadline)? {
-                Message::DataRow(row) => rows.push(read_row(&row)?),
+                Message::DataRow(row) => {
+                    length += row.buffer().len();
+                    if length > ANSWER_MAX {
+                        return Err(TOO_LONG);
+                    }
+                    rows.push(read_row(&row)?);
+                }
                 Message::CommandComplete(body) => {
                     let tag = body.tag().map_err(|error| Failure::of_stream(&error))?;
                     let changed = tag.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0);
@@ -178,8 +196,8 @@ impl Connection {
     /// Returns the next message that has been read as a whole.
     fn take_message(&mut self) -> Result<Option<Message>, Failure> {
         let header = backend::Header::parse(&self.input).map_err(|error| Failure::of_stream(&error))?;
-        if header.is_some_and(|header| usize::try_from(header.len()).is_ok_and(|length| length > MESSAGE_MAX)) {
-            return Err(Failure::Strange("a message longer than anything that lockrun asks for"));
+        if header.is_some_and(|header| usize::try_from(header.len()).is_ok_and(|length| length > ANSWER_MAX)) {
+            return Err(TOO_LONG);
         }
         Message::parse(&mut self.input).map_err(|_| Failure::Strange("a message that is not in its protocol"))
     }

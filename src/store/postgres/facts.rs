@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::connection::Row;
 use super::failure::Failure;
-use crate::lock::state::{Facts, Now, Presence, WaiterState, millis};
+use crate::lock::state::{Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 
 /// How long after the moment of its next look a waiter that has not looked counts as silent: it may be stopped or cut off, or the
@@ -21,7 +21,7 @@ pub(super) struct Queued {
     pub(super) place: i64,
     /// What the rules know of it.
     pub(super) waiter: WaiterState,
-    /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::waiting::session_of`].
+    /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::connection::Connection::session`].
     pub(super) session: Option<i64>,
     /// When it will ask again by itself at the latest, in milliseconds of Unix time.
     looks_at_ms: u64,
@@ -53,6 +53,16 @@ impl Queued {
             looks_at_ms: looks_at_ms.parse().map_err(|_| broken())?,
             is_cut_off: is_cut_off == "t",
         })
+    }
+}
+
+impl TableFacts<'_> {
+    /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is next.
+    pub(super) fn has_next(&self, state: &LockState) -> bool {
+        let is_next = |waiter: &WaiterState| {
+            waiter.grant.is_none() && !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
+        };
+        state.waiters.iter().any(is_next)
     }
 }
 

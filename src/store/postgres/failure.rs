@@ -17,7 +17,9 @@ pub(super) enum Failure {
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
     Unreachable(String),
     /// The process has no descriptor or memory left for a connection.
-    NoResources(io::Error),
+    NoResources(String),
+    /// The password cannot be read: what is wrong.
+    NoPassword(String),
     /// The connection was closed before an answer came.
     Closed,
     /// No answer came in time.
@@ -121,6 +123,20 @@ impl Failure {
         }
     }
 
+    /// Returns whether the connection is closed, by whatever.
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Failure::Closed => true,
+            Failure::Refused(refusal) => refusal.is_fatal(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the connection cannot be used any more: it is closed, an answer may still come, or a transaction is open.
+    pub(super) fn is_out_of_step(&self) -> bool {
+        !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal())
+    }
+
     /// Returns whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary
     /// for a moment.
     pub(super) fn is_transient(&self) -> bool {
@@ -128,6 +144,7 @@ impl Failure {
             Failure::Unreachable(_) | Failure::Closed | Failure::Silent => true,
             Failure::Refused(refusal) => refusal.is_transient(),
             Failure::NoResources(_)
+            | Failure::NoPassword(_)
             | Failure::NoWait(_)
             | Failure::Strange(_)
             | Failure::NotAdmitted(_)
@@ -143,6 +160,7 @@ impl Failure {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoResources(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::NoPassword(why) => anyhow!("{why}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::connection::{Batch, Row};
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
-use super::operation::{Subject, column};
+use super::operation::Subject;
+use super::reading::read_record;
 use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
@@ -70,7 +71,7 @@ impl PostgresStore {
         answers.pop();
         let strange = || Failure::Strange("an answer that lacks columns");
         let clock = answers.pop().and_then(|mut clock| clock.rows.pop()).ok_or_else(strange)?;
-        let now_ms = column(&clock, 0).and_then(|now| now.parse().ok()).ok_or_else(strange)?;
+        let now_ms = clock.first().and_then(|now| now.as_deref()?.parse().ok()).ok_or_else(strange)?;
         let queue = answers.pop().ok_or_else(strange)?.rows;
         let mut found = BTreeMap::new();
         for mut row in answers.pop().ok_or_else(strange)?.rows {
@@ -97,8 +98,7 @@ impl PostgresStore {
 }
 
 fn status(key: &Key, stored: &Stored, now_ms: u64) -> Result<KeyStatus, Failure> {
-    let mut state: LockState =
-        serde_json::from_str(&stored.record).map_err(|error| Failure::Broken(error.to_string()))?;
+    let mut state = read_record(&stored.record)?;
     let queue: Vec<Queued> = stored.queue.iter().map(Queued::read).collect::<Result<_, _>>()?;
     state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
     let facts = TableFacts { now_ms, queue: &queue, asking: None };

@@ -1,6 +1,6 @@
 //! Opening a connection: the first server that takes writes, TLS, and the introduction.
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -13,22 +13,40 @@ use postgres_protocol::message::frontend;
 
 use super::connection::Connection;
 use super::failure::{Failure, Refusal};
-use super::url::Server;
+use super::password;
+use super::url::{Binding, Encryption, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
+use crate::net::stream::Stream;
+use crate::net::tls::{HandshakeFailure, Tls, Verification};
 use crate::sys::clock::Moment;
 
 /// The most rounds of hashing that a server may ask for: a hostile one could keep us busy for ever. PostgreSQL's default is 4096.
 const ROUNDS_MAX: u32 = 1_000_000;
 
+/// What TLS needs to reach each of the server's hosts; `None` where it is not used. Fails if a file cannot be used: says which and why.
+pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
+    let verification = match server.encryption {
+        Encryption::Never => return Ok(server.hosts.iter().map(|_| None).collect()),
+        Encryption::IfOffered => Verification::None,
+        Encryption::Required(verification) => verification,
+    };
+    let prepare = |endpoint: &Endpoint| match endpoint {
+        Endpoint::Tcp { host, .. } => Tls::new(host, &server.tls, verification).map(Some),
+        Endpoint::Unix(_) => Ok(None),
+    };
+    server.hosts.iter().map(prepare).collect()
+}
+
 /// Connects to the first of the server's hosts that takes writes.
-pub(super) fn open(server: &Server, deadline: Moment) -> Result<Connection, Failure> {
+pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Result<Connection, Failure> {
     let mut last = Failure::Unreachable("no host is named".to_owned());
-    for (tried, endpoint) in server.hosts.iter().enumerate() {
+    for (at, (endpoint, tls)) in server.hosts.iter().zip(tls).enumerate() {
         // A host that does not answer must leave time for the remaining ones.
         let now = Moment::now();
-        let share = deadline.since(now) / u32::try_from(server.hosts.len() - tried).unwrap_or(1);
-        match connect(server, endpoint, now + share.max(Duration::from_millis(1))) {
+        let share = deadline.since(now) / u32::try_from(server.hosts.len() - at).unwrap_or(1);
+        let deadline = now + share.max(Duration::from_millis(1));
+        match (Login { server, endpoint, deadline }).connect(tls.as_ref()) {
             Ok(connection) => return Ok(connection),
             Err(failure) => last = failure,
         }
@@ -36,116 +54,197 @@ pub(super) fn open(server: &Server, deadline: Moment) -> Result<Connection, Fail
     Err(last)
 }
 
-fn connect(server: &Server, endpoint: &Endpoint, deadline: Moment) -> Result<Connection, Failure> {
-    let stream = dial(endpoint, None, deadline).map_err(unreachable)?;
-    let mut connection = Connection::over(stream);
-    introduce(&mut connection, server, deadline)?;
-    let mut is_standby = false;
-    loop {
-        match connection.next_of_any_kind(deadline)? {
-            Message::ParameterStatus(body) => {
-                is_standby |=
-                    body.name().is_ok_and(|name| name == "in_hot_standby") && body.value().is_ok_and(|on| on == "on");
+/// An attempt to connect to one host.
+struct Login<'a> {
+    server: &'a Server,
+    endpoint: &'a Endpoint,
+    deadline: Moment,
+}
+
+impl Login<'_> {
+    fn connect(&self, tls: Option<&Tls>) -> Result<Connection, Failure> {
+        let stream = dial(self.endpoint, None, self.deadline).map_err(|error| self.unreachable(&error))?;
+        let stream = match tls {
+            Some(tls) => self.encrypt(stream, tls)?,
+            None => stream,
+        };
+        let mut connection = Connection::over(stream);
+        self.introduce(&mut connection)?;
+        let mut is_standby = false;
+        loop {
+            match connection.next_of_any_kind(self.deadline)? {
+                Message::ParameterStatus(body) => {
+                    let is_it = body.name().is_ok_and(|name| name == "in_hot_standby");
+                    is_standby |= is_it && body.value().is_ok_and(|value| value == "on");
+                }
+                Message::BackendKeyData(body) => connection.process = body.process_id(),
+                Message::ReadyForQuery(_) if is_standby => {
+                    return Err(Failure::Unreachable(
+                        "it is a standby, which takes no writes; name the primary".to_owned(),
+                    ));
+                }
+                Message::ReadyForQuery(_) => return Ok(connection),
+                Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+                Message::NoticeResponse(_) => {}
+                _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
             }
-            Message::BackendKeyData(body) => connection.process = body.process_id(),
-            Message::ReadyForQuery(_) if is_standby => {
-                return Err(Failure::Unreachable("it is a standby, which takes no writes".to_owned()));
+        }
+    }
+
+    /// Asks for TLS, and begins it if the server agrees.
+    fn encrypt(&self, mut stream: Stream, tls: &Tls) -> Result<Stream, Failure> {
+        let mut buffer = BytesMut::new();
+        frontend::ssl_request(&mut buffer);
+        stream.set_deadline(self.deadline);
+        let mut answer = [0];
+        let asked = stream.write_all(&buffer).and_then(|()| stream.flush());
+        // Not a byte more: what follows would be for the handshake to judge.
+        let answered = asked.and_then(|()| stream.read_exact(&mut answer));
+        answered.map_err(|error| Failure::of_stream(&error))?;
+        match answer {
+            [b'S'] => stream.upgrade(tls).map_err(|error| self.unreachable(&error)),
+            [b'N'] if self.server.encryption == Encryption::IfOffered => Ok(stream),
+            [b'N'] => {
+                let why =
+                    "does not offer TLS; turn it on there (ssl = on), or write sslmode=disable in the store's URL";
+                Err(Failure::NotAdmitted(why.to_owned()))
             }
-            Message::ReadyForQuery(_) => return Ok(connection),
+            _ => Err(Failure::Strange("its first words are not PostgreSQL's")),
+        }
+    }
+
+    /// Says who we are, and proves it as the server wants.
+    fn introduce(&self, connection: &mut Connection) -> Result<(), Failure> {
+        let Server { user, database, application_name, .. } = self.server;
+        let parameters = [
+            ("user", user.as_str()),
+            ("database", database.as_str()),
+            ("application_name", application_name.as_str()),
+            ("client_encoding", "UTF8"),
+        ];
+        let mut buffer = BytesMut::new();
+        frontend::startup_message(parameters, &mut buffer).map_err(|error| Failure::of_stream(&error))?;
+        connection.send(&buffer, self.deadline)?;
+        let asked = connection.next(self.deadline)?;
+        let is_bound = matches!(asked, Message::AuthenticationSasl(_) | Message::ErrorResponse(_));
+        if self.server.binding == Binding::Required && !is_bound {
+            let why = "does not offer an authentication that is bound to the TLS connection, which channel_binding=require wants";
+            return Err(Failure::NotAdmitted(why.to_owned()));
+        }
+        match asked {
+            Message::AuthenticationOk => Ok(()),
+            Message::AuthenticationCleartextPassword => self.send_password(connection, self.password()?.as_bytes()),
+            Message::AuthenticationMd5Password(body) => {
+                let hash = md5_hash(user.as_bytes(), self.password()?.as_bytes(), body.salt());
+                self.send_password(connection, hash.as_bytes())
+            }
+            Message::AuthenticationSasl(body) => {
+                let mut offered = Vec::new();
+                let mut mechanisms = body.mechanisms();
+                while let Some(mechanism) = mechanisms.next().map_err(|error| Failure::of_stream(&error))? {
+                    offered.push(mechanism.to_owned());
+                }
+                self.scram(connection, &offered)
+            }
+            Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
+            Message::AuthenticationGss | Message::AuthenticationSspi | Message::AuthenticationKerberosV5 => {
+                Err(Failure::NotAdmitted("wants Kerberos, which lockrun does not speak".to_owned()))
+            }
+            _ => Err(Failure::Strange("its first words are not PostgreSQL's")),
+        }
+    }
+
+    fn send_password(&self, connection: &mut Connection, password: &[u8]) -> Result<(), Failure> {
+        let mut buffer = BytesMut::new();
+        frontend::password_message(password, &mut buffer).map_err(|error| Failure::of_stream(&error))?;
+        connection.send(&buffer, self.deadline)?;
+        self.expect_welcome(connection)
+    }
+
+    /// Proves that we know the password without showing it, and checks that the server knows it: SCRAM-SHA-256 (RFC 7677), bound to the
+    /// TLS connection where that can be done.
+    fn scram(&self, connection: &mut Connection, offered: &[String]) -> Result<(), Failure> {
+        let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
+        let end_point = connection.server_end_point().filter(|_| self.server.binding != Binding::Never);
+        let (mechanism, binding) = match end_point {
+            Some(end_point) if offers(SCRAM_SHA_256_PLUS) => {
+                (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point))
+            }
+            _ if self.server.binding == Binding::Required => {
+                let why = "cannot bind its authentication to the TLS connection, which channel_binding=require wants";
+                return Err(Failure::NotAdmitted(why.to_owned()));
+            }
+            Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested()),
+            None => (SCRAM_SHA_256, ChannelBinding::unsupported()),
+        };
+        if !offers(mechanism) {
+            return Err(Failure::NotAdmitted("wants an authentication that lockrun does not know".to_owned()));
+        }
+        let strange = || Failure::Strange("its authentication is not SCRAM's");
+        let mut scram = ScramSha256::new(self.password()?.as_bytes(), binding);
+        let mut buffer = BytesMut::new();
+        frontend::sasl_initial_response(mechanism, scram.message(), &mut buffer).map_err(|_| strange())?;
+        connection.send(&buffer, self.deadline)?;
+        match connection.next(self.deadline)? {
+            Message::AuthenticationSaslContinue(body) if rounds(body.data()) <= ROUNDS_MAX => {
+                scram.update(body.data()).map_err(|_| strange())?;
+            }
+            Message::AuthenticationSaslContinue(_) => {
+                return Err(Failure::NotAdmitted("wants more rounds of hashing than any password needs".to_owned()));
+            }
             Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
-            Message::NoticeResponse(_) => {}
-            _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
+            _ => return Err(strange()),
+        }
+        let mut buffer = BytesMut::new();
+        frontend::sasl_response(scram.message(), &mut buffer).map_err(|_| strange())?;
+        connection.send(&buffer, self.deadline)?;
+        match connection.next(self.deadline)? {
+            Message::AuthenticationSaslFinal(body) => scram.finish(body.data()).map_err(|_| {
+                let why = "does not know the password itself: it is not the server that it claims to be";
+                Failure::NotAdmitted(why.to_owned())
+            })?,
+            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+            _ => return Err(strange()),
+        }
+        self.expect_welcome(connection)
+    }
+
+    fn expect_welcome(&self, connection: &mut Connection) -> Result<(), Failure> {
+        match connection.next(self.deadline)? {
+            Message::AuthenticationOk => Ok(()),
+            Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
+            _ => Err(Failure::Strange("its authentication does not end")),
         }
     }
-}
 
-/// Says who we are, and proves it as the server wants.
-fn introduce(connection: &mut Connection, server: &Server, deadline: Moment) -> Result<(), Failure> {
-    let parameters = [
-        ("user", server.user.as_str()),
-        ("database", server.database.as_str()),
-        ("application_name", "lockrun"),
-        ("client_encoding", "UTF8"),
-    ];
-    let mut buffer = BytesMut::new();
-    frontend::startup_message(parameters, &mut buffer).map_err(|error| Failure::of_stream(&error))?;
-    connection.send(&buffer, deadline)?;
-    match connection.next(deadline)? {
-        Message::AuthenticationOk => Ok(()),
-        Message::AuthenticationCleartextPassword => {
-            let password = password(server)?;
-            send_password(connection, password.as_bytes(), deadline)
+    fn password(&self) -> Result<String, Failure> {
+        let found = password::find(self.server, self.endpoint).map_err(Failure::NoPassword)?;
+        found.ok_or_else(|| {
+            let why =
+                "requires a password; give one in the store's URL, with --store-file, in PGPASSWORD or in ~/.pgpass";
+            Failure::NotAdmitted(why.to_owned())
+        })
+    }
+
+    /// Returns the failure of an attempt to reach the host.
+    fn unreachable(&self, error: &io::Error) -> Failure {
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        if matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) {
+            // That does not pass by itself.
+            return Failure::NoResources(error.to_string());
         }
-        Message::AuthenticationMd5Password(body) => {
-            let hash = md5_hash(server.user.as_bytes(), password(server)?.as_bytes(), body.salt());
-            send_password(connection, hash.as_bytes(), deadline)
-        }
-        Message::AuthenticationSasl(body) => {
-            let mut offered = Vec::new();
-            let mut mechanisms = body.mechanisms();
-            while let Some(mechanism) = mechanisms.next().map_err(|error| Failure::of_stream(&error))? {
-                offered.push(mechanism.to_owned());
+        let has_authority = self.server.tls.ca.is_some();
+        let advice = match HandshakeFailure::of(error) {
+            Some(HandshakeFailure::UnknownAuthority) if has_authority => {
+                "; check that ca=FILE in the store's URL names the authority that issued it"
             }
-            scram(connection, server, &offered, deadline)
-        }
-        Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
-        Message::AuthenticationGss | Message::AuthenticationSspi | Message::AuthenticationKerberosV5 => {
-            Err(Failure::NotAdmitted("wants Kerberos, which lockrun does not speak".to_owned()))
-        }
-        _ => Err(Failure::Strange("its first words are not PostgreSQL's")),
+            Some(HandshakeFailure::UnknownAuthority) => {
+                "; name the authority's certificate with ?ca=FILE in the store's URL"
+            }
+            _ => "",
+        };
+        Failure::Unreachable(format!("{error}{advice}"))
     }
-}
-
-fn send_password(connection: &mut Connection, password: &[u8], deadline: Moment) -> Result<(), Failure> {
-    let mut buffer = BytesMut::new();
-    frontend::password_message(password, &mut buffer).map_err(|error| Failure::of_stream(&error))?;
-    connection.send(&buffer, deadline)?;
-    expect_welcome(connection, deadline)
-}
-
-/// Proves that we know the password without showing it, and checks that the server knows it: SCRAM-SHA-256, bound to the TLS
-/// connection where the server can do that.
-fn scram(connection: &mut Connection, server: &Server, offered: &[String], deadline: Moment) -> Result<(), Failure> {
-    let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
-    let end_point = connection.server_end_point();
-    let (mechanism, binding) = match end_point {
-        Some(end_point) if offers(SCRAM_SHA_256_PLUS) => {
-            (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point))
-        }
-        Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested()),
-        None => (SCRAM_SHA_256, ChannelBinding::unsupported()),
-    };
-    if !offers(mechanism) {
-        return Err(Failure::NotAdmitted("wants an authentication that lockrun does not know".to_owned()));
-    }
-    let strange = |_: io::Error| Failure::Strange("its authentication is not SCRAM's");
-    let mut scram = ScramSha256::new(password(server)?.as_bytes(), binding);
-    let mut buffer = BytesMut::new();
-    frontend::sasl_initial_response(mechanism, scram.message(), &mut buffer).map_err(strange)?;
-    connection.send(&buffer, deadline)?;
-    match connection.next(deadline)? {
-        Message::AuthenticationSaslContinue(body) if rounds(body.data()) <= ROUNDS_MAX => {
-            scram.update(body.data()).map_err(strange)?;
-        }
-        Message::AuthenticationSaslContinue(_) => {
-            return Err(Failure::NotAdmitted("wants more rounds of hashing than any password needs".to_owned()));
-        }
-        Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
-        _ => return Err(Failure::Strange("its authentication is not SCRAM's")),
-    }
-    let mut buffer = BytesMut::new();
-    frontend::sasl_response(scram.message(), &mut buffer).map_err(strange)?;
-    connection.send(&buffer, deadline)?;
-    match connection.next(deadline)? {
-        Message::AuthenticationSaslFinal(body) => scram.finish(body.data()).map_err(|_| {
-            Failure::NotAdmitted(
-                "does not know the password itself: it is not the server that it claims to be".to_owned(),
-            )
-        })?,
-        Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
-        _ => return Err(Failure::Strange("its authentication is not SCRAM's")),
-    }
-    expect_welcome(connection, deadline)
 }
 
 /// Returns how many rounds of hashing a server's first message of SCRAM asks for (RFC 5802, section 7: `i=`).
@@ -153,23 +252,6 @@ fn rounds(message: &[u8]) -> u32 {
     let text = String::from_utf8_lossy(message);
     let rounds = text.split(',').find_map(|attribute| attribute.strip_prefix("i="));
     rounds.map_or(0, |rounds| rounds.parse().unwrap_or(u32::MAX))
-}
-
-fn expect_welcome(connection: &mut Connection, deadline: Moment) -> Result<(), Failure> {
-    match connection.next(deadline)? {
-        Message::AuthenticationOk => Ok(()),
-        Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
-        _ => Err(Failure::Strange("its authentication does not end")),
-    }
-}
-
-fn password(server: &Server) -> Result<String, Failure> {
-    let wanted = || {
-        let why =
-            "requires a password; give a password in the store's URL, with --store-file, in PGPASSWORD or in ~/.pgpass";
-        Failure::NotAdmitted(why.to_owned())
-    };
-    server.password.clone().ok_or_else(wanted)
 }
 
 /// Returns the failure behind an error message that came instead of a welcome.
@@ -182,13 +264,4 @@ fn rejected(refusal: Refusal) -> Failure {
         _ => return Failure::Refused(refusal),
     };
     Failure::NotAdmitted(format!("does not let us in: {}{advice}", refusal.message))
-}
-
-fn unreachable(error: io::Error) -> Failure {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    match errno {
-        // That does not pass by itself.
-        Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error),
-        _ => Failure::Unreachable(error.to_string()),
-    }
 }

@@ -12,9 +12,12 @@ mod failure;
 mod listing;
 mod login;
 mod operation;
+mod password;
+mod reading;
 mod schema;
 mod url;
 mod waiting;
+mod writing;
 
 use std::thread;
 use std::time::Duration;
@@ -28,6 +31,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
 use crate::lock::token::Token;
+use crate::net::tls::Tls;
 use crate::store::Done;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::backoff::Backoff;
@@ -46,6 +50,8 @@ pub(super) use url::KIND;
 /// A store in a PostgreSQL database.
 pub struct PostgresStore {
     server: Server,
+    /// What TLS needs to reach each host.
+    tls: Vec<Option<Tls>>,
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,
@@ -59,8 +65,8 @@ impl PostgresStore {
     /// Returns the store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with the files
     /// that TLS needs.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
-        let tables = Tables::in_schema(&server.schema);
-        Ok(PostgresStore { server, tables, timeout, connection: None, may_be_done: false, place: None })
+        let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
+        Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, place: None })
     }
 
     /// Carries out an operation once.
@@ -135,7 +141,7 @@ impl Store for PostgresStore {
         let sent_at = Moment::now();
         let subject = Subject { needs_all_waiters, ..by(claim) };
         let committed = self.once(subject, |state, facts| state.acquire(&ask, facts));
-        let Committed { answer, now_ms, look, ahead } = committed.map_err(|failure| self.failed(&failure))?;
+        let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {
             Acquired::Mine { fence, slot, .. } => {
@@ -150,12 +156,9 @@ impl Store for PostgresStore {
                 let ttl = first.as_ref().and_then(|held| held.ttl_ms).map(Duration::from_millis);
                 let found = first.is_some() && !is_forgotten;
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
-                let held = Held { place: place.and(Some(ahead)), ..held };
-                if let Some(look) = look {
-                    self.place = Some(Place::after(self.place.take(), found, ttl, now_ms, look));
-                } else {
-                    self.place = None;
-                }
+                let held = Held { place: waits.map(|(_, place)| place), ..held };
+                let before = self.place.take();
+                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, now_ms, look));
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }

@@ -1,36 +1,99 @@
-//! The URL of a PostgreSQL database.
+//! The URL of a PostgreSQL database, as libpq reads it where that makes sense for locks.
+//!
+//! What decides where locks live stands in the URL alone: the database must be named, and of libpq's variables only those that say who
+//! we are count, `PGUSER` here and those of the password. Unknown parameters are errors, also those of other clients
+//! that libpq itself knows: not to do what they say would be worse than to say so.
 
+use std::env;
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
-use url::Url;
+use nix::unistd::geteuid;
 
 use super::PostgresStore;
 use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::net::tls::Verification;
+use crate::store::url::{Parameters, decoded};
 use crate::store::{Backend, Kind, Location};
+use crate::sys::accounts;
+use crate::text::escape::{escaped, escaped_path};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],
-    parameters: &["schema", "sslmode", "host", "target_session_attrs", "ca", "cert", "key"],
+    parameters: &[
+        "schema",
+        "sslmode",
+        "ssl",
+        "channel_binding",
+        "target_session_attrs",
+        "application_name",
+        "connect_timeout",
+        "host",
+        "port",
+        "user",
+        "ca",
+        "cert",
+        "key",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+    ],
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
 
+/// Where a socket is if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
+const SOCKETS: &str = "/run/postgresql";
+
+/// libpq's names of parameters that all stores have.
+const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
+
+/// The longest name of a schema, in bytes: PostgreSQL cuts longer ones off.
+const SCHEMA_MAX: usize = 63;
+
+/// A database, and what we are to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
+    /// The servers, of which the first that can be written to is used. At least one; none over TCP has files for TLS.
     pub(super) hosts: Vec<Endpoint>,
+    /// The role.
     pub(super) user: String,
+    /// The password that the URL names. Never shown.
     pub(super) password: Option<String>,
+    /// The database.
     pub(super) database: String,
+    /// The schema of the tables.
     pub(super) schema: String,
+    /// Whether connections over TCP use TLS. Those through a socket never do.
     pub(super) encryption: Encryption,
+    /// The files for it.
     pub(super) tls: TlsFiles,
+    /// Whether a proof of the password is bound to the TLS connection.
+    pub(super) binding: Binding,
+    /// As what the server lists us.
+    pub(super) application_name: String,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Whether TLS is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encryption {
+    /// Without TLS.
     Never,
+    /// If the server offers it, with whatever certificate.
     IfOffered,
+    /// With TLS, or not at all.
+    Required(Verification),
+}
+
+/// Whether SCRAM is bound to the TLS connection: only the server whose certificate we see can then pass our proof on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// Without binding, for a proxy in between that shows a certificate of its own.
+    Never,
+    /// If it can be.
+    IfOffered,
+    /// With binding, or not at all: not with another kind of authentication either.
     Required,
 }
 
@@ -40,23 +103,410 @@ impl Location for Server {
     }
 }
 
+/// Reads a URL that begins with one of the schemes. The user is that of the URL, else of `PGUSER`, else the one we run as.
 pub(super) fn parse(text: &str) -> Result<Server, String> {
-    let url = Url::parse(text).map_err(|error| format!("cannot be read: {error}"))?;
-    let host = url.host_str().unwrap_or("localhost").to_owned();
-    Ok(Server {
-        hosts: vec![Endpoint::Tcp { host, port: url.port().unwrap_or(5432), tls: None }],
-        user: url.username().to_owned(),
-        password: url.password().map(str::to_owned),
-        database: url.path().trim_start_matches('/').to_owned(),
-        schema: "lockrun".into(),
-        encryption: Encryption::Never,
-        tls: TlsFiles::default(),
-    })
+    let our_name = || match env::var_os("PGUSER").filter(|name| !name.is_empty()) {
+        Some(name) => name.into_string().ok(),
+        None => accounts::user_name(geteuid()),
+    };
+    parse_for(text, our_name)
 }
 
+/// The same. Without a user in the URL it is `our_name`.
+fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Server, String> {
+    let rest = text.split_once("://").ok_or("lacks the // after its scheme")?.1;
+    if rest.contains('#') {
+        return Err("has a # in it; write %23".into());
+    }
+    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
+    let (authority, path) = before.split_once('/').unwrap_or((before, ""));
+    let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    // It would have been cut in the middle of a password, and the rest be taken for a host.
+    if credentials.contains('@') || rest[authority.len()..].contains('@') {
+        return Err(
+            "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
+                .into(),
+        );
+    }
+    let mut parameters = Parameters::read(query)?;
+    let hosts = endpoints(hosts, &mut parameters)?;
+    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+    let user = match (text_in(user, "user")?, parameters.take("user")) {
+        (Some(_), Some(_)) => return Err("names its user twice".into()),
+        (user, None) | (None, user) => user.or_else(our_name),
+    };
+    let user =
+        user.ok_or("names no user, and neither does PGUSER or /etc/passwd; write postgres://USER@HOST/DATABASE")?;
+    let password = text_in(password, "password")?;
+    let database = text_in(path, "database")?.ok_or("names no database; write postgres://HOST/DATABASE")?;
+    check_writable(parameters.take("target_session_attrs").as_deref())?;
+    let schema = parameters.take("schema").unwrap_or_else(|| "lockrun".into());
+    if schema.is_empty() || schema.len() > SCHEMA_MAX || schema.chars().any(char::is_control) {
+        return Err(format!(
+            "has the schema {schema:?}, which is empty, longer than {SCHEMA_MAX} bytes or has control characters in it"
+        ));
+    }
+    let application_name = parameters.take("application_name").unwrap_or_else(|| "lockrun".into());
+    let over_tcp = hosts.iter().any(|host| matches!(host, Endpoint::Tcp { .. }));
+    let (encryption, tls) = encryption(&mut parameters, over_tcp)?;
+    let binding = binding(parameters.take("channel_binding").as_deref(), encryption)?;
+    if parameters.take("connect_timeout").is_some() {
+        return Err("has the parameter \"connect_timeout\"; use --store-timeout, which also bounds connecting".into());
+    }
+    if parameters.take("password").is_some() {
+        return Err("has its password in a parameter; write postgres://USER:PASSWORD@HOST/DATABASE".into());
+    }
+    parameters.none_left(None)?;
+    for value in [&user, &database, &application_name].into_iter().chain(&password) {
+        if value.contains('\0') {
+            return Err("has a NUL character in it".into());
+        }
+    }
+    Ok(Server { hosts, user, password, database, schema, encryption, tls, binding, application_name })
+}
+
+/// Returns a part of the URL, decoded, or `None` if it is empty. Never repeats it.
+fn text_in(part: &str, name: &str) -> Result<Option<String>, String> {
+    let text = decoded(part).map_err(|why| format!("has a {name} that {why}"))?;
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// Reads where the servers are: between the user and the path, or in the parameters `host` and `port`.
+fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<Vec<Endpoint>, String> {
+    let mut hosts = Vec::new();
+    match parameters.take("host") {
+        Some(_) if !authority.is_empty() => return Err("names its host twice".into()),
+        Some(listed) => hosts.extend(listed.split(',').map(|host| (host.to_owned(), None))),
+        None => {
+            for listed in authority.split(',') {
+                let (host, port) = split_port(listed)?;
+                hosts.push((decoded(host)?, port));
+            }
+        }
+    }
+    if let Some(listed) = parameters.take("port") {
+        let ports: Vec<&str> = listed.split(',').collect();
+        if hosts.iter().any(|(_, port)| port.is_some()) {
+            return Err("names its port twice".into());
+        }
+        if ports.len() != 1 && ports.len() != hosts.len() {
+            return Err(format!("has {} ports for {} hosts", ports.len(), hosts.len()));
+        }
+        for ((_, port), named) in hosts.iter_mut().zip(ports.iter().cycle()) {
+            *port = port_number(named)?;
+        }
+    }
+    let is_only = hosts.len() == 1;
+    let endpoint = |(host, port): (String, Option<u16>)| endpoint(&host, port.unwrap_or(5432), is_only);
+    hosts.into_iter().map(endpoint).collect()
+}
+
+/// Splits `host:port`, where the host may be an IPv6 address in brackets, which are removed.
+fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
+    let (host, rest) = match listed.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once(']').ok_or("has a [ without its ]")?,
+        None => listed.split_at(listed.find(':').unwrap_or(listed.len())),
+    };
+    match rest.strip_prefix(':') {
+        Some(port) => Ok((host, port_number(port)?)),
+        None if rest.is_empty() => Ok((host, None)),
+        None => Err("has something other than a port behind a ]".into()),
+    }
+}
+
+/// Returns the port. `None` if there is nothing. Never repeats what it is not: that may be a password.
+fn port_number(port: &str) -> Result<Option<u16>, String> {
+    let is_number = || port.bytes().all(|byte| byte.is_ascii_digit());
+    match port.parse() {
+        _ if port.is_empty() => Ok(None),
+        Ok(number) if number > 0 && is_number() => Ok(Some(number)),
+        _ => Err("has a port that is not a number from 1 to 65535".into()),
+    }
+}
+
+/// Returns the endpoint that `host` means: a name, an IP address, or the directory of a socket, which it is also if it `is_only` and empty.
+fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
+    let socket = |directory: &str| Endpoint::Unix(Path::new(directory).join(format!(".s.PGSQL.{port}")));
+    match host {
+        "" if is_only => Ok(socket(SOCKETS)),
+        "" => Err("has an empty host among others".into()),
+        _ if host.contains('\0') => Err("has a NUL character in it".into()),
+        _ if host.starts_with('/') => Ok(socket(host)),
+        _ if host.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | '@' | '[' | ']')) => {
+            Err("has a host that is neither a name nor an address nor the path of a directory".into())
+        }
+        _ => Ok(Endpoint::Tcp { host: host.to_owned(), port, tls: None }),
+    }
+}
+
+/// Fails if the parameter asks for a server that cannot be written to. The other words change nothing: a lock needs one that can.
+fn check_writable(target: Option<&str>) -> Result<(), String> {
+    match target {
+        None | Some("any" | "read-write" | "primary") => Ok(()),
+        Some(other) => Err(format!(
+            "has target_session_attrs={other:?}; a lock needs a server that can be written to: read-write, primary or any"
+        )),
+    }
+}
+
+/// Reads what is said of TLS. As in libpq a socket is not encrypted whatever `sslmode` is, `ssl=true` means `sslmode=require`, and with an
+/// authority `require` verifies it; unlike there `allow` means `prefer`. The default is `verify-full` with an authority, else `prefer`.
+fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption, TlsFiles), String> {
+    let mut trusts_system = false;
+    for (synonym, name) in SYNONYMS {
+        let value = parameters.take(synonym);
+        // libpq's word for the system's authorities.
+        if synonym == "sslrootcert" && value.as_deref() == Some("system") {
+            trusts_system = true;
+            if parameters.has(name) {
+                return Err("has sslrootcert=system beside ca".into());
+            }
+        } else if let Some(value) = value {
+            parameters.put(name, value).map_err(|_| format!("has both {name} and {synonym}, which mean the same"))?;
+        }
+    }
+    let tls = parameters.take_tls()?;
+    let mode = match (parameters.take("sslmode"), parameters.take("ssl").as_deref()) {
+        (Some(_), Some(_)) => return Err("has both ssl and sslmode".into()),
+        (mode, None) => mode,
+        (None, Some("true")) => Some("require".into()),
+        (None, Some(_)) => return Err("has a value of ssl that is not true; use sslmode".into()),
+    };
+    let has_authority = tls.ca.is_some();
+    let mode = match mode.as_deref() {
+        Some(mode) => mode,
+        None if has_authority || trusts_system => "verify-full",
+        None => "prefer",
+    };
+    let encryption = match mode {
+        "disable" => Encryption::Never,
+        "allow" | "prefer" => Encryption::IfOffered,
+        "require" | "verify-ca" if has_authority => Encryption::Required(Verification::Authority),
+        "require" => Encryption::Required(Verification::None),
+        // An impostor can have a certificate of one of the system's authorities, too.
+        "verify-ca" => return Err("has sslmode=verify-ca without ca; name the authority, or use verify-full".into()),
+        "verify-full" => Encryption::Required(Verification::Full),
+        other => {
+            return Err(format!(
+                "has sslmode={other:?}, which is none of disable, allow, prefer, require, verify-ca and verify-full"
+            ));
+        }
+    };
+    if trusts_system && encryption != Encryption::Required(Verification::Full) {
+        return Err(format!("has sslrootcert=system with sslmode={mode}; use verify-full"));
+    }
+    if has_authority && !matches!(encryption, Encryption::Required(_)) {
+        return Err(format!("names an authority, which sslmode={mode} does not ask; use verify-full"));
+    }
+    let encryption = if over_tcp { encryption } else { Encryption::Never };
+    if encryption == Encryption::Never && tls != TlsFiles::default() {
+        return Err("names files for TLS, which it does not use".into());
+    }
+    Ok((encryption, tls))
+}
+
+/// Returns how SCRAM is to be bound to connections with this `encryption`, as `channel_binding` says.
+fn binding(word: Option<&str>, encryption: Encryption) -> Result<Binding, String> {
+    match word {
+        Some("disable") => Ok(Binding::Never),
+        None | Some("prefer") => Ok(Binding::IfOffered),
+        Some("require") if encryption == Encryption::Never => {
+            Err("has channel_binding=require, which needs TLS".into())
+        }
+        Some("require") => Ok(Binding::Required),
+        Some(other) => Err(format!("has channel_binding={other:?}, which is none of disable, prefer and require")),
+    }
+}
+
+/// Says where the servers are, for messages: never with a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Endpoint::Tcp { host, port, .. }) = self.hosts.first() else { return Ok(()) };
-        write!(f, "PostgreSQL at {host}:{port}")
+        let places: Vec<String> = self.hosts.iter().map(place).collect();
+        write!(f, "PostgreSQL at {}", places.join(", "))
+    }
+}
+
+/// Says where one of them is.
+pub(super) fn place(endpoint: &Endpoint) -> String {
+    match endpoint {
+        Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{}]:{port}", escaped(host)),
+        Endpoint::Tcp { host, port, .. } => format!("{}:{port}", escaped(host)),
+        Endpoint::Unix(path) => escaped_path(path),
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(url: &str) -> Result<Server, String> {
+        parse_for(url, || Some("us".into()))
+    }
+
+    fn server(url: &str) -> Server {
+        read(url).expect(url)
+    }
+
+    fn tcp(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp { host: host.into(), port, tls: None }
+    }
+
+    fn unix(path: &str) -> Endpoint {
+        Endpoint::Unix(path.into())
+    }
+
+    #[test]
+    fn urls_are_read() {
+        let plain = server("postgres://web/db");
+        assert_eq!(plain.hosts, [tcp("web", 5432)]);
+        assert_eq!((plain.user.as_str(), plain.password, plain.database.as_str()), ("us", None, "db"));
+        assert_eq!((plain.schema.as_str(), plain.application_name.as_str()), ("lockrun", "lockrun"));
+        assert_eq!((plain.encryption, plain.binding), (Encryption::IfOffered, Binding::IfOffered));
+        let full = server(
+            "postgresql://u%40x:p%3Aw+%2F@[::1]:7000/a%20db/c?schema=my%20%22locks%22&ca=/ca+.pem&cert=/c&key=/k\
+             &application_name=nightly&channel_binding=require&target_session_attrs=read-write",
+        );
+        assert_eq!(full.hosts, [tcp("::1", 7000)]);
+        assert_eq!((full.user.as_str(), full.password.as_deref()), ("u@x", Some("p:w+/")));
+        assert_eq!((full.database.as_str(), full.schema.as_str()), ("a db/c", "my \"locks\""));
+        let files = TlsFiles { ca: Some("/ca+.pem".into()), identity: Some(("/c".into(), "/k".into())) };
+        assert_eq!((full.encryption, full.tls), (Encryption::Required(Verification::Full), files));
+        assert_eq!((full.binding, full.application_name.as_str()), (Binding::Required, "nightly"));
+    }
+
+    #[test]
+    fn hosts_are_where_libpq_finds_them() {
+        for (url, hosts) in [
+            ("postgres://a,b:1,[::1]:2,[::2]/db", &[tcp("a", 5432), tcp("b", 1), tcp("::1", 2), tcp("::2", 5432)][..]),
+            ("postgres://a:/db", &[tcp("a", 5432)]),
+            ("postgres:///db", &[unix("/run/postgresql/.s.PGSQL.5432")]),
+            ("postgres://u@:1/db", &[unix("/run/postgresql/.s.PGSQL.1")]),
+            ("postgres://%2Ftmp%2Fx:1/db", &[unix("/tmp/x/.s.PGSQL.1")]),
+            ("postgres:///db?host=/tmp&port=1", &[unix("/tmp/.s.PGSQL.1")]),
+            ("postgres:///db?host=/tmp,a&port=1,2", &[unix("/tmp/.s.PGSQL.1"), tcp("a", 2)]),
+            ("postgres:///db?host=a,::1&port=1", &[tcp("a", 1), tcp("::1", 1)]),
+            ("postgres://a,b/db?port=1", &[tcp("a", 1), tcp("b", 1)]),
+        ] {
+            assert_eq!(server(url).hosts, hosts, "{url}");
+        }
+    }
+
+    #[test]
+    fn users_and_passwords_are_optional() {
+        for (url, user, password) in [
+            ("postgres://u@h/db", "u", None),
+            ("postgres://u:@h/db", "u", None),
+            ("postgres://:p@h/db", "us", Some("p")),
+            ("postgres://h/db?user=u", "u", None),
+            ("postgres://u:a:b@h/db", "u", Some("a:b")),
+        ] {
+            let server = server(url);
+            assert_eq!((server.user.as_str(), server.password.as_deref()), (user, password), "{url}");
+        }
+        let nobody = parse_for("postgres://h/db", || None).expect_err("has no user");
+        assert!(nobody.contains("names no user"), "{nobody}");
+    }
+
+    #[test]
+    fn modes_of_tls_are_libpqs() {
+        let required = Encryption::Required;
+        for (query, wanted) in [
+            ("", Encryption::IfOffered),
+            ("sslmode=disable", Encryption::Never),
+            ("sslmode=allow", Encryption::IfOffered),
+            ("sslmode=prefer", Encryption::IfOffered),
+            ("sslmode=prefer&cert=/c&key=/k", Encryption::IfOffered),
+            ("sslmode=require", required(Verification::None)),
+            ("ssl=true", required(Verification::None)),
+            ("sslmode=require&ca=/a", required(Verification::Authority)),
+            ("sslmode=verify-ca&sslrootcert=/a", required(Verification::Authority)),
+            ("sslmode=verify-full", required(Verification::Full)),
+            ("sslmode=verify-full&ca=/a", required(Verification::Full)),
+            ("ca=/a", required(Verification::Full)),
+            ("sslrootcert=system", required(Verification::Full)),
+            ("sslrootcert=system&sslmode=verify-full", required(Verification::Full)),
+        ] {
+            assert_eq!(server(&format!("postgres://h/db?{query}")).encryption, wanted, "{query}");
+        }
+        assert_eq!(server("postgres://h/db?sslrootcert=system").tls, TlsFiles::default());
+        let libpqs = server("postgres://h/db?sslrootcert=/a&sslcert=/c&sslkey=/k");
+        assert_eq!(libpqs, server("postgres://h/db?ca=/a&cert=/c&key=/k"));
+        // Sockets are not encrypted; servers beside them are.
+        assert_eq!(server("postgres:///db?sslmode=verify-full").encryption, Encryption::Never);
+        let mixed = server("postgres:///db?host=/tmp,h&sslmode=verify-full");
+        assert_eq!(mixed.encryption, required(Verification::Full));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        for (url, wanted) in [
+            ("postgres://h", "names no database"),
+            ("postgres://h/", "names no database"),
+            ("postgres://h?schema=x", "names no database"),
+            ("postgres://h/db?host=x", "host twice"),
+            ("postgres://h:1/db?port=1", "port twice"),
+            ("postgres://a,b,c/db?port=1,2", "2 ports for 3 hosts"),
+            ("postgres://a,,b/db", "empty host"),
+            ("postgres://a,/db", "empty host"),
+            ("postgres://[::1/db", "without its ]"),
+            ("postgres://[::1]1/db", "behind a ]"),
+            ("postgres://::1/db", "port that is not"),
+            ("postgres://h:+1/db", "port that is not"),
+            ("postgres://h:0/db", "port that is not"),
+            ("postgres://h:65536/db", "port that is not"),
+            ("postgres://a%20b/db", "neither a name"),
+            ("postgres://u@h/db?user=v", "user twice"),
+            ("postgres://h/db?schema=", "the schema \"\""),
+            ("postgres://h/db?schema=a%00b", "control characters"),
+            ("postgres://h/d%00b", "NUL"),
+            ("postgres://u:p%00@h/db", "NUL"),
+            ("postgres:///db?host=/a%00b", "NUL"),
+            ("postgres://%ff@h/db", "has a user that is not UTF-8"),
+            ("postgres://h/db?target_session_attrs=read-only", "read-write, primary or any"),
+            ("postgres://h/db?target_session_attrs=prefer-standby", "read-write, primary or any"),
+            ("postgres://h/db?sslmode=on", "none of disable"),
+            ("postgres://h/db?ssl=1", "use sslmode"),
+            ("postgres://h/db?ssl=true&sslmode=disable", "both ssl and sslmode"),
+            ("postgres://h/db?sslmode=verify-ca", "without ca"),
+            ("postgres://h/db?sslmode=prefer&ca=/a", "use verify-full"),
+            ("postgres://h/db?sslmode=disable&ca=/a", "use verify-full"),
+            ("postgres://h/db?sslmode=disable&cert=/c&key=/k", "does not use"),
+            ("postgres:///db?ca=/a", "does not use"),
+            ("postgres://h/db?cert=/c", "go together"),
+            ("postgres://h/db?sslcert=/c&key=/k&cert=/c", "both cert and sslcert"),
+            ("postgres://h/db?ca=/a&sslrootcert=system", "beside ca"),
+            ("postgres://h/db?sslrootcert=system&sslmode=require", "use verify-full"),
+            ("postgres://h/db?channel_binding=on", "none of disable"),
+            ("postgres:///db?channel_binding=require", "needs TLS"),
+            ("postgres://h/db?connect_timeout=5", "--store-timeout"),
+            ("postgres://h/db?options=-cx", "\"options\", which is not known"),
+            ("postgres://h/db?user=u;password=secret", "two ="),
+            ("postgres://u:secret@@h/db", "write %40"),
+            ("postgres://u:se/cret@h/db", "write %40"),
+            ("postgres://u:se?cret@h/db", "write %40"),
+        ] {
+            let why = read(url).expect_err(url);
+            assert!(why.contains(wanted) && !why.contains("cret"), "{url}: {why}");
+        }
+        assert!(read(&format!("postgres://h/db?schema={}", "x".repeat(63))).is_ok());
+        assert!(read(&format!("postgres://h/db?schema={}", "x".repeat(64))).is_err());
+    }
+
+    #[test]
+    fn servers_are_named_without_their_password() {
+        for (url, shown) in [
+            ("postgres://u:secret@h/db", "PostgreSQL at h:5432"),
+            ("postgres://u:secret@a:1,[::1]/db", "PostgreSQL at a:1, [::1]:5432"),
+            ("postgres://u:secret@/db?host=/tmp/%1bx", "PostgreSQL at /tmp/\\u{1b}x/.s.PGSQL.5432"),
+        ] {
+            let server = server(url);
+            assert_eq!((server.to_string().as_str(), format!("{server:?}").as_str()), (shown, shown));
+        }
     }
 }

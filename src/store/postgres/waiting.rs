@@ -65,20 +65,17 @@ impl Look {
 impl Place {
     /// Returns what is known after another look, at `now_ms` on the server's clock, that found a holder with a lease of `ttl`, or none.
     pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now_ms: u64, look: Look) -> Self {
-        let seen = before.and_then(|before| before.seen);
-        Place { seen: Seen::after(seen, found, ttl, now_ms), look_at: Moment::now() + look.within, poll: look.poll }
+        let seen = Seen::after(before.and_then(|before| before.seen), found, ttl, now_ms);
+        let look_at = Moment::now() + look.within;
+        // Nobody wakes us when the lease of a holder has passed that the store has forgotten.
+        let over_at = seen.as_ref().and_then(Seen::over_at);
+        Place { seen, look_at: over_at.map_or(look_at, |over_at| look_at.min(over_at)), poll: look.poll }
     }
 }
 
 /// Returns the channel on which the waiter with this token listens. The token is a secret, the channel is not.
 pub(super) fn channel_of(token: &Token) -> String {
     format!("lockrun_{}", Sha1::from(token.as_str()).digest())
-}
-
-/// Returns the advisory lock that the session of this waiter holds.
-pub(super) fn session_of(token: &Token) -> i64 {
-    let digest = Sha1::from(token.as_str()).digest().bytes();
-    i64::from_be_bytes(digest[..8].try_into().unwrap_or_default())
 }
 
 impl PostgresStore {

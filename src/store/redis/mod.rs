@@ -36,7 +36,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::net::endpoint::Endpoint;
-use crate::net::tls::Tls;
+use crate::net::tls::{Tls, Verification};
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
@@ -86,7 +86,7 @@ impl RedisStore {
     /// the files that TLS needs.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
         let tls = match &server.endpoint {
-            Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files)?),
+            Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files, Verification::Full)?),
             _ => None,
         };
         Ok(RedisStore {

@@ -1,0 +1,267 @@
+//! The first round trip of an operation: locks the row of the lock, and reads what the rules need.
+
+use std::time::Duration;
+
+use super::connection::{Batch, Connection};
+use super::facts::{Queued, TableFacts};
+use super::failure::Failure;
+use super::operation::Subject;
+use super::schema::{Tables, VERSION};
+use crate::lock::state::{LockState, millis};
+use crate::lock::token::Token;
+use crate::sys::clock::Moment;
+
+/// How long a transaction may stand still between its round trips, at most half as long as a request may take; then the server ends
+/// the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from renewing it.
+const IDLE_MAX: Duration = Duration::from_millis(1500);
+
+/// How many waiters are read, beside those that were granted the lock and the one that asks.
+const FIRST_WAITERS: usize = 8;
+
+const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
+
+/// What was found.
+pub(super) struct Found {
+    /// The record as it is stored; `None`: there is none.
+    pub(super) record: Option<String>,
+    /// The state in it, without waiters.
+    state: LockState,
+    /// When this was so, in milliseconds of Unix time by the server's clock.
+    pub(super) now_ms: u64,
+    /// Whether a pooler gives each transaction another session.
+    pub(super) is_pooled: bool,
+    /// The waiters that were read, in their order.
+    pub(super) queue: Vec<Queued>,
+    /// Whether those are all that there are.
+    pub(super) has_all_waiters: bool,
+}
+
+impl Found {
+    /// Begins a transaction, and reads.
+    pub(super) fn read(
+        connection: &mut Connection,
+        tables: &Tables,
+        subject: Subject<'_>,
+        deadline: Moment,
+    ) -> Result<Self, Failure> {
+        let left = deadline.since(Moment::now());
+        let Tables { version, locks, .. } = tables;
+        let mut batch = Batch::default();
+        batch.add("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", &[]);
+        let [patience, whole, idle] =
+            [left * 3 / 4, left, IDLE_MAX.min(left / 2)].map(|span| millis(span).max(1).to_string());
+        batch.add(
+            "SELECT pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
+             pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true)",
+            &[Some(&patience), Some(&whole), Some(&idle)],
+        );
+        batch.add(&format!("SELECT state FROM {locks} WHERE key = $1 FOR UPDATE"), &[Some(subject.key.as_str())]);
+        batch.add(
+            &format!(
+                "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint, pg_catalog.pg_backend_pid(), \
+                 (SELECT max(version) FROM {version})"
+            ),
+            &[],
+        );
+        add_question(&mut batch, tables, subject, subject.needs_all_waiters);
+        let [_, _, locked, facts, queue] = &mut connection.run(batch, deadline)?[..] else { return Err(INCOMPLETE) };
+        let facts = facts.rows.pop().ok_or(INCOMPLETE)?;
+        let [Some(now_ms), Some(process), version] = &facts[..] else { return Err(INCOMPLETE) };
+        let version = version.as_ref().map_or(Ok(VERSION), |version| version.parse()).map_err(|_| INCOMPLETE)?;
+        if version > VERSION {
+            return Err(Failure::NewerTables(version));
+        }
+        let record = locked.rows.pop().and_then(|mut row| row.pop().flatten());
+        let queue: Vec<Queued> = queue.rows.iter().map(Queued::read).collect::<Result<_, _>>()?;
+        let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();
+        Ok(Found {
+            state: record.as_deref().map_or(Ok(LockState::default()), read_record)?,
+            record,
+            now_ms: now_ms.parse().map_err(|_| INCOMPLETE)?,
+            is_pooled: process.parse() != Ok(connection.process),
+            has_all_waiters: subject.needs_all_waiters || others < FIRST_WAITERS,
+            queue,
+        })
+    }
+
+    /// Reads all waiters of the lock.
+    pub(super) fn read_all_waiters(
+        &mut self,
+        connection: &mut Connection,
+        tables: &Tables,
+        subject: Subject<'_>,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        let mut batch = Batch::default();
+        add_question(&mut batch, tables, subject, true);
+        let answers = connection.run(batch, deadline)?;
+        let rows = answers.iter().flat_map(|answer| &answer.rows);
+        self.queue = rows.map(Queued::read).collect::<Result<_, _>>()?;
+        self.has_all_waiters = true;
+        Ok(())
+    }
+
+    /// Returns the state, with the waiters that were read.
+    pub(super) fn state(&self) -> LockState {
+        LockState { waiters: self.queue.iter().map(|row| row.waiter.clone()).collect(), ..self.state.clone() }
+    }
+
+    /// Returns what the rules ask for beside it.
+    pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
+        TableFacts { now_ms: self.now_ms, queue: &self.queue, asking: subject.asking }
+    }
+}
+
+/// Reads the record of a lock.
+pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
+    serde_json::from_str(record).map_err(|error| Failure::Broken(error.to_string()))
+}
+
+/// Adds the question for the waiters: those that were granted the lock, the one that asks, and the first others, or `all`.
+///
+/// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
+/// that two that look at once do not take each other for the waiter.
+fn add_question(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, all: bool) {
+    let waiters = &tables.waiters;
+    let limit = (!all).then(|| FIRST_WAITERS.to_string());
+    batch.add(
+        &format!(
+            "SELECT place, waiter, session, looks_at_ms, \
+             session IS NOT NULL AND pg_catalog.pg_try_advisory_xact_lock_shared(session) \
+             FROM {waiters} WHERE key = $1 AND place IN (\
+              SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
+              UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \
+              UNION (SELECT place FROM {waiters} WHERE key = $1 AND NOT is_granted ORDER BY place LIMIT $3::bigint)\
+             ) ORDER BY place"
+        ),
+        &[Some(subject.key.as_str()), subject.asking.map(Token::as_str), limit.as_deref()],
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lock::claim::{Claim, Mode};
+    use crate::lock::holder::Holder;
+    use crate::lock::lease::Ttl;
+    use crate::lock::state::{Applied, Ask, Facts as _, HolderState, Lease, OnHeld, Presence, Release, WaiterState};
+
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    /// A waiter: how it shares, whether it was granted the lock, did not claim it, and when it looks next from now on, in seconds.
+    type Waits = (Mode, bool, bool, i64);
+
+    fn mode() -> impl Strategy<Value = Mode> {
+        prop_oneof![3 => Just(Mode::EXCLUSIVE), 1 => Just(Mode::Shared), 1 => (2u32..4).prop_map(Mode::Slots)]
+    }
+
+    fn waits() -> impl Strategy<Value = Waits> {
+        (mode(), prop::bool::weighted(0.1), prop::bool::weighted(0.3), prop_oneof![1 => -100i64..0, 1 => 0i64..12])
+    }
+
+    fn token(number: usize) -> Token {
+        Token::parse(&format!("t{number}")).expect("is a token")
+    }
+
+    fn row((number, (mode, is_granted, is_unresponsive, looks_in)): (usize, &Waits)) -> Queued {
+        let grant = is_granted.then(|| {
+            serde_json::from_value(serde_json::json!({
+                "slot": number + 10, "since_ms": NOW_MS - 100, "ends_ms": NOW_MS + 1300
+            }))
+        });
+        let waiter = WaiterState {
+            token: token(number),
+            who: Holder::default(),
+            mode: *mode,
+            joined_ms: NOW_MS - 60_000,
+            grant: grant.map(|grant| grant.expect("is a grant")),
+            is_unresponsive: !is_granted && *is_unresponsive,
+            seen_unix_ms: None,
+        };
+        let looks_at_ms = NOW_MS.saturating_add_signed(looks_in * 1000).to_string();
+        let json = serde_json::to_string(&waiter).expect("is JSON");
+        let values = [&number.to_string(), &json, "7", &looks_at_ms, "f"];
+        Queued::read(&values.map(|value| Some(value.to_owned())).to_vec()).expect("is a row")
+    }
+
+    /// What an operation makes of a lock whose waiters are all read, or only those that a first look reads.
+    fn outcome<T>(
+        state: &LockState,
+        rows: &[Queued],
+        asking: &Token,
+        all: bool,
+        rules: &impl Fn(&mut LockState, &TableFacts<'_>) -> Applied<T>,
+    ) -> (Applied<T>, Vec<WaiterState>) {
+        let others = rows.iter().filter(|row| row.waiter.grant.is_none()).take(FIRST_WAITERS).map(|row| row.place);
+        let first: Vec<i64> = others.collect();
+        let is_read = |row: &&Queued| {
+            all || row.waiter.grant.is_some() || row.waiter.token == *asking || first.contains(&row.place)
+        };
+        let queue: Vec<Queued> = rows.iter().filter(is_read).cloned().collect();
+        let has_all = all || queue.len() == rows.len();
+        let facts = TableFacts { now_ms: NOW_MS, queue: &queue, asking: Some(asking) };
+        let mut after = LockState { waiters: queue.iter().map(|row| row.waiter.clone()).collect(), ..state.clone() };
+        let applied = rules(&mut after, &facts);
+        if !has_all && !facts.has_next(&after) {
+            return outcome(state, rows, asking, true, rules);
+        }
+        // Those that were not read stay as they are; the dead among them are found when their turn comes.
+        let full = TableFacts { now_ms: NOW_MS, queue: rows, asking: Some(asking) };
+        let unread = rows.iter().filter(|row| !is_read(row)).map(|row| row.waiter.clone());
+        let mut waiters: Vec<WaiterState> = after.waiters.into_iter().chain(unread).collect();
+        waiters.retain(|waiter| full.presence(waiter) != Presence::Gone);
+        let place =
+            |waiter: &WaiterState| rows.iter().position(|row| row.waiter.token == waiter.token).unwrap_or(rows.len());
+        waiters.sort_by_key(place);
+        (applied, waiters)
+    }
+
+    proptest! {
+        /// An operation comes to the same whether all waiters are read or only the first ones.
+        #[test]
+        fn the_first_waiters_are_enough(
+            queue in prop::collection::vec(waits(), 0..24),
+            holders in 0usize..3,
+            asking in 0usize..30,
+            wants in mode(),
+            waiting in any::<bool>(),
+            releases in any::<bool>(),
+        ) {
+            let mut state = LockState { key: "k".into(), ..LockState::default() };
+            for number in 0..holders {
+                state.holders.push(HolderState {
+                    token: token(100 + number),
+                    slot: u32::try_from(number).expect("is small"),
+                    since_ms: NOW_MS - 1000,
+                    lease: Some(Lease { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
+                    ..HolderState::default()
+                });
+            }
+            let rows: Vec<Queued> = queue.iter().enumerate().map(row).collect();
+            let asking = token(if releases { 100 } else { asking });
+            let claim = Claim { token: asking.clone(), ttl: Ttl::Lasts(Duration::from_secs(30)), mode: wants, ..Claim::example() };
+            let on_held = if waiting { OnHeld::Wait { max: None } } else { OnHeld::Leave };
+            let ask = Ask { claim: &claim, leased: true, request: None, on_held, seen: None };
+            if releases {
+                let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.release(&asking, Release::at_once(None), false, facts);
+                let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
+                prop_assert_eq!((part.0.answer, part.0.granted, part.1), (whole.0.answer, whole.0.granted, whole.1));
+            } else {
+                let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.acquire(&ask, facts).expect("the fence grows");
+                let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
+                let without_place = |answer| match answer {
+                    crate::lock::state::Acquired::Held { first, place, is_forgotten } => {
+                        crate::lock::state::Acquired::Held { first, place: place.map(|_| 0), is_forgotten }
+                    }
+                    answer => answer,
+                };
+                let (part_answer, whole_answer) = (without_place(part.0.answer), without_place(whole.0.answer));
+                prop_assert_eq!((part_answer, part.0.granted, part.1), (whole_answer, whole.0.granted, whole.1));
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The second round trip of an operation: writes what has changed, wakes waiters, and commits.
+
+use std::time::Duration;
+
+use serde_json::to_string;
+
+use super::connection::{Answer, Batch, Connection};
+use super::operation::Subject;
+use super::reading::Found;
+use super::schema::Tables;
+use super::waiting::{Look, channel_of};
+use crate::lock::state::{Applied, LockState, WaiterState, millis};
+use crate::lock::token::Token;
+
+/// How many waiters behind those that were granted the lock are woken, too, and look whether they claim it.
+const WATCHERS: usize = 2;
+
+/// What is sent.
+pub(super) struct SecondTrip<'a> {
+    tables: &'a Tables,
+    subject: Subject<'a>,
+    found: &'a Found,
+    /// See [`Connection::session`].
+    session: i64,
+    /// The statements.
+    pub(super) batch: Batch,
+    /// When the one that asks looks again, if it waits.
+    pub(super) look: Option<Look>,
+    /// Its place.
+    pub(super) place: PlaceIn,
+    /// For whom the session listens then.
+    pub(super) listens_for: Option<Token>,
+}
+
+/// Where the place of a waiter is known from.
+#[derive(Clone, Copy)]
+pub(super) enum PlaceIn {
+    /// All waiters were read.
+    Known(u64),
+    /// From this answer of the batch.
+    Answer(usize),
+}
+
+impl PlaceIn {
+    /// Returns the place, from 0.
+    pub(super) fn of(self, answers: &[Answer]) -> u64 {
+        match self {
+            PlaceIn::Known(place) => place,
+            PlaceIn::Answer(at) => {
+                let row = answers.get(at).and_then(|answer| answer.rows.first());
+                row.and_then(|row| row.first()?.as_deref()?.parse().ok()).unwrap_or(0)
+            }
+        }
+    }
+}
+
+impl<'a> SecondTrip<'a> {
+    /// Prepares all that an operation has made of what was `found`: the new `state`, and what it wants done.
+    pub(super) fn prepare<T>(
+        tables: &'a Tables,
+        subject: Subject<'a>,
+        found: &'a Found,
+        connection: &Connection,
+        state: &LockState,
+        applied: &Applied<T>,
+    ) -> Self {
+        let at = subject.asking.and_then(|asking| state.waiters.iter().position(|waiter| waiter.token == *asking));
+        let end_in = applied.look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(found.now_ms)));
+        let look = at.map(|at| Look::at_place(at, end_in, found.is_pooled));
+        let mut trip = SecondTrip {
+            tables,
+            subject,
+            found,
+            session: connection.session,
+            batch: Batch::default(),
+            look,
+            place: PlaceIn::Known(at.unwrap_or(0) as u64),
+            listens_for: look.filter(|_| !found.is_pooled).and(subject.asking).cloned(),
+        };
+        trip.write_record(state);
+        trip.write_queue(state);
+        trip.count();
+        trip.wake(state, applied);
+        trip.listen(connection);
+        trip.batch.add("COMMIT", &[]);
+        trip
+    }
+
+    fn write_record(&mut self, state: &LockState) {
+        let locks = &self.tables.locks;
+        let key = Some(self.subject.key.as_str());
+        let state = LockState { waiters: Vec::new(), ..state.clone() };
+        let record = json(&state);
+        match &self.found.record {
+            Some(before) if *before == record => {}
+            // As if it had never been used.
+            Some(_) if state == LockState::default() => {
+                self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
+            }
+            Some(_) => {
+                self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
+            }
+            None if state == LockState::default() => {}
+            None => {
+                let statement = format!("INSERT INTO {locks} (key, state) VALUES ($1, $2::json)");
+                self.batch.add(&statement, &[key, Some(&record)]);
+            }
+        }
+    }
+
+    /// Writes the rows of the waiters that have changed.
+    fn write_queue(&mut self, state: &LockState) {
+        let waiters = &self.tables.waiters;
+        let key = Some(self.subject.key.as_str());
+        let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
+        for row in &self.found.queue {
+            let place = row.place.to_string();
+            match find(&row.waiter.token) {
+                Some(after) if *after == row.waiter => {}
+                Some(after) => self.batch.add(
+                    &format!("UPDATE {waiters} SET waiter = $3::json, is_granted = $4::boolean WHERE key = $1 AND place = $2::bigint"),
+                    &[key, Some(&place), Some(&json(after)), Some(is_granted(after))],
+                ),
+                None => {
+                    let statement = format!("DELETE FROM {waiters} WHERE key = $1 AND place = $2::bigint");
+                    self.batch.add(&statement, &[key, Some(&place)]);
+                }
+            }
+        }
+        let (Some(asking), Some(look)) = (self.subject.asking, self.look) else { return };
+        let Some(own) = find(asking) else { return };
+        let looks_at_ms = self.found.now_ms.saturating_add(millis(look.within)).to_string();
+        let session = (!self.found.is_pooled).then(|| self.session.to_string());
+        let (session, looks_at_ms) = (session.as_deref(), Some(looks_at_ms.as_str()));
+        if self.found.queue.iter().any(|row| row.waiter.token == *asking) {
+            self.batch.add(
+                &format!(
+                    "UPDATE {waiters} SET session = $3::bigint, looks_at_ms = $4::bigint WHERE key = $1 AND token = $2"
+                ),
+                &[key, Some(asking.as_str()), session, looks_at_ms],
+            );
+        } else {
+            self.batch.add(
+                &format!(
+                    "INSERT INTO {waiters} (key, token, waiter, is_granted, session, looks_at_ms) \
+                     VALUES ($1, $2, $3::json, $4::boolean, $5::bigint, $6::bigint)"
+                ),
+                &[key, Some(asking.as_str()), Some(&json(own)), Some(is_granted(own)), session, looks_at_ms],
+            );
+        }
+    }
+
+    /// Asks how many came before the one that asks, unless that is known.
+    fn count(&mut self) {
+        let Some(asking) = self.subject.asking.filter(|_| self.look.is_some() && !self.found.has_all_waiters) else {
+            return;
+        };
+        let waiters = &self.tables.waiters;
+        self.place = PlaceIn::Answer(self.batch.len());
+        self.batch.add(
+            &format!(
+                "SELECT count(*) FROM {waiters} \
+                 WHERE key = $1 AND place < (SELECT place FROM {waiters} WHERE key = $1 AND token = $2)"
+            ),
+            &[Some(self.subject.key.as_str()), Some(asking.as_str())],
+        );
+    }
+
+    /// Wakes those to which the lock was granted, and a few behind them.
+    fn wake<T>(&mut self, state: &LockState, applied: &Applied<T>) {
+        if applied.granted.is_empty() {
+            return;
+        }
+        let listens = |token: &&Token| {
+            let row = self.found.queue.iter().find(|row| row.waiter.token == **token);
+            row.is_some_and(|row| row.session.is_some()) && self.subject.asking != Some(*token)
+        };
+        let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && !waiter.is_unresponsive);
+        let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(WATCHERS);
+        let woken = applied.granted.iter().filter(listens).chain(watchers);
+        let channels: Vec<String> = woken.map(channel_of).collect();
+        if !channels.is_empty() {
+            // The names are made of letters, digits and underscores.
+            let channels = format!("{{{}}}", channels.join(","));
+            let statement = "SELECT pg_catalog.pg_notify(channel, '') FROM unnest($1::text[]) AS channel";
+            self.batch.add(statement, &[Some(&channels)]);
+        }
+    }
+
+    /// Makes the session listen for a waiter, or not any more.
+    fn listen(&mut self, connection: &Connection) {
+        if self.listens_for == connection.listens_for {
+            return;
+        }
+        if connection.listens_for.is_some() {
+            self.batch.add("UNLISTEN *", &[]);
+            self.batch.add("SELECT pg_catalog.pg_advisory_unlock_all()", &[]);
+        }
+        if let Some(token) = &self.listens_for {
+            self.batch.add(&format!("LISTEN {}", channel_of(token)), &[]);
+            self.batch.add("SELECT pg_catalog.pg_advisory_lock($1::bigint)", &[Some(&self.session.to_string())]);
+        }
+    }
+}
+
+/// Returns what is stored of a lock or a waiter. All that is in them can be written as JSON.
+fn json(value: &impl serde::Serialize) -> String {
+    to_string(value).unwrap_or_default()
+}
+
+fn is_granted(waiter: &WaiterState) -> &'static str {
+    if waiter.grant.is_some() { "t" } else { "f" }
+}
