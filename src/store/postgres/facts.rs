@@ -57,10 +57,12 @@ impl Queued {
 }
 
 impl TableFacts<'_> {
-    /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is next.
+    /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is
+    /// next. The one that asks does not count: it may stand behind others that were not read.
     pub(super) fn has_next(&self, state: &LockState) -> bool {
         let is_next = |waiter: &WaiterState| {
-            waiter.grant.is_none() && !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
+            let is_there = self.asking != Some(&waiter.token) && self.presence(waiter) == Presence::Listening;
+            is_there && waiter.grant.is_none() && !waiter.is_unresponsive
         };
         state.waiters.iter().any(is_next)
     }
