@@ -70,7 +70,7 @@ on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
     let server = store.server();
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     let run = Reserver::begin(&call);
-    server.forget_holders("seq");
+    server.expire("seq");
     run.end(0);
     assert_eq!(next(&call), "2");
 });
@@ -99,7 +99,6 @@ on_every_lease_store!(the_store_is_gone_at_the_end, |store| {
 
 // "No answer": 69, and a request that arrives afterwards reserves nothing.
 on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
-    let server = store.server();
     assert_eq!(next(&reserve(store, "1")), "1");
     let proxy = store.proxy();
     // The request hangs on its way, and lockrun's withdrawal of it overtakes it.

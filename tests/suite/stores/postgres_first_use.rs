@@ -3,7 +3,7 @@
 use crate::support::hand::{acquire, is_held, release, status, token, until_waiting};
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::store::on_postgres;
-use crate::support::{Holder, LeaseServer, Lockrun, Postgres, Store};
+use crate::support::{Holder, Lockrun, Postgres, Store};
 
 /// What `lockrun doctor --schema` prints for the store at this URL.
 #[track_caller]

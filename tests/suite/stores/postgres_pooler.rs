@@ -8,7 +8,7 @@ use crate::support::lockrun::waiting_for_its_end;
 use crate::support::places::keep_their_places;
 use crate::support::postgres::SESSIONS;
 use crate::support::store::on_pooled;
-use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, eventually, stays_true_for};
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Pooled, Queue, Store, eventually, stays_true_for};
 
 /// The sessions that the pooler has at the server.
 const POOLED: &str = "SELECT count(*) FROM pg_stat_activity
@@ -63,32 +63,41 @@ on_pooled!(waiters_poll_at_a_bounded_rate, |store, pooled| {
     assert!(sent >= 20, "they do poll: {sent}");
 });
 
-// The pooler goes away for a moment, and comes back: holders and waiters do, too.
-on_pooled!(the_pooler_restarts, |store, pooled| {
+/// Lets somebody hold a lock, does something to the server or the pooler, and looks whether the lease is renewed all the same.
+#[track_caller]
+fn is_held_all_along(store: &Store, pooled: &Pooled, disturb: impl FnOnce()) {
     let call = Lockrun::new(store).key("held").args(["--ttl", "60s", "--renew-every", "200ms"]);
     let mut held = waiting_for_its_end(&call);
-    keep_their_places(store, |_| {
-        pooled.pooler().kill();
-        pooled.pooler().start_again();
-    });
+    disturb();
     let before = pooled.requests();
     eventually(LONG, "the lease is renewed", || pooled.requests() > before);
     assert!(!held.run.has_ended());
     held.finish().exited(0).silent();
+}
+
+// The pooler goes away for a moment, and comes back: holders and waiters do, too.
+on_pooled!(the_pooler_restarts, |store, pooled| {
+    let restart = || {
+        pooled.pooler().kill();
+        pooled.pooler().start_again();
+    };
+    keep_their_places(store, |_| restart());
+    is_held_all_along(store, pooled, restart);
 });
 
 // The server behind it does, while the pooler takes connections all along.
 on_pooled!(the_server_behind_the_pooler_restarts, |store, pooled| {
-    let call = Lockrun::new(store).key("held").args(["--ttl", "60s", "--renew-every", "200ms"]);
-    let mut held = waiting_for_its_end(&call);
+    let restart = || {
+        pooled.postgres().kill();
+        pooled.postgres().start_again();
+    };
     keep_their_places(store, |proxy| {
         pooled.postgres().kill();
         let before = proxy.connections();
         eventually(LONG, "all have tried in vain", || proxy.connections() >= before + 10);
         pooled.postgres().start_again();
     });
-    assert!(!held.run.has_ended());
-    held.finish().exited(0).silent();
+    is_held_all_along(store, pooled, restart);
 });
 
 // "69: the store does not answer in time": a pooler whose server is gone lets its clients wait.

@@ -117,7 +117,7 @@ fn message(kind: u8, body: &[u8]) -> Vec<u8> {
 fn answers_that_no_server_gives() {
     let welcome = message(b'R', &[0; 4]);
     let ready = message(b'Z', b"I");
-    let hostile = message(b'E', b"SFATAL\0VFATAL\0C28P01\0Mno \x1b[31mred\x1b[0m \xc2\x9b1m for hush\0\0");
+    let hostile = message(b'E', b"SFATAL\0VFATAL\0C28P01\0Mno \x1b[31mred\x1b[0m \xc2\x9b1m\0\0");
     let rounds = b"r=nonce,s=c2FsdA==,i=4294967295";
     for answer in [
         hostile,

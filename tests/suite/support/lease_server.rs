@@ -29,6 +29,11 @@ pub(crate) trait LeaseServer {
     /// Deletes the holders of this lock, and nothing else.
     fn forget_holders(&self, key: &str);
 
+    /// Lets the leases of this lock have run out, which nobody has noticed.
+    fn expire(&self, key: &str) {
+        self.forget_holders(key);
+    }
+
     /// A word that stands in what a client sends to take a lock, to renew it or to release it. Where that takes several round trips, in
     /// the last of them, by which it is done.
     fn word(&self) -> &'static str;

@@ -80,6 +80,7 @@ struct Shared {
     passed: AtomicU64,
     connections: AtomicU64,
     flights: AtomicU64,
+    held: AtomicU64,
     delivered: AtomicU64,
 }
 
@@ -106,6 +107,7 @@ impl Proxy {
             passed: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             flights: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
         });
         let acceptor = thread::spawn({
@@ -152,6 +154,11 @@ impl Proxy {
 }
 
 impl Proxy {
+    /// How many requests were held back so far.
+    pub(crate) fn held(&self) -> u64 {
+        self.shared.held.load(Ordering::Relaxed)
+    }
+
     /// How many requests that were held back have arrived after all, and were answered, or came too late for their connection.
     pub(crate) fn delivered(&self) -> u64 {
         self.shared.delivered.load(Ordering::Relaxed)
@@ -297,6 +304,7 @@ impl Shared {
     fn hold(&self, link: &Link) {
         let is_held =
             || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if link.number <= last);
+        self.held.fetch_add(1, Ordering::Relaxed);
         while is_held() && !self.is_over() {
             thread::sleep(TICK);
         }

@@ -370,8 +370,17 @@ impl LeaseServer for Postgres {
         self.edit(key, |state| state["holders"] = Value::Array(Vec::new()));
     }
 
+    fn expire(&self, key: &str) {
+        self.edit(key, |state| {
+            for holder in state["holders"].as_array_mut().into_iter().flatten() {
+                holder["lease"]["ends_ms"] = Value::from(1);
+            }
+        });
+    }
+
     fn word(&self) -> &'static str {
-        "COMMIT"
+        // The whole of a statement: `READ COMMITTED` stands in the first message.
+        "\0COMMIT\0"
     }
 
     fn requests(&self) -> u64 {

@@ -194,6 +194,10 @@ impl LeaseServer for Pooled {
         self.postgres.forget_holders(key);
     }
 
+    fn expire(&self, key: &str) {
+        self.postgres.expire(key);
+    }
+
     fn word(&self) -> &'static str {
         self.postgres.word()
     }
