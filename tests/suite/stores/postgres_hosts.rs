@@ -13,7 +13,7 @@ fn at(ports: &[u16], parameters: &str) -> String {
 
 // "Several hosts with `target_session_attrs=read-write`", which goes without saying: a standby, or nobody, is passed over.
 on_postgres!(the_one_that_takes_writes, |_store, postgres| {
-    let standby = Postgres::with(Setup { follows: Some(0), ..Setup::default() });
+    let standby = Postgres::with(&Setup { follows: Some(0), ..Setup::default() });
     let (ours, standby, nobody) = (postgres.port(), standby.port(), free_port());
     for ports in [&[ours, standby][..], &[standby, ours], &[nobody, standby, ours], &[standby, ours, nobody]] {
         for parameters in ["", "&target_session_attrs=read-write", "&target_session_attrs=primary"] {
@@ -38,7 +38,7 @@ on_postgres!(a_silent_host_is_passed_over, |_store, postgres| {
 #[test]
 fn a_standby_takes_over() {
     let settings = vec!["synchronous_standby_names=*".to_owned()];
-    let primary = Postgres::with(Setup { settings, ..Setup::default() });
+    let primary = Postgres::with(&Setup { settings, ..Setup::default() });
     let standby = Postgres::standby_of(&primary);
     let copies = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     eventually(LONG, "the standby follows", || primary.count(copies) == 1);

@@ -34,7 +34,7 @@ fn who_is_not_let_in() {
         let kept = if method == "password" { "scram-sha-256" } else { method };
         let mut setup = Setup { access: vec![format!("host all all 127.0.0.1/32 {method}")], ..Setup::default() };
         setup.settings.push(format!("password_encryption={kept}"));
-        let postgres = Postgres::with(setup);
+        let postgres = Postgres::with(&setup);
         postgres.ask("CREATE ROLE somebody LOGIN PASSWORD 'right'");
         let url = postgres.url_as("somebody", "");
         let wanted = is_unusable(&url, &[]);
@@ -51,7 +51,7 @@ fn who_is_not_let_in() {
     assert!(message.contains("no-such-database"), "{message:?}");
     is_unusable(&postgres.url_as("no-such-user", ""), &[]);
     let rejected = vec!["host all all 127.0.0.1/32 reject".to_owned()];
-    let message = is_unusable(&Postgres::with(Setup { access: rejected, ..Setup::default() }).url(), &[]);
+    let message = is_unusable(&Postgres::with(&Setup { access: rejected, ..Setup::default() }).url(), &[]);
     assert!(message.contains("pg_hba.conf"), "{message:?}");
 }
 
@@ -167,7 +167,7 @@ fn answers_beyond_all_bounds() {
 // "25006 (read-only standby)": 69, and a server that takes writes again is used again.
 #[test]
 fn a_standby_alone() {
-    let standby = Postgres::with(Setup { follows: Some(0), ..Setup::default() });
+    let standby = Postgres::with(&Setup { follows: Some(0), ..Setup::default() });
     let message = is_unusable(&standby.url(), &[]);
     assert!(message.contains("standby"), "{message:?}");
     standby.ask("SELECT pg_promote()");

@@ -69,10 +69,10 @@ pub(crate) struct Postgres {
 
 impl Postgres {
     pub(crate) fn start() -> Self {
-        Self::with(Setup::default())
+        Self::with(&Setup::default())
     }
 
-    pub(crate) fn with(setup: Setup) -> Self {
+    pub(crate) fn with(setup: &Setup) -> Self {
         for _ in 0..20 {
             let directory = memory::directory();
             template::copy_to(&directory.path().join("data"));
@@ -90,7 +90,7 @@ impl Postgres {
     pub(crate) fn with_password(method: &str, user: &str, password: &str) -> Self {
         let access = vec![format!("host all all 127.0.0.1/32 {method}")];
         let settings = vec![format!("password_encryption={method}")];
-        let postgres = Self::with(Setup { settings, access, ..Setup::default() });
+        let postgres = Self::with(&Setup { settings, access, ..Setup::default() });
         postgres.ask(&format!("CREATE ROLE {user} LOGIN PASSWORD '{password}'"));
         postgres.ask(&format!("GRANT CREATE ON DATABASE postgres TO {user}"));
         postgres
@@ -99,12 +99,12 @@ impl Postgres {
     /// A server that offers TLS, and lets those in who come as these lines of its `pg_hba.conf` say.
     pub(crate) fn with_tls(access: &[&str]) -> Self {
         let access = access.iter().map(|&line| line.to_owned()).collect();
-        Self::with(Setup { access, certificates: Some(Certificates::make()), ..Setup::default() })
+        Self::with(&Setup { access, certificates: Some(Certificates::make()), ..Setup::default() })
     }
 
     /// A server that copies all that this one stores, and takes no writes until it is promoted.
     pub(crate) fn standby_of(primary: &Self) -> Self {
-        Self::with(Setup { follows: Some(primary.port), ..Setup::default() })
+        Self::with(&Setup { follows: Some(primary.port), ..Setup::default() })
     }
 
     /// Writes what it reads when it starts.
@@ -306,10 +306,9 @@ impl Postgres {
         let Some(mut child) = self.server.take() else { return };
         let postmaster = child.id().cast_signed();
         let others = children(postmaster);
+        others.iter().chain([&postmaster]).for_each(|pid| send(*pid, Signal::SIGCONT));
         // At once, without a checkpoint; but so that its shared memory goes too.
-        for signal in [Signal::SIGCONT, Signal::SIGQUIT] {
-            others.iter().chain([&postmaster]).for_each(|pid| send(*pid, signal));
-        }
+        send(postmaster, Signal::SIGQUIT);
         if !happens_within(Duration::from_secs(10), || !matches!(child.try_wait(), Ok(None))) {
             others.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
             let _ = child.kill();
