@@ -309,7 +309,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__doctor)
-            opts="-h --store --store-file --store-timeout --help"
+            opts="-h --store --store-file --schema --store-timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

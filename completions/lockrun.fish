@@ -136,6 +136,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s h -l help -d '
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l schema -d 'Only print the SQL that creates the tables of a PostgreSQL store'
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F

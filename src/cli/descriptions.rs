@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// Every option, in the order in which they are listed.
-const ALL: [Description; 37] = [
+const ALL: [Description; 38] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(
             "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
@@ -144,6 +144,11 @@ const ALL: [Description; 37] = [
     ),
     option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
     switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
+    switch(name::SCHEMA, OUTPUT, "Only print the SQL that creates the tables of a PostgreSQL store").more(
+        "Print the SQL that creates the tables of a PostgreSQL store, in the schema that the store's URL names, and grants their use to its \
+         user. The owner of the database runs it, for instance with psql -f, where that user may not create tables. lockrun \
+         itself connects to nothing.",
+    ),
     switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default (also --nonblock)"),
     option(name::SKIP, "DURATION", HELD, "Exit 0, silently; with =DURATION only if it has been held for less than that").more(
         "Exit 0, silently. With a duration (--skip=5m) only if the lock has been held for less than that, and otherwise as --fail: a \

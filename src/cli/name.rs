@@ -35,6 +35,7 @@ pub const FENCE: &str = "fence";
 pub const NOW: &str = "now";
 pub const OLDER_THAN: &str = "older-than";
 pub const DRY_RUN: &str = "dry-run";
+pub const SCHEMA: &str = "schema";
 
 pub const FROM: &str = "from";
 pub const STEP: &str = "step";

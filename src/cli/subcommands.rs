@@ -90,7 +90,7 @@ impl Subcommand {
                 .args(options::output()),
             Status => command.args([options::key(), switch(name::JSON)]),
             Break => command.args([options::key(), option(name::FENCE), switch(name::NOW)]),
-            Doctor => command,
+            Doctor => command.arg(switch(name::SCHEMA)),
             Prune => command.args([option(name::OLDER_THAN), switch(name::DRY_RUN)]),
         };
         let command = described(if self == Reserve { command } else { command.arg(option(name::STORE_TIMEOUT)) });
@@ -160,7 +160,7 @@ impl Subcommand {
             FAILED,
         ];
         const DOCTOR: &Table = &[
-            ("0", "nothing was found, or only notes"),
+            ("0", "nothing was found, or only notes; with --schema: the SQL was printed"),
             ("1", "a warning: locks hold, but not in every situation, or they are slow"),
             ("2", "a failure: locks are granted that cannot be relied on"),
             BAD_USAGE,
@@ -242,7 +242,8 @@ impl Subcommand {
                 page: "lockrun-doctor",
                 usage: "lockrun doctor [OPTIONS]",
                 about: "Look for anything that could keep locks from working, and say what to do about it",
-                more: "It changes nothing but a lock of its own, which it acquires and releases.",
+                more: "It changes nothing but a lock of its own, which it acquires and releases. With --schema it looks at nothing: it \
+                       prints the SQL of PostgreSQL's tables, for a role that may not create them.",
             },
             Prune => &Doc {
                 name: "prune",

@@ -33,6 +33,12 @@ impl Address {
         self.location.open(timeout)
     }
 
+    /// Returns the SQL by which the owner of a database creates the store's tables, and lets the user that the URL names use them; `None`
+    /// if it has no tables. Connects to nothing.
+    pub fn schema(&self) -> Option<String> {
+        self.location.schema()
+    }
+
     /// Whether locks there are leases, which run out if they are not renewed.
     pub fn has_leases(&self) -> bool {
         self.kind.has_leases

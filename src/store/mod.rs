@@ -51,6 +51,11 @@ struct Kind {
 trait Location: Send + Sync {
     /// Opens the store, see [`Address::open`].
     fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String>;
+
+    /// Returns the SQL of the store's tables, see [`Address::schema`].
+    fn schema(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A store of locks.

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
@@ -72,17 +73,18 @@ impl Batch {
     pub(super) fn add(&mut self, statement: &str, parameters: &[Option<&str>]) {
         let buffer = &mut self.messages;
         let parsed = frontend::parse("", statement, [], buffer);
-        let put = |value: &Option<&str>, buffer: &mut BytesMut| match value {
+        let put = |value: Option<&str>, buffer: &mut BytesMut| match value {
             Some(text) => {
                 buffer.extend_from_slice(text.as_bytes());
                 Ok(postgres_protocol::IsNull::No)
             }
             None => Ok(postgres_protocol::IsNull::Yes),
         };
-        let bound = frontend::bind("", "", [], parameters, put, [], buffer).map_err(|error| match error {
-            frontend::BindError::Conversion(error) => io::Error::other(error),
-            frontend::BindError::Serialization(error) => error,
-        });
+        let bound =
+            frontend::bind("", "", [], parameters.iter().copied(), put, [], buffer).map_err(|error| match error {
+                frontend::BindError::Conversion(error) => io::Error::other(error),
+                frontend::BindError::Serialization(error) => error,
+            });
         let executed = frontend::execute("", 0, buffer);
         self.length += 1;
         let added = parsed.and(bound).and(executed);
@@ -218,14 +220,12 @@ impl Connection {
 
     /// Returns the channels of the notifications that have come, waiting for none.
     pub(super) fn notifications(&mut self) -> Result<Vec<String>, Failure> {
-        loop {
-            // The deadline is over: only what is there already is read.
-            match self.next(Moment::from_boot(std::time::Duration::ZERO)) {
-                Ok(Message::ErrorResponse(body)) => return Err(Failure::Refused(Refusal::read(body.fields()))),
-                Ok(_) => return Err(Failure::Strange("an answer to nothing")),
-                Err(Failure::Silent) => return Ok(std::mem::take(&mut self.notifications)),
-                Err(failure) => return Err(failure),
-            }
+        // The deadline is over: only what is there already is read.
+        match self.next(Moment::from_boot(Duration::ZERO)) {
+            Ok(Message::ErrorResponse(body)) => Err(Failure::Refused(Refusal::read(body.fields()))),
+            Ok(_) => Err(Failure::Strange("an answer to nothing")),
+            Err(Failure::Silent) => Ok(std::mem::take(&mut self.notifications)),
+            Err(failure) => Err(failure),
         }
     }
 }
@@ -234,6 +234,11 @@ impl Connection {
     /// Returns what authentication is bound to, if the connection is encrypted: see [`Stream::server_end_point`].
     pub(super) fn server_end_point(&self) -> Option<Vec<u8>> {
         self.stream.server_end_point()
+    }
+
+    /// Returns whether the connection is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
     }
 }
 

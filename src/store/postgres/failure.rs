@@ -53,7 +53,7 @@ pub(super) struct Refusal {
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
 /// exceptions) do, too.
-const TRANSIENT: [&str; 12] = [
+const TRANSIENT: [&str; 13] = [
     "25006", // read_only_sql_transaction: a standby, or the primary of a moment ago
     "25P03", // idle_in_transaction_session_timeout
     "40001", // serialization_failure
@@ -66,6 +66,7 @@ const TRANSIENT: [&str; 12] = [
     "57P01", // admin_shutdown
     "57P02", // crash_shutdown
     "57P03", // cannot_connect_now
+    "57P05", // idle_session_timeout
 ];
 
 impl Refusal {

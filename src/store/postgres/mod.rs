@@ -7,6 +7,7 @@
 //! comes after it waits for the row that it has locked, until the server has committed it or rolled it back.
 
 mod connection;
+mod diagnose;
 mod facts;
 mod failure;
 mod listing;
@@ -193,15 +194,10 @@ impl Store for PostgresStore {
         let mut before = None;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
             let applied = state.release(token, how, false, facts);
-            match (&applied.answer, &before) {
-                (state::Released::NotMine(_), Some(done)) => {
-                    Applied { answer: state::Released::clone(done), ..applied }
-                }
-                _ => {
-                    before = Some(applied.answer.clone());
-                    applied
-                }
-            }
+            let is_not_mine = matches!(applied.answer, state::Released::NotMine(_));
+            let answer = before.take().filter(|_| is_not_mine).unwrap_or(applied.answer);
+            before = Some(answer.clone());
+            Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms }
         });
         let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
         Ok(from_state::released(answer, Now::unix(now_ms)))
@@ -263,10 +259,6 @@ impl Sequences for PostgresStore {
 
 impl Diagnose for PostgresStore {
     fn diagnose(&mut self) -> Vec<Diagnostic> {
-        let deadline = Moment::now() + self.timeout;
-        match self.connected(deadline) {
-            Ok(_) => vec![Diagnostic::ok(format!("{} answers", self.server))],
-            Err(failure) => vec![Diagnostic::unusable(self.explain(&failure).to_string(), "")],
-        }
+        diagnose::diagnose(self)
     }
 }

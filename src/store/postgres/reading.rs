@@ -37,7 +37,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Begins a transaction, and reads.
+    /// Begins a transaction, and reads. The transaction is on the server's disk when it is committed, whatever is the rule there: a lock
+    /// must not be forgotten in a crash that another one was granted after.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
@@ -52,7 +53,9 @@ impl Found {
             [left * 3 / 4, left, IDLE_MAX.min(left / 2)].map(|span| millis(span).max(1).to_string());
         batch.add(
             "SELECT pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
-             pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true)",
+             pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
+             pg_catalog.set_config('synchronous_commit', CASE pg_catalog.current_setting('synchronous_commit') \
+              WHEN 'off' THEN 'local' ELSE pg_catalog.current_setting('synchronous_commit') END, true)",
             &[Some(&patience), Some(&whole), Some(&idle)],
         );
         batch.add(&format!("SELECT state FROM {locks} WHERE key = $1 FOR UPDATE"), &[Some(subject.key.as_str())]);

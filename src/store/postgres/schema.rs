@@ -11,6 +11,7 @@
 use postgres_protocol::escape::escape_identifier;
 
 use super::connection::Batch;
+use crate::text::escape::escaped;
 
 /// The version of the tables that this program works with.
 pub(super) const VERSION: i64 = 1;
@@ -42,18 +43,22 @@ impl Tables {
         let tables = [
             format!("CREATE TABLE IF NOT EXISTS {version} (version bigint PRIMARY KEY)"),
             format!("INSERT INTO {version} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {version})"),
-            format!("CREATE TABLE IF NOT EXISTS {locks} (key text COLLATE \"C\" PRIMARY KEY, state json NOT NULL)"),
             format!(
-                "CREATE TABLE IF NOT EXISTS {waiters} (\
-                 key text COLLATE \"C\" NOT NULL, \
-                 place bigint GENERATED ALWAYS AS IDENTITY, \
-                 token text NOT NULL, \
-                 waiter json NOT NULL, \
-                 is_granted boolean NOT NULL, \
-                 session bigint, \
-                 looks_at_ms bigint NOT NULL, \
-                 PRIMARY KEY (key, place), \
-                 UNIQUE (key, token))"
+                "CREATE TABLE IF NOT EXISTS {locks} (\n    \
+                 key text COLLATE \"C\" PRIMARY KEY,\n    \
+                 state json NOT NULL\n)"
+            ),
+            format!(
+                "CREATE TABLE IF NOT EXISTS {waiters} (\n    \
+                 key text COLLATE \"C\" NOT NULL,\n    \
+                 place bigint GENERATED ALWAYS AS IDENTITY,\n    \
+                 token text NOT NULL,\n    \
+                 waiter json NOT NULL,\n    \
+                 is_granted boolean NOT NULL,\n    \
+                 session bigint,\n    \
+                 looks_at_ms bigint NOT NULL,\n    \
+                 PRIMARY KEY (key, place),\n    \
+                 UNIQUE (key, token)\n)"
             ),
             format!("CREATE INDEX IF NOT EXISTS waiters_granted ON {waiters} (key, place) WHERE is_granted"),
         ];
@@ -72,14 +77,49 @@ impl Tables {
         batch
     }
 
-    /// Returns all statements that the owner of a database runs for those who may not create tables, who are members of `role`.
-    pub(super) fn script(&self, role: &str) -> String {
+    /// Returns what the owner of the `database` runs, with psql or any other client, for a `role` that may not create tables. To run it
+    /// again does no harm.
+    pub(super) fn script(&self, database: &str, role: &str) -> String {
         let Tables { schema, version, locks, waiters } = self;
-        let role = escape_identifier(role);
-        let mut statements = self.creation(true);
-        statements.push(format!("GRANT USAGE ON SCHEMA {schema} TO {role}"));
-        statements.push(format!("GRANT SELECT ON {version} TO {role}"));
-        statements.push(format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {locks}, {waiters} TO {role}"));
-        statements.iter().map(|statement| format!("{statement};\n")).collect()
+        let grantee = escape_identifier(role);
+        let mut statements = vec![
+            "BEGIN".to_owned(),
+            // Nobody needs to hear what is there already.
+            "SET LOCAL client_min_messages = warning".to_owned(),
+            // As in `create`, but without a row to print.
+            format!("DO $$ BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({CREATING}); END $$"),
+        ];
+        statements.extend(self.creation(true));
+        statements.push(format!("GRANT USAGE ON SCHEMA {schema} TO {grantee}"));
+        statements.push(format!("GRANT SELECT ON {version} TO {grantee}"));
+        statements.push(format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {locks}, {waiters} TO {grantee}"));
+        statements.push("COMMIT".to_owned());
+        let [schema, role, database] = [schema, &grantee, &escape_identifier(database)].map(|name| escaped(name));
+        let comment = [
+            format!(
+                "The tables of lockrun (version {VERSION}) in the schema {schema}, for the role {role}, which must exist."
+            ),
+            format!(
+                "For the owner of the database {database}, or a superuser, to run there, for instance with psql -f."
+            ),
+            "To run it again does no harm: what is there already stays as it is. For another role, run that one's."
+                .to_owned(),
+        ];
+        let comment = comment.map(|line| format!("-- {line}\n")).concat();
+        format!("{comment}\n{};\n", statements.join(";\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_does_not_end_its_comment_nor_its_quotes() {
+        let script = Tables::in_schema("a\"b").script("d\nb", "x\n; DROP TABLE \"y");
+        let comments: Vec<&str> = script.lines().take_while(|line| !line.is_empty()).collect();
+        assert!(comments.len() == 3 && comments.iter().all(|line| line.starts_with("-- ")), "{script}");
+        assert!(script.contains("CREATE SCHEMA IF NOT EXISTS \"a\"\"b\";\n"), "{script}");
+        assert!(script.contains("GRANT USAGE ON SCHEMA \"a\"\"b\" TO \"x\n; DROP TABLE \"\"y\";\n"), "{script}");
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use nix::unistd::geteuid;
 
 use super::PostgresStore;
+use super::schema::Tables;
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::net::tls::Verification;
 use crate::store::url::{Parameters, decoded};
@@ -100,6 +101,10 @@ pub(super) enum Binding {
 impl Location for Server {
     fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String> {
         Ok(Box::new(PostgresStore::new(self.clone(), timeout)?))
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(Tables::in_schema(&self.schema).script(&self.database, &self.user))
     }
 }
 

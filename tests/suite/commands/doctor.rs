@@ -13,17 +13,17 @@ use crate::support::processes::need_root;
 use crate::support::redis::free_port;
 use crate::support::{LONG, LeaseServer, Lockrun, Output, Redis, eventually, memory};
 
-fn call(url: &str) -> Lockrun {
+pub(super) fn call(url: &str) -> Lockrun {
     Lockrun::bare().args(["doctor", "--store", url])
 }
 
-fn doctor(url: &str) -> Output {
+pub(super) fn doctor(url: &str) -> Output {
     call(url).run().silent()
 }
 
 /// One line begins with `level` and holds all of `words`.
 #[track_caller]
-fn finds(output: &Output, level: &str, words: &[&str]) {
+pub(super) fn finds(output: &Output, level: &str, words: &[&str]) {
     let text = output.stdout();
     let found = |line: &str| line.starts_with(level) && words.iter().all(|word| line.contains(word));
     assert!(text.lines().any(found), "no {level} of {words:?} in: {output}");
@@ -31,7 +31,7 @@ fn finds(output: &Output, level: &str, words: &[&str]) {
 
 /// Every line is `ok`, and there are so many at least.
 #[track_caller]
-fn is_well(output: Output, least: usize) {
+pub(super) fn is_well(output: Output, least: usize) {
     let text = output.stdout();
     assert!(text.lines().all(|line| line.starts_with("ok    ")), "{output}");
     assert!(text.lines().count() >= least, "{output}");

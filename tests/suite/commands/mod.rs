@@ -3,6 +3,7 @@
 mod breaking;
 mod by_hand;
 mod doctor;
+mod doctor_postgres;
 mod kept;
 mod min_hold;
 mod prune;

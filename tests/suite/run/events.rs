@@ -289,12 +289,15 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
         let _ = first.read_to_string(&mut text);
         text.contains("\"started\"")
     });
-    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all.
+    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all. A program that another test starts has
+    // the reader's descriptor, too, until it is executed.
     drop(first);
+    let writer = || OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo);
+    eventually(LONG, "nobody reads it", || writer().is_err());
     only_warned(run.finish(), "Broken pipe");
 
     let full = reader();
-    let writer = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo).expect("a writer");
+    let writer = writer().expect("a reader is there");
     while nix::unistd::write(&writer, &[b'\n'; 512]).is_ok() {}
     only_warned(with_events(store, &fifo).run(), "too slow");
     drop(full);

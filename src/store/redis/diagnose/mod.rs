@@ -1,13 +1,11 @@
 //! What would make locks in this server unsafe or slow.
 
 mod encryption;
-mod latency;
 mod memory;
 mod persistence;
 mod replication;
 mod report;
 mod server;
-mod trial;
 
 use std::time::Duration;
 
@@ -18,7 +16,7 @@ use super::connection::{Connection, Failure};
 use super::rights::Missing;
 use super::{KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
-use crate::store::diagnostic::Diagnostic;
+use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use report::Report;
@@ -45,6 +43,11 @@ impl Session {
         }
     }
 
+    /// What the server's clock shows, since 1970; `None` if the answer cannot be read.
+    fn time(&mut self) -> Result<Option<Duration>, Failure> {
+        self.ask(&redis::cmd("TIME")).map(|reply| read_time(&reply))
+    }
+
     /// The value of one parameter of the server's configuration, if we may know it.
     fn parameter(&mut self, name: &str) -> Result<Option<String>, Failure> {
         let reply = self.try_ask(redis::cmd("CONFIG").arg("GET").arg(name))?;
@@ -53,6 +56,13 @@ impl Session {
             _ => None,
         })
     }
+}
+
+/// Reads the answer to TIME: seconds and microseconds.
+fn read_time(reply: &Value) -> Option<Duration> {
+    let Value::Array(parts) = reply else { return None };
+    let number = |at: usize| reply::text(parts.get(at)?)?.parse::<u64>().ok();
+    Some(Duration::from_secs(number(0)?) + Duration::from_micros(number(1)?))
 }
 
 /// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
@@ -99,7 +109,7 @@ fn look(store: &mut RedisStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(),
     if !missing.any() {
         diagnostics.push(trial::diagnose(store, &key));
         clean_up(&mut session, &base)?;
-        diagnostics.extend(latency::diagnose(&mut session)?);
+        diagnostics.extend(latency::diagnose(store.timeout, || session.time())?);
     }
 
     let Some(report) = report else {

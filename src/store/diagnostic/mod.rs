@@ -1,5 +1,9 @@
 //! The findings of `lockrun doctor`, one line each.
 
+pub(super) mod encryption;
+pub(super) mod latency;
+pub(super) mod trial;
+
 use std::fmt;
 
 use crate::text::escape::escaped;

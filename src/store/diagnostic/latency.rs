@@ -1,14 +1,9 @@
-//! How quickly the server answers, and how evenly its clock runs.
+//! How quickly a server answers, and how evenly its clock runs.
 
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-use redis::Value;
-
-use super::Session;
-use crate::store::diagnostic::Diagnostic;
-use crate::store::redis::connection::Failure;
-use crate::store::redis::reply;
+use super::Diagnostic;
 use crate::sys::clock::Moment;
 
 /// So many requests, and the pauses between them: a second in all.
@@ -36,27 +31,24 @@ impl Sample {
     }
 }
 
-/// Asks for the server's time again and again. Fails when it stops answering.
-pub(super) fn diagnose(session: &mut Session) -> Result<Vec<Diagnostic>, Failure> {
+/// Asks for the server's time again and again. `ask` returns what its clock shows, since 1970, or `None` if that cannot be read; a
+/// request may take `timeout`. Fails when the server stops answering.
+pub(in crate::store) fn diagnose<E>(
+    timeout: Duration,
+    mut ask: impl FnMut() -> Result<Option<Duration>, E>,
+) -> Result<Vec<Diagnostic>, E> {
     let mut samples = Vec::new();
     for _ in 0..SAMPLES {
         let sent = Moment::now();
-        let reply = session.ask(&redis::cmd("TIME"))?;
+        let answer = ask()?;
         let heard = Moment::now();
-        samples.extend(read(&reply).map(|server| Sample { sent, heard, server }));
+        samples.extend(answer.map(|server| Sample { sent, heard, server }));
         sleep(PAUSE);
     }
-    let mut diagnostics = judge_latency(&samples, session.timeout);
+    let mut diagnostics = judge_latency(&samples, timeout);
     diagnostics.extend(judge_evenness(&samples));
     diagnostics.extend(samples.last().map(|last| compare(last, Moment::now(), SystemTime::now())));
     Ok(diagnostics)
-}
-
-/// The answer to TIME: seconds and microseconds.
-fn read(reply: &Value) -> Option<Duration> {
-    let Value::Array(parts) = reply else { return None };
-    let number = |at: usize| reply::text(parts.get(at)?)?.parse::<u64>().ok();
-    Some(Duration::from_secs(number(0)?) + Duration::from_micros(number(1)?))
 }
 
 /// Whether answers come well within `timeout`.

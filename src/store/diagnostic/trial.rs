@@ -1,23 +1,21 @@
-//! A lock tried out: acquired, waited for, kept, handed on and released, by every script there is.
+//! A lock tried out: acquired, waited for, renewed, handed on and released.
 
 use std::time::Duration;
 
 use anyhow::bail;
 
+use super::Diagnostic;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::store::diagnostic::Diagnostic;
-use crate::store::redis::RedisStore;
-use crate::store::redis::reply::AcquireReply;
 use crate::store::{Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError, Tried};
 
 /// Long enough for a slow server, short enough if we die in the middle.
 const TTL: Duration = Duration::from_mins(1);
 
-/// Tries the lock `key`, which must be nobody's.
-pub(super) fn diagnose(store: &mut RedisStore, key: &Key) -> Diagnostic {
+/// Tries the lock `key`, which must be nobody's. What it leaves in the store, also after a failure, is for the caller to remove.
+pub(in crate::store) fn diagnose(store: &mut dyn Store, key: &Key) -> Diagnostic {
     match hand_over(store, key) {
         Ok(()) => Diagnostic::ok("a lock was acquired, renewed, handed to a waiter and released"),
         Err(error) => Diagnostic::unusable(format!("a lock could not be tried out: {error:#}"), ""),
@@ -25,7 +23,7 @@ pub(super) fn diagnose(store: &mut RedisStore, key: &Key) -> Diagnostic {
 }
 
 /// One run takes the lock, another waits for it and gets it.
-fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
+fn hand_over(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     let claim = || Claim {
         key: key.clone(),
         token: Token::random(),
@@ -37,12 +35,12 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
         request: None,
     };
     let (first, second) = (claim(), claim());
-    let tried = store.try_acquire(&first, IfHeld::Leave).map_err(|failed| failed.cancel(store, &first))?;
-    let Tried::Mine(before) = tried else { bail!("a lock that is free is not granted") };
-    let AcquireReply::NotMine { .. } = ask(store, &second)? else { bail!("a lock that is held is granted") };
+    let queue = IfHeld::Queue { max_waiting: None };
+    let Tried::Mine(before) = ask(store, &first, IfHeld::Leave)? else { bail!("a lock that is free is not granted") };
+    let Tried::Held(_) = ask(store, &second, queue)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
     let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be released") };
-    let AcquireReply::Mine(after, _) = ask(store, &second)? else {
+    let Tried::Mine(after) = ask(store, &second, queue)? else {
         bail!("a lock that was released is not granted to the waiter")
     };
     store.release(key, &second.token, Release::ByHand)?;
@@ -52,7 +50,7 @@ fn hand_over(store: &mut RedisStore, key: &Key) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Asks once, as a waiter.
-fn ask(store: &mut RedisStore, claim: &Claim) -> Result<AcquireReply, StoreError> {
-    store.ask(claim, IfHeld::Queue { max_waiting: None }).map_err(|failure| failure.explain(&store.server))
+/// Asks once.
+fn ask(store: &mut dyn Store, claim: &Claim, if_held: IfHeld) -> Result<Tried, StoreError> {
+    store.try_acquire(claim, if_held).map_err(|failed| failed.cancel(store, claim))
 }
