@@ -306,11 +306,15 @@ impl Postgres {
         let Some(mut child) = self.server.take() else { return };
         let postmaster = child.id().cast_signed();
         let others = children(postmaster);
-        others.iter().chain([&postmaster]).for_each(|pid| send(*pid, Signal::SIGCONT));
+        for pid in others.iter().chain([&postmaster]) {
+            send(*pid, Signal::SIGCONT);
+        }
         // At once, without a checkpoint; but so that its shared memory goes too.
         send(postmaster, Signal::SIGQUIT);
         if !happens_within(Duration::from_secs(10), || !matches!(child.try_wait(), Ok(None))) {
-            others.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
+            for pid in others {
+                send(pid, Signal::SIGKILL);
+            }
             let _ = child.kill();
             let _ = child.wait();
         }
