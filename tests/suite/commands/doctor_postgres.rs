@@ -16,7 +16,7 @@ use crate::support::{LONG, LeaseServer, Lockrun, Output, eventually};
 /// A server with these settings besides those that every server should have.
 fn with(settings: &[&str]) -> Postgres {
     let settings = ["fsync=on"].iter().chain(settings).map(|&setting| setting.to_owned()).collect();
-    Postgres::with(Setup { settings, ..Setup::default() })
+    Postgres::with(&Setup { settings, ..Setup::default() })
 }
 
 /// A server as README wants it.
@@ -90,7 +90,7 @@ fn a_database_that_was_never_used() {
 
 #[test]
 fn a_server_that_forgets() {
-    let postgres = Postgres::with(Setup::default());
+    let postgres = Postgres::with(&Setup::default());
     finds(&doctor(&postgres.url()).exited(2), "fail", &["fsync off", "set fsync on"]);
     let postgres = with(&["full_page_writes=off"]);
     finds(&doctor(&postgres.url()).exited(1), "warn", &["full_page_writes off"]);

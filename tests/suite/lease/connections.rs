@@ -58,9 +58,9 @@ on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing,
         }
         call.command(["echo", "ran"]).run().exited(69).printed("").said("lockrun: ");
         assert!(proxy.connections() > first, "it is withdrawn over a connection that works");
-        let before = store.server().requests();
+        let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually(LONG, "the late request arrives", || store.server().requests() > before);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         assert!(is_free(store, "late"), "held by a run that has ended");
     }
 });
@@ -74,9 +74,9 @@ on_every_lease_store!(a_reservation_that_arrives_after_its_withdrawal_takes_noth
     let call = call.args(["--ttl", "none", "--store-timeout", "1s"]).command(["echo", "ran"]);
     call.run().exited(69).printed("").said("lockrun: ");
     assert!(proxy.connections() > first, "it is withdrawn over a connection that works");
-    let before = store.server().requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late request arrives", || store.server().requests() > before);
+    eventually(LONG, "the late request arrives", || proxy.delivered() > before);
     assert!(is_free(store, "reserved"), "reserved for a run that has ended");
 });
 
@@ -89,9 +89,9 @@ on_every_lease_store!(late_requests_of_a_run_that_is_over_take_nothing, |store| 
     proxy.set(Mode::HoldUpTo(proxy.connections()));
     holder.end();
     next.wait().exited(0);
-    let before = store.server().requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "a late request arrives", || store.server().requests() > before);
+    eventually(LONG, "a late request arrives", || proxy.delivered() > before);
     assert!(is_free(store, "over"), "held by a run that has ended");
 });
 
@@ -112,9 +112,9 @@ on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     proxy.set(Mode::HoldUpTo(proxy.connections()));
     holder.end();
     next.wait().exited(0);
-    let before = store.server().requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late claim arrives", || store.server().requests() > before);
+    eventually(LONG, "the late claim arrives", || proxy.delivered() > before);
     assert!(expires_in(store, "stays").is_some(), "the lock stays for ever");
 });
 
@@ -127,9 +127,9 @@ on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     proxy.set(Mode::HoldUpTo(proxy.connections()));
     holder.end();
     next.wait_for_line("ready");
-    let before = store.server().requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "a late request arrives", || store.server().requests() > before);
+    eventually(LONG, "a late request arrives", || proxy.delivered() > before);
     for _ in 0..20 {
         assert!(!is_free(store, "old"), "free while the command runs");
     }

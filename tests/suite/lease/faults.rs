@@ -167,7 +167,7 @@ on_postgres!(answers_are_swallowed, |store, _postgres| {
 // And where it is never asked for the second half of a request: nobody is kept from the lock by the first half for long.
 on_postgres!(the_network_is_cut_within_a_request, |store, postgres| {
     let mut scene = Scene::with_queue(store);
-    scene.proxy.set(Mode::SwallowAt(postgres.words().changes));
+    scene.proxy.set(Mode::SwallowAt(postgres.word()));
     all_lost(&mut scene);
     scene.judge("cut within a request");
 });

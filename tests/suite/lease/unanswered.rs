@@ -33,6 +33,8 @@ fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
 // "Unknown (an error, possibly done: cancel by token)": what the token held before the request stays, and what the request alone
 // has brought does not.
 on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store| {
+    // The server knows from then on what it will be asked.
+    assert!(is_free(store, "again"));
     let proxy = &store.proxy();
     for options in [&[][..], &["--wait"], &["--ttl", "none"]] {
         ask_in_vain(proxy, "again", OURS, options);
@@ -48,6 +50,7 @@ on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store|
 
 // The same where the first request was not answered either, but has brought the lock.
 on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
+    assert!(is_free(store, "twice"));
     let proxy = &store.proxy();
     // No answer comes, and the cancel hangs on its way.
     proxy.set(Mode::LoseAnswer(proxy.connections() + 1, Duration::from_secs(5)));
@@ -57,9 +60,9 @@ on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     proxy.set(Mode::HoldUpTo(u64::MAX));
     first.wait().exited(69);
     token(store, "twice", &["--token", OURS, "--ttl", "10m"]);
-    let before = store.server().requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late cancel arrives", || store.server().requests() > before);
+    eventually(LONG, "the late cancel arrives", || proxy.delivered() > before);
     renew(store, "twice", OURS, &[]).exited(0).silent();
 });
 
@@ -99,9 +102,9 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
         }
         waiter.wait().exited(75);
         holder.end();
-        let before = store.server().requests();
+        let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually(LONG, "the late request arrives", || store.server().requests() > before);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         assert!(is_free(store, "late"), "a run holds the lock that has ended (its connection was closed: {closes})");
     }
 });

@@ -70,7 +70,7 @@ on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
     let server = store.server();
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     let run = Reserver::begin(&call);
-    server.forget_holders("seq");
+    server.expire("seq");
     run.end(0);
     assert_eq!(next(&call), "2");
 });
@@ -99,16 +99,15 @@ on_every_lease_store!(the_store_is_gone_at_the_end, |store| {
 
 // "No answer": 69, and a request that arrives afterwards reserves nothing.
 on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
-    let server = store.server();
     assert_eq!(next(&reserve(store, "1")), "1");
     let proxy = store.proxy();
     // The request hangs on its way, and lockrun's withdrawal of it overtakes it.
     proxy.set(Mode::HoldUpTo(1));
     let call = at(&proxy.url(), "1").args(["--ttl", "none", "--store-timeout", "0.5s"]);
     call.command(["echo", "ran"]).run().exited(69).printed("").said("cannot reserve a value");
-    let scripts = server.requests();
+    let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the request has arrived", || server.requests() > scripts);
+    eventually(LONG, "the request has arrived", || proxy.delivered() > before);
     assert_eq!(reserved(store), Vec::<String>::new());
     assert_eq!(next(&reserve(store, "1")), "2");
 });

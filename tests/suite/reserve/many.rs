@@ -124,11 +124,12 @@ on_every_store!(two_hundred_at_once, |store| {
 on_every_store!(failed_values_come_up_again, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
-    run_all(&reserve(store, "1").args(["--ttl", "1s"]), 200, &log);
+    // A request may take a sixth of it, with forty at once.
+    run_all(&reserve(store, "1").args(["--ttl", "3s"]), 200, &log);
     let record = judge(&fs::read_to_string(&log).expect("a record"));
     assert_eq!(record.used.len(), 150);
     // The lease begins a little after the command's last words.
-    assert!(record.shortest.is_none_or(|gap| gap >= 990_000_000), "{:?}", record.shortest);
+    assert!(record.shortest.is_none_or(|gap| gap >= 2_990_000_000), "{:?}", record.shortest);
 });
 
 // The same where they come up again at once, which is where an earlier value is often used after a later one.

@@ -10,23 +10,24 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::support::calm::late;
 use crate::support::hand::is_held;
 use crate::support::processes::{children, is_alive, send, state};
-use crate::support::proxy::Mode;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
-use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, Store, eventually, memory, stays_true_for, witness};
+use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, memory, stays_true_for, witness};
 
-/// Two in a queue whose lock is granted to the first one. It claims the lock, and the server stands still.
+/// Two in a queue whose lock is granted to the first one. It claims the lock, and its claim is held back on its way.
 struct Scene<'a> {
     queue: Queue<'a>,
-    server: &'a dyn LeaseServer,
+    proxy: Proxy,
     /// The first one's.
     guardian: i32,
 }
 
 impl<'a> Scene<'a> {
     fn new(store: &'a Store, key: &str, options: &[&str]) -> Self {
-        let server = store.server();
+        let proxy = store.proxy();
         // The server learns how a waiter claims.
         let holder = Holder::new(store, key);
         let mut queue = Queue::new(store, key);
@@ -34,17 +35,15 @@ impl<'a> Scene<'a> {
         holder.end();
         queue.end().in_order([0]);
         let holder = Holder::new(store, key);
-        let mut queue = Queue::new(store, key).with(options);
-        queue.join(2);
+        let mut queue = Queue::through(&proxy.url(), store, key).with(options);
+        queue.join(1);
+        let mut queue = queue.by(&store.url()).with(options);
+        queue.join(1);
         let guardian = guardian_of(&mut queue, 0);
-        stop(guardian);
+        proxy.set(Mode::HoldUpTo(u64::MAX));
         holder.end();
-        server.pause();
-        let before = sleeps(guardian);
-        send(guardian, Signal::SIGCONT);
-        // There is mail, so what it waits for now is the answer to its claim.
-        eventually(LONG, "its claim is on its way", || state(guardian) == Some('S') && sleeps(guardian) > before);
-        Scene { queue, server, guardian }
+        eventually(LONG, "its claim is on its way", || proxy.held() > 0);
+        Scene { queue, proxy, guardian }
     }
 }
 
@@ -59,13 +58,6 @@ fn guardian_of(queue: &mut Queue<'_>, number: usize) -> i32 {
 pub(crate) fn stop(pid: i32) {
     send(pid, Signal::SIGSTOP);
     eventually(LONG, "it stands still", || state(pid) == Some('T'));
-}
-
-/// How often a process has gone to sleep so far.
-fn sleeps(pid: i32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
-    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).expect("a count");
-    count.trim().parse().expect("a number")
 }
 
 // "Nothing outlives lockrun": killed while it waits, it takes its guardian with it, which leaves the queue.
@@ -88,10 +80,10 @@ on_every_lease_store!(lockrun_is_killed_while_it_waits, |store| {
 // The same, while a claim is on its way. It may arrive yet, so the next one goes on when that lease has run out.
 on_every_lease_store!(lockrun_is_killed_while_it_claims, |store| {
     let options = ["--ttl", "3s", "--store-timeout", "300ms"];
-    let Scene { mut queue, server, guardian } = Scene::new(store, "killed-claiming", &options);
+    let Scene { mut queue, proxy, guardian } = Scene::new(store, "killed-claiming", &options);
     send(queue.waiter(0).pid(), Signal::SIGKILL);
     eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
-    server.resume();
+    proxy.set(Mode::Pass);
     queue.kill(0);
     queue.end().in_order([1]);
 });
@@ -110,10 +102,10 @@ on_every_lease_store!(the_guardian_is_killed_while_it_waits, |store| {
 
 // The same, while a claim is on its way: that does not get the lock when it arrives.
 on_every_lease_store!(the_guardian_is_killed_while_it_claims, |store| {
-    let Scene { mut queue, server, guardian } = Scene::new(store, "claimant-killed", &[]);
+    let Scene { mut queue, proxy, guardian } = Scene::new(store, "claimant-killed", &[]);
     send(guardian, Signal::SIGKILL);
     eventually(LONG, "the guardian is dead", || !is_alive(guardian));
-    server.resume();
+    proxy.set(Mode::Pass);
     queue.take(0).wait().exited(125).said("guardian");
     queue.end().in_order([1]);
 });
@@ -187,12 +179,16 @@ on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
 // "From COMMAND's first instruction no other run holds the same key": a lease that was over before COMMAND could begin is no
 // lease that was lost while it ran, whatever that would do to it.
 on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
-    let Scene { mut queue, server, guardian } = Scene::new(store, "too-late", &["--ttl", "2s", "--on-lost", "warn"]);
+    let Scene { mut queue, proxy, guardian } = Scene::new(store, "too-late", &["--ttl", "4s", "--on-lost", "warn"]);
     stop(guardian);
-    server.resume();
+    proxy.set(Mode::Pass);
     queue.have_begun(&["1"]);
     send(guardian, Signal::SIGCONT);
-    queue.take(0).wait().exited(69).said("too little of its lease was left");
+    let output = queue.take(0).wait();
+    if output.status == Some(0) {
+        late("the claim was held back for so long that the server did not wait for it");
+    }
+    output.exited(69).said("too little of its lease was left");
     queue.end().in_order([1]);
 });
 
@@ -220,6 +216,8 @@ on_every_lease_store!(a_command_that_has_ended_keeps_its_status_while_the_store_
 // "126, 127: COMMAND cannot be executed, is not found", however long it takes to release the lock then.
 on_every_lease_store!(a_command_that_is_not_found_keeps_its_status_while_the_store_is_away, |store| {
     let proxy = store.proxy();
+    // The server knows from then on what it will be asked.
+    Lockrun::new(store).key("not-found").command(["true"]).run().exited(0);
     // It takes the lock, and what it says last is not heard for longer than the lease lasts.
     let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "1s", "--kill-after", "100ms"]);
     let call = call.args(["--renew-every", "200ms", "--store-timeout", "600ms"]).command(["/nonexistent/command"]);
@@ -293,6 +291,8 @@ on_every_lease_store!(a_guardian_stands_still_late_in_the_lease, |store| {
     let record = records.path().join("record");
     let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
     let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
+    // The server knows from then on what it will be asked.
+    Lockrun::new(store).key("late").command(["true"]).run().exited(0);
     proxy.set(Mode::DelayAnswers(Duration::from_millis(4900)));
     let old = call(&proxy.url(), "old").spawn();
     let keys = || is_held(store, "late");

@@ -171,8 +171,10 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
 // "A signal ends a wait", and the wait for an answer too: Ctrl-C while the lock is on its way.
 on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     let proxy = store.proxy();
+    // The server knows from then on what it will be asked.
+    assert!(is_free(store, "tty"));
     // Long enough for somebody to press a key, and within the time that a request may take.
-    proxy.set(Mode::Delay(Duration::from_secs(3)));
+    proxy.set(Mode::DelayAnswers(Duration::from_secs(3)));
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
     let mut terminal = shell(store);

@@ -14,12 +14,12 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const ALLOWANCE: Duration = Duration::from_millis(1500);
 
 /// A password that has something to escape; every way to write it is a secret.
-const PASSWORD: &str = "hush%2Fhush%40pw";
-const SECRETS: [&str; 3] = ["hush/hush@pw", PASSWORD, "hush"];
+pub(super) const PASSWORD: &str = "hush%2Fhush%40pw";
+pub(super) const SECRETS: [&str; 3] = ["hush/hush@pw", PASSWORD, "hush"];
 
 /// The store at this URL is an error: 69 within twice the time-out, and no command.
 #[track_caller]
-fn is_unusable(url: &str, options: &[&str]) -> String {
+pub(super) fn is_unusable(url: &str, options: &[&str]) -> String {
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
     let output = Lockrun::at(url)

@@ -1,14 +1,5 @@
 //! The server of a lease store: what can happen to it, and what it knows of its locks.
 
-/// What stands in no other messages of a client than these.
-#[derive(Clone, Copy)]
-pub(crate) struct Words {
-    /// In the first message of each request for a lock, to renew it or to release it.
-    pub(crate) asks: &'static str,
-    /// In the message of such a request by which it is done. It may be the same one.
-    pub(crate) changes: &'static str,
-}
-
 /// What the contracts ask of the server of a lease store, whichever it is.
 pub(crate) trait LeaseServer {
     /// The port of the loopback interface on which it listens.
@@ -38,8 +29,14 @@ pub(crate) trait LeaseServer {
     /// Deletes the holders of this lock, and nothing else.
     fn forget_holders(&self, key: &str);
 
-    /// By what its clients' requests for a lock, to renew it or to release it are known.
-    fn words(&self) -> Words;
+    /// Lets the leases of this lock have run out, which nobody has noticed.
+    fn expire(&self, key: &str) {
+        self.forget_holders(key);
+    }
+
+    /// A word that stands in what a client sends to take a lock, to renew it or to release it. Where that takes several round trips, in
+    /// the last of them, by which it is done.
+    fn word(&self) -> &'static str;
 
     /// How many requests of its clients it has carried out: acquisitions, renewals and the like.
     fn requests(&self) -> u64;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::lease_server::{LeaseServer, Words};
+use super::lease_server::LeaseServer;
 
 /// How long a reader sleeps before it looks again at what it is to do.
 const TICK: Duration = Duration::from_millis(5);
@@ -34,12 +34,12 @@ pub(crate) enum Mode {
     Delay(Duration),
     /// The replies that say that something was changed are held back for so long.
     DelayAnswers(Duration),
-    /// The connections up to this one fall silent as in `Swallow`, a new one with its first request about a lock; later ones pass.
+    /// The connections up to this one fall silent as in `Swallow`, a new one when it is to change a lock; later ones pass.
     SwallowUpTo(u64),
     /// Connections fall silent when they send this word.
     SwallowAt(&'static str),
-    /// On the connections up to this one, a request about a lock is held back, with all that follows it, until the mode changes;
-    /// later ones pass.
+    /// On the connections up to this one, a request that changes a lock is held back, with all that follows it, until the mode
+    /// changes; later ones pass.
     HoldUpTo(u64),
     /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
@@ -47,8 +47,8 @@ pub(crate) enum Mode {
     CloseAt(&'static str),
     /// Instead of each reply, these bytes come.
     Answer(&'static [u8]),
-    /// On the connections up to this one, a request about a lock arrives and changes what it is to change; but no answer comes, and
-    /// so long after the connection is closed.
+    /// On the connections up to this one, a request that changes a lock arrives; but no answer comes, and so long after the connection
+    /// is closed.
     LoseAnswer(u64, Duration),
 }
 
@@ -58,24 +58,30 @@ struct Link {
     number: u64,
     /// The server has spoken since the client did.
     is_answered: AtomicBool,
-    /// There was a request about a lock.
-    has_asked: AtomicBool,
-    /// What the server says now answers a request that changes something.
+    /// There was a request that changes a lock.
+    has_changed: AtomicBool,
+    /// What the server says now answers such a request.
     is_changing: AtomicBool,
     /// Nothing passes any more.
     is_silent: AtomicBool,
+    /// A request was held back, and has been let through.
+    was_held: AtomicBool,
+    /// The server has hung up.
+    is_over: AtomicBool,
 }
 
 struct Shared {
     server: SocketAddr,
-    /// What stands in the first message of a request about a lock, and in that which changes something.
-    words: Words,
+    /// The server's word for what changes a lock.
+    word: &'static str,
     mode: Mutex<Mode>,
     over: AtomicBool,
     bytes: AtomicU64,
     passed: AtomicU64,
     connections: AtomicU64,
     flights: AtomicU64,
+    held: AtomicU64,
+    delivered: AtomicU64,
 }
 
 /// A proxy on a port of the loopback interface. It ends, with its connections, when it is dropped.
@@ -94,13 +100,15 @@ impl Proxy {
         let port_here = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
-            words: server.words(),
+            word: server.word(),
             mode: Mutex::new(Mode::Pass),
             over: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
             passed: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             flights: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+            delivered: AtomicU64::new(0),
         });
         let acceptor = thread::spawn({
             let shared = Arc::clone(&shared);
@@ -142,6 +150,18 @@ impl Proxy {
     /// number of requests each carried.
     pub(crate) fn flights(&self) -> u64 {
         self.shared.flights.load(Ordering::Relaxed)
+    }
+}
+
+impl Proxy {
+    /// How many requests were held back so far.
+    pub(crate) fn held(&self) -> u64 {
+        self.shared.held.load(Ordering::Relaxed)
+    }
+
+    /// How many requests that were held back have arrived after all, and were answered, or came too late for their connection.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.shared.delivered.load(Ordering::Relaxed)
     }
 }
 
@@ -221,8 +241,11 @@ impl Shared {
                 Err(_) => break,
             };
             let bytes = &buffer[..count];
-            let asks = is_request && contains(bytes, self.words.asks);
+            let changes = is_request && contains(bytes, self.word);
             self.note(link, bytes, is_request);
+            if !is_request && link.was_held.swap(false, Ordering::Relaxed) {
+                self.delivered.fetch_add(1, Ordering::Relaxed);
+            }
             if link.is_silent.load(Ordering::Relaxed) {
                 continue;
             }
@@ -230,7 +253,7 @@ impl Shared {
             match self.mode() {
                 // It was awaited when the mode was still another.
                 Mode::Swallow | Mode::Reset => continue,
-                Mode::SwallowUpTo(last) if link.number <= last && has(&link.has_asked) => continue,
+                Mode::SwallowUpTo(last) if link.number <= last && has(&link.has_changed) => continue,
                 Mode::SwallowAt(word) if is_request && contains(bytes, word) => {
                     link.is_silent.store(true, Ordering::Relaxed);
                     continue;
@@ -239,8 +262,8 @@ impl Shared {
                 Mode::SwallowAnswers if !is_request && has(&link.is_changing) => continue,
                 Mode::Delay(time) if !is_request => thread::sleep(time),
                 Mode::DelayAnswers(time) if !is_request && has(&link.is_changing) => thread::sleep(time),
-                Mode::HoldUpTo(last) if asks && link.number <= last => self.hold(link),
-                Mode::CloseAndHoldUpTo(last) if asks && link.number <= last => {
+                Mode::HoldUpTo(last) if changes && link.number <= last => self.hold(link),
+                Mode::CloseAndHoldUpTo(last) if changes && link.number <= last => {
                     let _ = from.shutdown(Shutdown::Both);
                     self.hold(link);
                 }
@@ -248,9 +271,7 @@ impl Shared {
                     let _ = from.shutdown(Shutdown::Both);
                     break;
                 }
-                Mode::LoseAnswer(last, time)
-                    if is_request && link.number <= last && contains(bytes, self.words.changes) =>
-                {
+                Mode::LoseAnswer(last, time) if changes && link.number <= last => {
                     link.is_silent.store(true, Ordering::Relaxed);
                     let _ = to.write_all(bytes);
                     thread::sleep(time);
@@ -268,6 +289,10 @@ impl Shared {
             }
             self.passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
+        if !is_request {
+            link.is_over.store(true, Ordering::Relaxed);
+            self.delivered.fetch_add(u64::from(link.was_held.swap(false, Ordering::Relaxed)), Ordering::Relaxed);
+        }
         // A side that ends while traffic vanishes is not heard of on the other side either.
         while self.mode() == Mode::Swallow && !self.is_over() {
             thread::sleep(TICK);
@@ -279,8 +304,13 @@ impl Shared {
     fn hold(&self, link: &Link) {
         let is_held =
             || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if link.number <= last);
+        self.held.fetch_add(1, Ordering::Relaxed);
         while is_held() && !self.is_over() {
             thread::sleep(TICK);
+        }
+        link.was_held.store(true, Ordering::Relaxed);
+        if link.is_over.load(Ordering::Relaxed) {
+            self.delivered.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -293,10 +323,8 @@ impl Shared {
         }
         let is_first = link.is_answered.swap(false, Ordering::Relaxed);
         self.flights.fetch_add(u64::from(is_first), Ordering::Relaxed);
-        if contains(bytes, self.words.asks) {
-            link.has_asked.store(true, Ordering::Relaxed);
-        }
-        let changes = contains(bytes, self.words.changes);
+        let changes = contains(bytes, self.word);
+        link.has_changed.fetch_or(changes, Ordering::Relaxed);
         // What is long comes in several parts.
         if changes || is_first {
             link.is_changing.store(changes, Ordering::Relaxed);

@@ -36,7 +36,7 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
                 state["holders"][0]["who"] = who.clone();
                 state["last"]["who"] = who.clone();
             });
-            postgres.add_waiter(key, &json!({ "token": "waiter", "since_ms": 1, "who": who }));
+            postgres.add_waiter(key, &json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": who }));
         }
     }
 }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{LONG, eventually};
-use super::lease_server::{LeaseServer, Words};
+use super::lease_server::LeaseServer;
 use super::memory;
 use super::processes::{find_program, send};
 use super::redis_keys;
@@ -198,8 +198,8 @@ impl LeaseServer for Redis {
         self.ask(&["DEL", &redis_keys::holders(key)]);
     }
 
-    fn words(&self) -> Words {
-        Words { asks: "EVAL", changes: "EVAL" }
+    fn word(&self) -> &'static str {
+        "EVAL"
     }
 
     fn requests(&self) -> u64 {

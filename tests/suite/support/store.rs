@@ -111,6 +111,13 @@ impl Store {
         }
     }
 
+    pub(crate) fn as_pooled(&self) -> Option<&Pooled> {
+        match self {
+            Self::Pooled(pooled) => Some(pooled),
+            _ => None,
+        }
+    }
+
     /// The PostgreSQL server, whatever is before it.
     pub(crate) fn as_postgres(&self) -> Option<&Postgres> {
         match self {
@@ -216,3 +223,20 @@ macro_rules! on_postgres {
     };
 }
 pub(crate) use on_postgres;
+
+/// Makes a test of what is PostgreSQL's own behind a connection pooler.
+macro_rules! on_pooled {
+    ($name:ident, |$store:ident, $pooled:ident| $contract:expr) => {
+        #[test]
+        fn $name() {
+            fn contract($store: &$crate::support::Store, $pooled: &$crate::support::Pooled) {
+                $contract
+            }
+            $crate::support::calm::judge(|| {
+                let store = $crate::support::Store::pooled();
+                contract(&store, store.as_pooled().expect("one with a pooler"));
+            });
+        }
+    };
+}
+pub(crate) use on_pooled;

@@ -19,6 +19,7 @@ impl Certificates {
         made.authority("ca");
         made.authority("stranger");
         made.issue("server", "subjectAltName=IP:127.0.0.1,DNS:localhost");
+        made.issue("elsewhere", "subjectAltName=DNS:elsewhere.test");
         made.issue("client", "extendedKeyUsage=clientAuth");
         made
     }

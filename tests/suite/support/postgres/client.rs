@@ -13,6 +13,12 @@ pub(super) type Row = Vec<Option<String>>;
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
+/// Rows as text: a line each.
+pub(super) fn lines(rows: &[Row]) -> String {
+    let line = |row: &Row| row.iter().map(|value| value.as_deref().unwrap_or_default()).collect::<Vec<_>>().join("|");
+    rows.iter().map(|row| line(row) + "\n").collect()
+}
+
 /// A connection as the user `postgres`.
 pub(super) struct Client(BufReader<Box<dyn Stream>>);
 
@@ -80,6 +86,13 @@ impl Client {
         let mut body = vec![0; length.saturating_sub(4) as usize];
         self.0.read_exact(&mut body)?;
         Ok((head[0], body))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // As a client says that it goes.
+        let _ = self.send(Some(b'X'), &[]);
     }
 }
 

@@ -9,7 +9,7 @@ mod template;
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use self::client::{Client, Row};
+use self::client::{Client, Row, lines};
 use self::programs::{find_server_program, give, unprivileged};
 use super::deadline::{LONG, eventually, happens_within};
-use super::lease_server::{LeaseServer, Words};
+use super::lease_server::LeaseServer;
 use super::lockrun::Lockrun;
 use super::memory;
 use super::processes::{children, send, state};
@@ -69,10 +69,10 @@ pub(crate) struct Postgres {
 
 impl Postgres {
     pub(crate) fn start() -> Self {
-        Self::with(Setup::default())
+        Self::with(&Setup::default())
     }
 
-    pub(crate) fn with(setup: Setup) -> Self {
+    pub(crate) fn with(setup: &Setup) -> Self {
         for _ in 0..20 {
             let directory = memory::directory();
             template::copy_to(&directory.path().join("data"));
@@ -90,7 +90,7 @@ impl Postgres {
     pub(crate) fn with_password(method: &str, user: &str, password: &str) -> Self {
         let access = vec![format!("host all all 127.0.0.1/32 {method}")];
         let settings = vec![format!("password_encryption={method}")];
-        let postgres = Self::with(Setup { settings, access, ..Setup::default() });
+        let postgres = Self::with(&Setup { settings, access, ..Setup::default() });
         postgres.ask(&format!("CREATE ROLE {user} LOGIN PASSWORD '{password}'"));
         postgres.ask(&format!("GRANT CREATE ON DATABASE postgres TO {user}"));
         postgres
@@ -99,12 +99,12 @@ impl Postgres {
     /// A server that offers TLS, and lets those in who come as these lines of its `pg_hba.conf` say.
     pub(crate) fn with_tls(access: &[&str]) -> Self {
         let access = access.iter().map(|&line| line.to_owned()).collect();
-        Self::with(Setup { access, certificates: Some(Certificates::make()), ..Setup::default() })
+        Self::with(&Setup { access, certificates: Some(Certificates::make()), ..Setup::default() })
     }
 
     /// A server that copies all that this one stores, and takes no writes until it is promoted.
     pub(crate) fn standby_of(primary: &Self) -> Self {
-        Self::with(Setup { follows: Some(primary.port), ..Setup::default() })
+        Self::with(&Setup { follows: Some(primary.port), ..Setup::default() })
     }
 
     /// Writes what it reads when it starts.
@@ -176,6 +176,26 @@ impl Postgres {
         self.directory.path().join("data")
     }
 
+    /// The directory of its socket.
+    pub(crate) fn sockets(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Lets it show another of its certificates from now on.
+    pub(crate) fn shows(&self, name: &str) {
+        for kind in ["crt", "key"] {
+            let text = fs::read(self.certificates().path(&format!("{name}.{kind}"))).expect("it was made");
+            fs::write(self.data().join(format!("server.{kind}")), text).expect("our own directory");
+        }
+        let log = || fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        let reloads = || log().matches("reloading configuration files").count();
+        let before = reloads();
+        self.ask("SELECT pg_reload_conf()");
+        eventually(LONG, "it has read them", || reloads() > before);
+        // It says so before it does.
+        self.ask("SELECT pg_sleep(0.1)");
+    }
+
     pub(crate) fn certificates(&self) -> &Certificates {
         self.setup.certificates.as_ref().expect("a server with TLS")
     }
@@ -201,9 +221,7 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn ask(&self, statement: &str) -> String {
         let rows = self.try_ask(statement).unwrap_or_else(|error| panic!("{statement}: {error}"));
-        let line =
-            |row: &Row| row.iter().map(|value| value.as_deref().unwrap_or_default()).collect::<Vec<_>>().join("|");
-        rows.iter().map(|row| line(row) + "\n").collect()
+        lines(&rows)
     }
 
     /// The number that a statement answers.
@@ -226,6 +244,22 @@ impl Postgres {
         let answer = client.ask(statement)?;
         *self.client.borrow_mut() = Some(client);
         Ok(answer)
+    }
+
+    /// A transaction of somebody else, with this statement carried out; it ends when this is dropped.
+    #[track_caller]
+    pub(crate) fn transaction(&self, statement: &str) -> impl Drop + use<> {
+        let mut client = Client::local(self.directory.path(), self.port).expect("the server accepts");
+        client.ask("BEGIN").and_then(|_| client.ask(statement)).expect(statement);
+        client
+    }
+
+    /// Stops it as an administrator does, who lets it write down everything.
+    pub(crate) fn stop_in_peace(&self) {
+        self.client.take();
+        let mut child = self.server.take().expect("the server runs");
+        send(child.id().cast_signed(), Signal::SIGINT);
+        eventually(LONG, "it has stopped", || child.try_wait().expect("our own child").is_some());
     }
 
     /// The rows that a statement brings, none while there are no tables.
@@ -272,12 +306,15 @@ impl Postgres {
         let Some(mut child) = self.server.take() else { return };
         let postmaster = child.id().cast_signed();
         let others = children(postmaster);
-        // At once, without a checkpoint; but so that its shared memory goes too.
-        for signal in [Signal::SIGCONT, Signal::SIGQUIT] {
-            others.iter().chain([&postmaster]).for_each(|pid| send(*pid, signal));
+        for pid in others.iter().chain([&postmaster]) {
+            send(*pid, Signal::SIGCONT);
         }
+        // At once, without a checkpoint; but so that its shared memory goes too.
+        send(postmaster, Signal::SIGQUIT);
         if !happens_within(Duration::from_secs(10), || !matches!(child.try_wait(), Ok(None))) {
-            others.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
+            for pid in others {
+                send(pid, Signal::SIGKILL);
+            }
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -336,8 +373,17 @@ impl LeaseServer for Postgres {
         self.edit(key, |state| state["holders"] = Value::Array(Vec::new()));
     }
 
-    fn words(&self) -> Words {
-        Words { asks: "FOR UPDATE", changes: "COMMIT" }
+    fn expire(&self, key: &str) {
+        self.edit(key, |state| {
+            for holder in state["holders"].as_array_mut().into_iter().flatten() {
+                holder["lease"]["ends_ms"] = Value::from(1);
+            }
+        });
+    }
+
+    fn word(&self) -> &'static str {
+        // The whole of a statement: `READ COMMITTED` stands in the first message.
+        "\0COMMIT\0"
     }
 
     fn requests(&self) -> u64 {

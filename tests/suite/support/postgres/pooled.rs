@@ -9,10 +9,10 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::Postgres;
-use super::client::Client;
+use super::client::{Client, lines};
 use super::programs::{give, unprivileged};
 use crate::support::deadline::{LONG, eventually};
-use crate::support::lease_server::{LeaseServer, Words};
+use crate::support::lease_server::LeaseServer;
 use crate::support::memory;
 use crate::support::processes::{find_program, send, state};
 use crate::support::redis::free_port;
@@ -36,6 +36,18 @@ impl Pooled {
     /// The server behind the pooler.
     pub(crate) fn postgres(&self) -> &Postgres {
         &self.postgres
+    }
+
+    /// What a statement answers in each session that the pooler has at this moment, as far as they are free.
+    pub(crate) fn ask_each_session(&self, statement: &str) -> Vec<String> {
+        let mut clients = Vec::new();
+        for _ in 0..SESSIONS {
+            let mut client = Client::at(self.pooler.port, "postgres").expect("the pooler accepts");
+            // Each keeps its own until it is dropped.
+            client.ask("BEGIN").expect("there is one");
+            clients.push(client);
+        }
+        clients.iter_mut().map(|client| lines(&client.ask(statement).expect(statement))).collect()
     }
 
     /// The pooler alone.
@@ -182,8 +194,12 @@ impl LeaseServer for Pooled {
         self.postgres.forget_holders(key);
     }
 
-    fn words(&self) -> Words {
-        self.postgres.words()
+    fn expire(&self, key: &str) {
+        self.postgres.expire(key);
+    }
+
+    fn word(&self) -> &'static str {
+        self.postgres.word()
     }
 
     fn requests(&self) -> u64 {

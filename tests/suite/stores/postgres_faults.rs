@@ -1,0 +1,189 @@
+//! What can happen to a PostgreSQL server and its tables, besides what happens to the server of any store.
+
+use std::time::Duration;
+
+use crate::support::calm::in_time;
+use crate::support::hand::{is_held, status, token, until_waiting};
+use crate::support::holder::is_free;
+use crate::support::lockrun::waiting_for_its_end;
+use crate::support::places::keep_their_places;
+use crate::support::proxy::Mode;
+use crate::support::store::on_postgres;
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually};
+
+/// A call whose lease is long, and renewed all the time.
+fn busy(store: &Store, key: &str) -> Lockrun {
+    Lockrun::new(store).key(key).args(["--ttl", "60s", "--renew-every", "200ms"])
+}
+
+/// Waits until the server has carried out two more requests.
+#[track_caller]
+fn is_renewed(postgres: &Postgres) {
+    let before = postgres.requests();
+    eventually(LONG, "the lease is renewed", || postgres.requests() >= before + 2);
+}
+
+// "Backend terminated while holding": each time, the holder comes back, and its command does not notice.
+on_postgres!(backends_are_terminated_while_holding, |store, postgres| {
+    let mut holder = waiting_for_its_end(&busy(store, "k"));
+    for _ in 0..5 {
+        postgres.hang_up();
+        is_renewed(postgres);
+    }
+    assert!(!holder.run.has_ended());
+    // And right before it releases the lock.
+    postgres.hang_up();
+    holder.finish().exited(0).silent();
+    assert!(is_free(store, "k"));
+});
+
+// "Backend terminated while waiting": the places are kept, however the sessions end.
+on_postgres!(backends_are_terminated_while_waiting, |store, postgres| {
+    keep_their_places(store, |_| {
+        let sessions = || postgres.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'lockrun'");
+        let before = sessions();
+        postgres.ask("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockrun'");
+        postgres.hang_up();
+        let is_new = |session: &str| !before.lines().any(|old| old == session);
+        eventually(LONG, "all are back", || sessions().lines().filter(|session| is_new(session)).count() >= 10);
+    });
+});
+
+// "Row deleted": the lease is lost, and "not yours" is final.
+on_postgres!(the_row_is_deleted_under_a_holder, |store, postgres| {
+    let holder = Holder::with(&busy(store, "k"), &[]);
+    postgres.ask("DELETE FROM lockrun.locks");
+    holder.wait().exited(79).said("lost");
+    assert!(is_free(store, "k"));
+});
+
+// "Table dropped", and each other thing of ours: the holder has lost its lock, and the next run makes the tables anew.
+on_postgres!(tables_are_dropped_under_a_holder, |store, postgres| {
+    for dropped in ["TABLE lockrun.locks", "TABLE lockrun.waiters", "TABLE lockrun.version", "SCHEMA lockrun CASCADE"] {
+        let mut holder = waiting_for_its_end(&busy(store, "k"));
+        postgres.ask(&format!("DROP {dropped}"));
+        // What is not its own row costs it nothing.
+        if dropped.contains("locks") || dropped.contains("SCHEMA") {
+            eventually(LONG, "it has ended", || holder.run.has_ended());
+            holder.finish().exited(79).said("lost");
+        } else {
+            is_renewed(postgres);
+            holder.finish().exited(0).silent();
+        }
+        let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]);
+        waiter.run().exited(0).printed("ran\n").silent();
+    }
+});
+
+// The same under waiters: all of them run, one at a time.
+on_postgres!(tables_are_dropped_under_waiters, |store, postgres| {
+    for dropped in ["TABLE lockrun.locks", "TABLE lockrun.waiters"] {
+        let holder = Holder::with(&Lockrun::new(store).key("k").args(["--ttl", "3s", "--kill-after", "500ms"]), &[]);
+        let mut queue = Queue::new(store, "k");
+        queue.join(5);
+        queue.settles();
+        postgres.ask(&format!("DROP {dropped}"));
+        if dropped.contains("waiters") {
+            holder.end();
+        }
+        queue.end().in_any_order(0..5);
+    }
+});
+
+// "A client that is stopped between the two round trips blocks the lock" for a moment, and nobody else's lock at all.
+on_postgres!(a_request_that_stops_half_way, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let proxy = store.proxy();
+    proxy.set(Mode::SwallowAt(postgres.word()));
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "10m", "--store-timeout", "20s"]);
+    let half = call.command(["echo", "ran"]).spawn();
+    let transactions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    eventually(LONG, "it has the row", || postgres.count(transactions) == 1);
+    assert!(is_free(store, "other"));
+    let output = Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    in_time(output.took, Duration::from_secs(4), "the lock was blocked");
+    drop(half);
+});
+
+// "Lock times bounded": a row that somebody else has locked is an error in time, and a holder that cannot renew its lease ends its
+// command before it runs out.
+on_postgres!(a_stranger_locks_the_row, |store, postgres| {
+    let call = Lockrun::new(store).key("k").args(["--ttl", "4s", "--store-timeout", "500ms", "--kill-after", "500ms"]);
+    let holder = Holder::with(&call, &[]);
+    let stranger = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
+    let other = Lockrun::new(store).key("k").args(["--store-timeout", "500ms"]).command(["echo", "ran"]).run();
+    other.exited(69).printed("");
+    holder.wait().exited(79).said("lost");
+    drop(stranger);
+    eventually(LONG, "the lock is free", || is_free(store, "k"));
+});
+
+// "Statement times bounded": a table that is locked as a whole, as by a migration, keeps nobody beyond that.
+on_postgres!(a_stranger_locks_the_table, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let stranger = postgres.transaction("LOCK TABLE lockrun.locks, lockrun.waiters IN ACCESS EXCLUSIVE MODE");
+    let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]);
+    let output = call.clone().command(["echo", "ran"]).run().exited(69).printed("");
+    in_time(output.took, Duration::from_secs(4), "it gave up");
+    let waiter = call.arg("--wait").command(["echo", "ran"]).spawn();
+    drop(stranger);
+    // Who would wait may sit it out, or not.
+    let output = waiter.wait();
+    assert!(matches!(output.status, Some(0 | 69)), "{output}");
+    assert!(is_free(store, "k"));
+});
+
+// "A broken record is an error, never a free lock": 69, and `status` still tells of the others.
+on_postgres!(broken_records, |store, postgres| {
+    token(store, "fine", &["--ttl", "none"]);
+    for broken in ["{}", "[]", "7", "\"x\"", "null", "{\"holders\": 7}", "{\"holders\": [{}]}", "{\"fence\": -1}"] {
+        token(store, "broken", &["--ttl", "none"]);
+        postgres.ask(&format!("UPDATE lockrun.locks SET state = '{broken}' WHERE key = 'broken'"));
+        // An empty record is one of which everything is gone: what is not there cannot be told from what never was.
+        if broken != "{}" {
+            let call = Lockrun::new(store).key("broken").command(["echo", "ran"]);
+            let output = call.run();
+            assert!(matches!(output.status, Some(69 | 75)), "{broken}: {output}");
+            assert_eq!(output.stdout(), "", "{broken}: {output}");
+            assert!(!output.stderr().contains("panicked"), "{broken}: {output}");
+            let all = Lockrun::other("status", store).run();
+            assert!(all.stdout().contains("fine"), "{broken}: {all}");
+        }
+        postgres.ask("DELETE FROM lockrun.locks WHERE key = 'broken'");
+    }
+    assert!(is_held(store, "fine"));
+});
+
+// The same for waiters, which somebody else has written.
+on_postgres!(broken_waiters, |store, postgres| {
+    for broken in ["{}", "[]", "null", "{\"token\": 7}"] {
+        let store = &store.another();
+        let postgres = store.as_postgres().unwrap_or(postgres);
+        let holder = Holder::new(store, "k");
+        postgres.ask(&format!(
+            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looks_at_ms)
+             VALUES ('k', 'x', '{broken}', false, 9000000000000)"
+        ));
+        let newcomer = Lockrun::new(store).key("k").command(["echo", "ran"]).run();
+        assert!(matches!(newcomer.status, Some(69 | 75)), "{broken}: {newcomer}");
+        assert!(!newcomer.stderr().contains("panicked"), "{broken}: {newcomer}");
+        postgres.ask("DELETE FROM lockrun.waiters");
+        holder.end();
+        assert!(is_free(store, "k"), "{broken}");
+    }
+});
+
+// "A server restarted" as an administrator does it, who lets the clients finish: nobody loses anything.
+on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
+    let mut holder = waiting_for_its_end(&busy(store, "k"));
+    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+    until_waiting(store, "k", 1);
+    let fence = status(store, "k")["holders"][0]["fence"].clone();
+    postgres.stop_in_peace();
+    postgres.start_again();
+    is_renewed(postgres);
+    assert!(!holder.run.has_ended());
+    assert_eq!(status(store, "k")["holders"][0]["fence"], fence);
+    holder.finish().exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+});

@@ -1,0 +1,61 @@
+//! Several hosts in the URL of a PostgreSQL store: the one that takes writes is used.
+
+use crate::support::postgres::Setup;
+use crate::support::redis::free_port;
+use crate::support::store::on_postgres;
+use crate::support::{LONG, LeaseServer, Lockrun, Postgres, eventually};
+
+/// The URL with these ports of the loopback interface, in this order.
+fn at(ports: &[u16], parameters: &str) -> String {
+    let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("postgres://postgres@{}/postgres?sslmode=disable{parameters}", hosts.join(","))
+}
+
+// "Several hosts with `target_session_attrs=read-write`", which goes without saying: a standby, or nobody, is passed over.
+on_postgres!(the_one_that_takes_writes, |_store, postgres| {
+    let standby = Postgres::with(&Setup { follows: Some(0), ..Setup::default() });
+    let (ours, standby, nobody) = (postgres.port(), standby.port(), free_port());
+    for ports in [&[ours, standby][..], &[standby, ours], &[nobody, standby, ours], &[standby, ours, nobody]] {
+        for parameters in ["", "&target_session_attrs=read-write", "&target_session_attrs=primary"] {
+            let call = Lockrun::at(&at(ports, parameters)).key("hosts").command(["echo", "ran"]);
+            call.run().exited(0).printed("ran\n").silent();
+        }
+    }
+    let output = Lockrun::at(&at(&[standby, nobody], "")).key("hosts").command(["echo", "ran"]).run();
+    output.exited(69).printed("").said(&nobody.to_string());
+});
+
+// A host that accepts and is silent costs a part of the time, not all of it.
+on_postgres!(a_silent_host_is_passed_over, |_store, postgres| {
+    let silent = crate::support::fake::Fake::start(crate::support::fake::Manner::Silent);
+    let call = Lockrun::at(&at(&[silent.port(), postgres.port()], "")).key("hosts").args(["--store-timeout", "4s"]);
+    call.command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    assert!(silent.connections() > 0);
+});
+
+// "A failover (read-only standby: 'not this one') handled like a cut connection": the holder keeps its lock and the waiter its place
+// on the server that was promoted, to which every commit had been copied.
+#[test]
+fn a_standby_takes_over() {
+    let settings = vec!["synchronous_standby_names=*".to_owned()];
+    let primary = Postgres::with(&Setup { settings, ..Setup::default() });
+    let standby = Postgres::standby_of(&primary);
+    let copies = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+    eventually(LONG, "the standby follows", || primary.count(copies) == 1);
+    let call = Lockrun::at(&at(&[primary.port(), standby.port()], "")).key("hosts");
+    let call = call.args(["--ttl", "30s", "--renew-every", "500ms"]);
+    let mut holder = call.clone().sh("echo ready; read line || :; exit 3").with_open_input();
+    holder.run.wait_for_line("ready");
+    let waiter = call.clone().args(["--wait"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "it waits", || primary.asleep() == 1);
+    let its = primary.waiting("hosts");
+    primary.kill();
+    standby.ask("SELECT pg_promote()");
+    let before = standby.requests();
+    eventually(LONG, "the lease is renewed there", || standby.requests() > before);
+    eventually(LONG, "the waiter is there, too", || standby.asleep() == 1);
+    assert_eq!(standby.waiting("hosts"), its);
+    assert!(!holder.run.has_ended());
+    holder.finish().exited(3).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+}

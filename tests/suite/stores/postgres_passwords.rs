@@ -1,0 +1,136 @@
+//! Where the password for a PostgreSQL server comes from, and how it is proved.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::support::{LeaseServer, Lockrun, Output, Postgres};
+
+/// A password that has to be escaped wherever it is written, and one user who has it.
+const PASSWORD: &str = "p:w\\/@ ?#é";
+const IN_URL: &str = "p%3Aw%5C%2F%40%20%3F%23%C3%A9";
+const IN_FILE: &str = "p\\:w\\\\/@ ?#é";
+
+fn server() -> Postgres {
+    Postgres::with_password("scram-sha-256", "app", PASSWORD)
+}
+
+fn run(call: Lockrun) -> Output {
+    call.key("passwords").command(["echo", "ran"]).run()
+}
+
+#[track_caller]
+fn works(call: Lockrun) {
+    run(call).exited(0).printed("ran\n").silent();
+}
+
+#[track_caller]
+fn is_refused(call: Lockrun, words: &str) {
+    let output = run(call).exited(69).printed("").said(words);
+    assert!(!output.stderr().contains(PASSWORD) && !output.stderr().contains("é"), "{output}");
+}
+
+/// Writes a password file for its owner alone.
+fn write(path: &Path, text: &str) {
+    fs::write(path, text).expect("our own directory");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("our own file");
+}
+
+// "`user[:pw]@`", and `PGPASSWORD` where the URL has none.
+#[test]
+fn in_the_url_and_in_the_environment() {
+    let postgres = server();
+    let without = postgres.url_as("app", "sslmode=disable");
+    let with = |password: &str| without.replacen("app@", &format!("app:{password}@"), 1);
+    works(Lockrun::at(&with(IN_URL)));
+    works(Lockrun::at(&without).env("PGPASSWORD", PASSWORD));
+    works(Lockrun::at(&with(IN_URL)).env("PGPASSWORD", "another"));
+    is_refused(Lockrun::at(&with("another")).env("PGPASSWORD", PASSWORD), "password authentication failed");
+    is_refused(Lockrun::at(&without), "PGPASSWORD");
+    is_refused(Lockrun::at(&without).env("PGPASSWORD", ""), "PGPASSWORD");
+    // A user without one in the URL is PGUSER.
+    let anonymous = without.replacen("app@", "", 1);
+    works(Lockrun::at(&anonymous).env("PGUSER", "app").env("PGPASSWORD", PASSWORD));
+    // COMMAND finds its environment as it was.
+    let call = Lockrun::at(&without).env("PGPASSWORD", PASSWORD).key("k").command(["printenv", "PGPASSWORD"]);
+    call.run().exited(0).printed(&format!("{PASSWORD}\n"));
+}
+
+// "Also from `PGPASSFILE` / `~/.pgpass`", as libpq's manual describes it: the first line that fits.
+#[test]
+fn in_a_password_file() {
+    let postgres = server();
+    let url = postgres.url_as("app", "sslmode=disable");
+    let home = TempDir::new().expect("a temporary directory");
+    let [ours, other] = [".pgpass", "other"].map(|name| home.path().join(name));
+    let port = postgres.port();
+    for text in [
+        format!("127.0.0.1:{port}:postgres:app:{IN_FILE}\n"),
+        format!("*:*:*:*:{IN_FILE}"),
+        format!("# 127.0.0.1:{port}:postgres:app:wrong\n\nelsewhere:*:*:*:wrong\n127.0.0.1:*:postgres:app:{IN_FILE}\n"),
+        format!("127.0.0.1:1:*:*:wrong\n*:{port}:*:b:wrong\n*:{port}:*:app:{IN_FILE}\n*:*:*:*:wrong\n"),
+    ] {
+        write(&ours, &text);
+        works(Lockrun::at(&url).env("HOME", home.path()));
+        works(Lockrun::at(&url).env("PGPASSFILE", &ours));
+    }
+    // The variable wins over the directory, and what is said elsewhere over both.
+    write(&other, "*:*:*:*:wrong\n");
+    let both = Lockrun::at(&url).env("HOME", home.path()).env("PGPASSFILE", &other);
+    is_refused(both.clone(), "password authentication failed");
+    works(both.env("PGPASSWORD", PASSWORD));
+    // Others can read it.
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o640)).expect("our own file");
+    is_refused(Lockrun::at(&url).env("PGPASSFILE", &ours), "chmod 0600");
+    // Nothing in it fits, and there is none.
+    write(&ours, &format!("elsewhere:*:*:*:{IN_FILE}\n"));
+    is_refused(Lockrun::at(&url).env("PGPASSFILE", &ours), "password");
+    is_refused(Lockrun::at(&url).env("PGPASSFILE", home.path().join("none")), "password");
+    // Where no password is asked for, none is looked for.
+    write(&ours, "*:*:*:*:wrong\n");
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o644)).expect("our own file");
+    let trusting = Postgres::start();
+    works(Lockrun::at(&trusting.url()).env("PGPASSFILE", &ours).env("PGPASSWORD", "wrong"));
+}
+
+// "SCRAM", md5 and passwords in plain text, by what the server asks for.
+#[test]
+fn every_way_to_prove_it() {
+    for method in ["scram-sha-256", "md5"] {
+        let postgres = Postgres::with_password(method, "app", "pencil");
+        works(Lockrun::at(&postgres.url_as("app", "")).env("PGPASSWORD", "pencil"));
+        is_refused(Lockrun::at(&postgres.url_as("app", "")).env("PGPASSWORD", "Pencil"), "password");
+    }
+    // As a password is prepared for SCRAM (RFC 4013): two ways to write the same.
+    let postgres = Postgres::with_password("scram-sha-256", "app", "\u{2168}");
+    works(Lockrun::at(&postgres.url_as("app", "")).env("PGPASSWORD", "IX"));
+}
+
+// "SCRAM with channel binding": over TLS, where both can, and where it is asked for.
+#[test]
+fn bound_to_the_connection() {
+    let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 scram-sha-256"]);
+    postgres.ask("CREATE ROLE app LOGIN PASSWORD 'pencil'; GRANT CREATE ON DATABASE postgres TO app");
+    for binding in ["", "&channel_binding=prefer", "&channel_binding=require", "&channel_binding=disable"] {
+        let url = postgres.url_as("app", &format!("sslmode=require{binding}"));
+        works(Lockrun::at(&url).env("PGPASSWORD", "pencil"));
+        is_refused(Lockrun::at(&url).env("PGPASSWORD", "wrong"), "password authentication failed");
+    }
+    // A server that does not ask for a proof is not the one that is meant.
+    let trusting = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 trust"]);
+    let url = trusting.url_as("postgres", "sslmode=require&channel_binding=require");
+    is_refused(Lockrun::at(&url).env("PGPASSWORD", "pencil"), "channel");
+}
+
+// `postgres:///DB?host=/DIR`: over a socket, to which no TLS and none of the above needs to be said.
+#[test]
+fn over_a_socket() {
+    let postgres = Postgres::start();
+    let directory = postgres.sockets().display().to_string();
+    let url = format!("postgres:///postgres?user=postgres&host={directory}&port={}", postgres.port());
+    works(Lockrun::at(&url));
+    works(Lockrun::at(&format!("postgres://postgres@{}:{}/postgres", directory.replace('/', "%2F"), postgres.port())));
+    assert_eq!(postgres.count("SELECT count(*) FROM lockrun.locks"), 1);
+}

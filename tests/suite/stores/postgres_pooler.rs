@@ -1,0 +1,131 @@
+//! pgbouncer in transaction mode before PostgreSQL: what is its own, besides the contract of every lease store.
+
+use std::time::Duration;
+
+use crate::support::calm::in_time;
+use crate::support::holder::is_free;
+use crate::support::lockrun::waiting_for_its_end;
+use crate::support::places::keep_their_places;
+use crate::support::postgres::SESSIONS;
+use crate::support::store::on_pooled;
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Pooled, Queue, Store, eventually, stays_true_for};
+
+/// The sessions that the pooler has at the server.
+const POOLED: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND application_name <> 'suite'";
+
+// "No prepared statements that a transaction pooler would lose", and as many waiters as come over its ten connections, in turn.
+on_pooled!(many_waiters_over_few_sessions, |store, pooled| {
+    let holder = Holder::new(store, "many");
+    let mut queue = Queue::new(store, "many");
+    queue.join(60);
+    assert!(pooled.postgres().count(POOLED) <= SESSIONS);
+    holder.end();
+    queue.end().in_order(0..60);
+    assert!(pooled.postgres().count(POOLED) <= SESSIONS);
+});
+
+// "Nothing is left" in a session that others will have: no lock, no channel, no setting, no transaction.
+on_pooled!(sessions_are_left_as_they_were, |store, pooled| {
+    let postgres = pooled.postgres();
+    let holder = Holder::new(store, "clean");
+    let mut queue = Queue::new(store, "clean");
+    queue.join(12);
+    queue.settles();
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    let in_transaction = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'
+        AND clock_timestamp() - state_change > interval '200ms'";
+    stays_true_for(Duration::from_secs(2), "no session is kept", || postgres.count(in_transaction) == 0);
+    eventually(LONG, "no lock is kept", || postgres.count(locks) == 0);
+    let settings =
+        pooled.ask_each_session("SELECT current_setting('lock_timeout'), current_setting('statement_timeout')");
+    assert!(settings.iter().all(|line| line == "0|0\n"), "{settings:?}");
+    let channels = pooled.ask_each_session("SELECT count(*) FROM pg_listening_channels()");
+    assert!(channels.iter().all(|line| line == "0\n"), "{channels:?}");
+    holder.end();
+    queue.end().in_order(0..12);
+});
+
+// "Polling at a flat, bounded rate": ten looks a second of the first waiter, and one of each of the last ones.
+on_pooled!(waiters_poll_at_a_bounded_rate, |store, pooled| {
+    let postgres = pooled.postgres();
+    let _holder = Holder::with(&Lockrun::new(store).key("rate").args(["--ttl", "10m"]), &[]);
+    let mut queue = Queue::new(store, "rate").with(&["--ttl", "10m"]);
+    queue.join(20);
+    queue.settles();
+    let statements = || postgres.count("SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE '%lockrun%'");
+    let before = statements();
+    let span = Duration::from_secs(5);
+    stays_true_for(span, "all wait", || queue.begun().is_empty());
+    let sent = statements() - before;
+    // 10 + 5 + 3.3 + 2.5 + 2 + ... + 1 + 10 x 1 a second, and what a few of them look for besides.
+    assert!(sent <= 45 * span.as_secs(), "{sent} statements of 20 waiters");
+    assert!(sent >= 20, "they do poll: {sent}");
+});
+
+/// Lets somebody hold a lock, does something to the server or the pooler, and looks whether the lease is renewed all the same.
+#[track_caller]
+fn is_held_all_along(store: &Store, pooled: &Pooled, disturb: impl FnOnce()) {
+    let call = Lockrun::new(store).key("held").args(["--ttl", "60s", "--renew-every", "200ms"]);
+    let mut held = waiting_for_its_end(&call);
+    disturb();
+    let before = pooled.requests();
+    eventually(LONG, "the lease is renewed", || pooled.requests() > before);
+    assert!(!held.run.has_ended());
+    held.finish().exited(0).silent();
+}
+
+// The pooler goes away for a moment, and comes back: holders and waiters do, too.
+on_pooled!(the_pooler_restarts, |store, pooled| {
+    let restart = || {
+        pooled.pooler().kill();
+        pooled.pooler().start_again();
+    };
+    keep_their_places(store, |_| restart());
+    is_held_all_along(store, pooled, restart);
+});
+
+// The server behind it does, while the pooler takes connections all along.
+on_pooled!(the_server_behind_the_pooler_restarts, |store, pooled| {
+    let restart = || {
+        pooled.postgres().kill();
+        pooled.postgres().start_again();
+    };
+    keep_their_places(store, |proxy| {
+        pooled.postgres().kill();
+        let before = proxy.connections();
+        eventually(LONG, "all have tried in vain", || proxy.connections() >= before + 10);
+        pooled.postgres().start_again();
+    });
+    is_held_all_along(store, pooled, restart);
+});
+
+// "69: the store does not answer in time": a pooler whose server is gone lets its clients wait.
+on_pooled!(the_server_behind_the_pooler_is_gone, |store, pooled| {
+    assert!(is_free(store, "gone"));
+    pooled.postgres().kill();
+    for options in [&[][..], &["--wait", "1s"]] {
+        let call = Lockrun::new(store).key("gone").args(["--store-timeout", "1s"]).args(options);
+        let output = call.command(["echo", "ran"]).run().exited(69).printed("");
+        in_time(output.took, Duration::from_secs(6), "it gave up");
+    }
+    pooled.postgres().start_again();
+    eventually(LONG, "the pooler has noticed", || {
+        Lockrun::new(store).key("gone").command(["true"]).run().status == Some(0)
+    });
+});
+
+// One client that stops between the two halves of a request keeps one session of the pool, for a moment; the others go on.
+on_pooled!(requests_that_stop_half_way, |store, pooled| {
+    assert!(is_free(store, "other"));
+    let proxy = store.proxy();
+    proxy.set(crate::support::proxy::Mode::SwallowAt(pooled.word()));
+    let call = |key: &str| Lockrun::at(&proxy.url()).key(key).args(["--ttl", "10m", "--store-timeout", "20s"]);
+    let halves: Vec<_> =
+        (0..SESSIONS).map(|number| call(&format!("half-{number}")).command(["true"]).spawn()).collect();
+    let transactions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    eventually(LONG, "they have all sessions", || pooled.postgres().count(transactions) == SESSIONS);
+    let output = Lockrun::new(store).key("other").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    in_time(output.took, Duration::from_secs(4), "the pool was blocked");
+    drop(halves);
+});

@@ -1,0 +1,122 @@
+//! TLS before a PostgreSQL server: `sslmode`, private authorities, and certificates of clients.
+
+use crate::support::{LeaseServer, Lockrun, Output, Postgres};
+
+/// Whoever comes encrypted is let in.
+const ENCRYPTED: &str = "hostssl all all 127.0.0.1/32 trust";
+
+fn run(url: &str) -> Output {
+    Lockrun::at(url).key("tls").command(["echo", "ran"]).run()
+}
+
+#[track_caller]
+fn works(postgres: &Postgres, parameters: &str) {
+    run(&postgres.url_as("postgres", parameters)).exited(0).printed("ran\n").silent();
+}
+
+#[track_caller]
+fn fails(postgres: &Postgres, parameters: &str) {
+    let output = run(&postgres.url_as("postgres", parameters)).exited(69).printed("").said("lockrun: ");
+    assert!(!output.stderr().contains("panicked"), "{output}");
+}
+
+/// Whether the only client of this server was encrypted.
+fn was_encrypted(postgres: &Postgres, parameters: &str) -> bool {
+    let url = postgres.url_as("postgres", parameters);
+    let mut run = Lockrun::at(&url).key("tls").sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    let backends = "FROM pg_stat_activity JOIN pg_stat_ssl USING (pid)
+        WHERE backend_type = 'client backend' AND application_name <> 'suite'";
+    let count = |condition: &str| postgres.count(&format!("SELECT count(*) {backends} {condition}"));
+    let (all, encrypted) = (count(""), count("AND ssl"));
+    assert!(all > 0 && (encrypted == 0 || encrypted == all), "{encrypted} of {all}");
+    run.finish().exited(0);
+    encrypted > 0
+}
+
+// "`sslmode` words as libpq's": without a private authority.
+#[test]
+fn sslmode_words() {
+    let postgres = Postgres::with_tls(&[ENCRYPTED]);
+    for mode in ["", "sslmode=allow", "sslmode=prefer", "sslmode=require", "ssl=true"] {
+        works(&postgres, mode);
+    }
+    fails(&postgres, "sslmode=disable");
+    // The system's authorities do not know it.
+    fails(&postgres, "sslmode=verify-full");
+    let plain = Postgres::start();
+    for mode in ["", "sslmode=disable", "sslmode=allow", "sslmode=prefer"] {
+        works(&plain, mode);
+    }
+    for mode in ["sslmode=require", "sslmode=verify-full", "ssl=true"] {
+        fails(&plain, mode);
+    }
+    let either = Postgres::with_tls(&["host all all 127.0.0.1/32 trust"]);
+    for (mode, encrypted) in
+        [("", true), ("sslmode=disable", false), ("sslmode=prefer", true), ("sslmode=require", true)]
+    {
+        assert_eq!(was_encrypted(&either, mode), encrypted, "{mode}");
+    }
+}
+
+// "Private authority (ca)": it vouches for the server, and `verify-full` for its name as well.
+#[test]
+fn a_private_authority() {
+    let postgres = Postgres::with_tls(&[ENCRYPTED]);
+    let of = |mode: &str, authority: &str| {
+        let ca = postgres.certificates().path(&format!("{authority}.crt"));
+        format!("{mode}ca={ca}")
+    };
+    for mode in ["", "sslmode=require&", "sslmode=verify-ca&", "sslmode=verify-full&"] {
+        works(&postgres, &of(mode, "ca"));
+        works(&postgres, &of(mode, "ca").replace("ca=/", "sslrootcert=/"));
+        fails(&postgres, &of(mode, "stranger"));
+    }
+    let named = postgres.url_as("postgres", &of("sslmode=verify-full&", "ca")).replace("127.0.0.1", "localhost");
+    run(&named).exited(0).printed("ran\n").silent();
+    // A certificate of the same authority for another server.
+    postgres.shows("elsewhere");
+    for mode in ["sslmode=require&", "sslmode=verify-ca&"] {
+        works(&postgres, &of(mode, "ca"));
+    }
+    for mode in ["", "sslmode=verify-full&"] {
+        fails(&postgres, &of(mode, "ca"));
+    }
+}
+
+// "Client certificate (cert, key)": one that the server's authority vouches for.
+#[test]
+fn a_clients_certificate() {
+    let asking = "hostssl all all 127.0.0.1/32 trust clientcert=verify-ca";
+    let postgres = Postgres::with_tls(&[asking]);
+    let at = |name: &str| postgres.certificates().path(name);
+    let pair = |name: &str| format!("cert={}&key={}", at(&format!("{name}.crt")), at(&format!("{name}.key")));
+    fails(&postgres, "sslmode=require");
+    works(&postgres, &format!("sslmode=require&{}", pair("client")));
+    works(&postgres, &format!("ca={}&{}", at("ca.crt"), pair("client")));
+    let libpqs = pair("client").replace("cert=/", "sslcert=/").replace("key=/", "sslkey=/");
+    works(&postgres, &format!("sslmode=require&{libpqs}"));
+    fails(&postgres, &format!("sslmode=require&{}", pair("stranger")));
+    // It may say who one is.
+    let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 cert"]);
+    let at = |name: &str| postgres.certificates().path(name);
+    postgres.ask("CREATE ROLE client LOGIN; GRANT CREATE ON DATABASE postgres TO client");
+    let parameters = format!("ca={}&cert={}&key={}", at("ca.crt"), at("client.crt"), at("client.key"));
+    run(&postgres.url_as("client", &parameters)).exited(0).printed("ran\n").silent();
+    fails(&postgres, &parameters);
+}
+
+// The same lock over both: what is encrypted is the way there, not the store.
+#[test]
+fn the_same_lock_over_both() {
+    let postgres = Postgres::with_tls(&["host all all 127.0.0.1/32 trust"]);
+    let call = |mode: &str| Lockrun::at(&postgres.url_as("postgres", mode)).key("tls");
+    let mut holder = call("sslmode=require").sh("echo ready; read line || :").with_open_input();
+    holder.run.wait_for_line("ready");
+    call("sslmode=disable").command(["echo", "ran"]).run().exited(75).printed("");
+    // Woken over an encrypted connection.
+    let waiter = call("sslmode=require").arg("--wait").command(["echo", "ran"]).spawn();
+    crate::support::eventually(crate::support::LONG, "it waits", || postgres.asleep() == 1);
+    holder.finish().exited(0);
+    waiter.wait().exited(0).printed("ran\n").silent();
+}
