@@ -118,7 +118,7 @@ impl LockState {
     }
 
     /// Returns when a lease or a grant ends next.
-    pub(super) fn next_end(&self) -> Option<u64> {
+    pub fn next_end(&self) -> Option<u64> {
         let leases = self.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
         let grants = self.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
         leases.chain(grants).min()

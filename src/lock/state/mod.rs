@@ -39,7 +39,7 @@ use super::token::Token;
 
 pub use acquire::{Acquired, Ask, FenceExhausted, OnHeld, Seen};
 pub use lease::{Lease, Renewed, millis};
-pub use queue::{CLAIM_WINDOW_MS, Cancelled, WaiterState};
+pub use queue::{Cancelled, WaiterState};
 pub use release::{Release, Released, Retain};
 pub use revoke::{Living, Revoked};
 pub use sequence::{Reserved, Wanted, integer};

@@ -105,6 +105,13 @@ impl Found {
         LockState { waiters, ..self.state.clone() }
     }
 
+    /// Returns when a lease or a grant was to end next.
+    pub(super) fn next_end(&self) -> Option<u64> {
+        let leases = self.state.next_end();
+        let grants = self.queue.iter().filter_map(|row| Some(row.waiter.grant?.ends_ms));
+        leases.into_iter().chain(grants).min()
+    }
+
     /// Returns what the rules ask for beside it.
     pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
         TableFacts { now_ms: self.now_ms, queue: &self.queue, asking: subject.asking }

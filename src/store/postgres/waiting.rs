@@ -152,7 +152,10 @@ impl PostgresStore {
             &[Some(claim.key.as_str()), Some(claim.token.as_str())],
         );
         batch.add("COMMIT", &[]);
-        let answers = self.connected(deadline)?.run(batch, deadline)?;
+        let answers = match self.connected(deadline)?.run(batch, deadline) {
+            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
+            answers => answers?,
+        };
         let Some(row) = answers.first().and_then(|answer| answer.rows.first()) else { return Ok(None) };
         let [Some(is_granted), Some(turn), grant_ends_in] = &row[..] else {
             return Err(Failure::Strange("an answer lacks columns"));

@@ -10,7 +10,7 @@ use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
 use super::waiting::{LOOKERS, Look, channel_of};
-use crate::lock::state::{Applied, CLAIM_WINDOW_MS, LockState, WaiterState, millis};
+use crate::lock::state::{Applied, LockState, WaiterState, millis};
 use crate::lock::token::Token;
 
 /// What is sent.
@@ -187,9 +187,12 @@ impl<'a> SecondTrip<'a> {
         );
     }
 
-    /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it.
+    /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it; or when a lease ends now that
+    /// was to last for longer.
     fn wake<T>(&mut self, state: &LockState, applied: &Applied<T>) {
-        if applied.granted.is_empty() {
+        let before = self.found.next_end();
+        let ends_sooner = applied.look_at_ms.is_some_and(|at_ms| before.is_none_or(|before| at_ms < before));
+        if applied.granted.is_empty() && !ends_sooner {
             return;
         }
         let listens = |token: &&Token| {
@@ -200,9 +203,8 @@ impl<'a> SecondTrip<'a> {
         let facts = self.found.facts(self.subject);
         let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter));
         let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(LOOKERS).enumerate();
-        let watch = |(turn, token)| {
-            (channel_of(token), millis(Duration::from_millis(CLAIM_WINDOW_MS) + Look::turn(turn)).to_string())
-        };
+        let end_in = Duration::from_millis(applied.look_at_ms.unwrap_or_default().saturating_sub(self.found.now_ms));
+        let watch = |(turn, token)| (channel_of(token), millis(end_in + Look::turn(turn)).to_string());
         let granted = applied.granted.iter().filter(listens).map(|token| (channel_of(token), "0".to_owned()));
         let (channels, spans): (Vec<_>, Vec<_>) = granted.chain(watchers.map(watch)).unzip();
         if !channels.is_empty() {
