@@ -11,7 +11,6 @@ use crate::lock::token::Token;
 
 /// A lease. At its end the lock is free, whatever its holder does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Lease {
     /// Its end; `None`: it never ends.
     pub ends_ms: Option<u64>,

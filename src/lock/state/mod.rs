@@ -81,7 +81,6 @@ pub struct LockState {
 
 /// A holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct HolderState {
     /// The name of its acquisition.
     pub token: Token,
@@ -90,7 +89,7 @@ pub struct HolderState {
     /// Which of the slots it has.
     pub slot: u32,
     /// Whether it shares the lock with others that do.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_shared: bool,
     /// Its claim's [`Claim::once_per`](crate::lock::claim::Claim::once_per).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,10 +105,10 @@ pub struct HolderState {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
     /// What the lock is held for.
-    #[serde(skip_serializing_if = "Purpose::is_run")]
+    #[serde(default, skip_serializing_if = "Purpose::is_run")]
     pub purpose: Purpose,
     /// It was released by hand while its command runs: when that ends, the lock is not kept.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_released: bool,
     /// Who has revoked its lease. It cannot be renewed any more, and holds the lock until its command or its lease has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,7 +141,6 @@ impl Purpose {
 
 /// A value of a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Value {
     /// The value.
     pub value: String,
@@ -152,7 +150,6 @@ pub struct Value {
 
 /// Where a sequence has got to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct SequenceState {
     /// The value that was used last.
     pub last: String,
@@ -164,7 +161,6 @@ pub struct SequenceState {
 
 /// A run that has ended, or a lock acquired by hand that was released or revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct LastRun {
     /// Whose it was.
     pub who: Holder,
@@ -179,7 +175,6 @@ pub struct LastRun {
 
 /// What the runs have achieved that have ended with 0 by themselves, and had the lock until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Success {
     /// When the last of them acquired the lock, in Unix time.
     pub began_unix_ms: u64,

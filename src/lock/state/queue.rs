@@ -41,7 +41,6 @@ pub struct WaiterState {
 
 /// A slot that is reserved for a waiter until it claims it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Grant {
     /// The slot.
     pub slot: u32,
@@ -53,7 +52,6 @@ pub struct Grant {
 
 /// A request that was cancelled while it may still be on its way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Cancelled {
     /// Its token.
     pub token: Token,
@@ -189,7 +187,7 @@ impl LockState {
 
     /// Returns whether the lock may be held in this mode now, beside those that hold it or were granted it. Not if one that was granted it
     /// would then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
-    pub(super) fn has_room(&self, mode: Mode) -> bool {
+    pub fn has_room(&self, mode: Mode) -> bool {
         let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
         let share = || self.holders.iter().map(|it| it.is_shared).chain(granted().map(|it| it == Mode::Shared));
         match mode {
