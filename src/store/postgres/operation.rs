@@ -53,6 +53,9 @@ impl PostgresStore {
         mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         self.may_be_done = false;
+        // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have been
+        // closed for reasons that do not concern this request.
+        let mut may_be_repeated = subject.asking.is_some() && self.is_connected();
         for _ in 0..ATTEMPTS {
             let found = match self.first_trip(subject, deadline) {
                 Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
@@ -81,6 +84,7 @@ impl PostgresStore {
                 found.read_all_waiters(connection, &self.tables, subject, deadline)?;
             };
             let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied);
+            let was_open = self.may_be_done;
             self.may_be_done = true;
             match connection.run(second.batch, deadline) {
                 Ok(answers) if second.checks.hold(&answers) => {
@@ -91,9 +95,10 @@ impl PostgresStore {
                 }
                 Ok(_) => return Err(Failure::Unwritten),
                 // It was rolled back.
-                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => self.may_be_done = false,
+                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => self.may_be_done = was_open,
+                Err(failure) if failure.is_closed() && may_be_repeated => may_be_repeated = false,
                 Err(failure) => {
-                    self.may_be_done = failure.is_out_of_step();
+                    self.may_be_done = was_open || failure.is_out_of_step();
                     return Err(failure);
                 }
             }
@@ -105,7 +110,7 @@ impl PostgresStore {
     /// opened anew, once.
     fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Option<Found>, Failure> {
         let tables = self.tables.clone();
-        let was_open = self.connection.as_ref().is_some_and(|connection| !connection.is_broken);
+        let was_open = self.is_connected();
         match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
             Err(failure) if was_open && failure.is_closed() => {
                 Found::read(self.connected(deadline)?, &tables, subject, deadline)
@@ -127,6 +132,11 @@ impl PostgresStore {
             Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Returns whether there is a connection that can be used as far as is known.
+    fn is_connected(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| !connection.is_broken)
     }
 
     /// Returns the connection. It is opened if there is none, or it is broken.

@@ -39,7 +39,7 @@ pub(crate) enum Mode {
     /// Connections fall silent when they send this word.
     SwallowAt(&'static str),
     /// On the connections up to this one, a request that changes a lock is held back, with all that follows it, until the mode
-    /// changes; later ones pass.
+    /// changes, and until then nothing is heard of the server either; later ones pass.
     HoldUpTo(u64),
     /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
@@ -64,6 +64,8 @@ struct Link {
     is_changing: AtomicBool,
     /// Nothing passes any more.
     is_silent: AtomicBool,
+    /// A request is held back.
+    is_held: AtomicBool,
     /// A request was held back, and has been let through.
     was_held: AtomicBool,
     /// The server has hung up.
@@ -246,10 +248,10 @@ impl Shared {
             if !is_request && link.was_held.swap(false, Ordering::Relaxed) {
                 self.delivered.fetch_add(1, Ordering::Relaxed);
             }
-            if link.is_silent.load(Ordering::Relaxed) {
+            let has = |what: &AtomicBool| what.load(Ordering::Relaxed);
+            if has(&link.is_silent) || has(&link.is_held) {
                 continue;
             }
-            let has = |what: &AtomicBool| what.load(Ordering::Relaxed);
             match self.mode() {
                 // It was awaited when the mode was still another.
                 Mode::Swallow | Mode::Reset => continue,
@@ -294,7 +296,7 @@ impl Shared {
             self.delivered.fetch_add(u64::from(link.was_held.swap(false, Ordering::Relaxed)), Ordering::Relaxed);
         }
         // A side that ends while traffic vanishes is not heard of on the other side either.
-        while self.mode() == Mode::Swallow && !self.is_over() {
+        while (self.mode() == Mode::Swallow || link.is_held.load(Ordering::Relaxed)) && !self.is_over() {
             thread::sleep(TICK);
         }
         let _ = to.shutdown(Shutdown::Write);
@@ -305,9 +307,11 @@ impl Shared {
         let is_held =
             || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if link.number <= last);
         self.held.fetch_add(1, Ordering::Relaxed);
+        link.is_held.store(true, Ordering::Relaxed);
         while is_held() && !self.is_over() {
             thread::sleep(TICK);
         }
+        link.is_held.store(false, Ordering::Relaxed);
         link.was_held.store(true, Ordering::Relaxed);
         if link.is_over.load(Ordering::Relaxed) {
             self.delivered.fetch_add(1, Ordering::Relaxed);
