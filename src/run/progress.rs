@@ -76,10 +76,6 @@ impl Watcher for Progress<'_> {
         self.draw();
         ControlFlow::Continue(())
     }
-
-    fn is_stopped(&self) -> bool {
-        self.guardian.is_some_and(Guardian::is_stopped)
-    }
 }
 
 impl WaitObserver for Progress<'_> {
@@ -93,6 +89,10 @@ impl WaitObserver for Progress<'_> {
 
     fn pause(&mut self) {
         self.clear();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.guardian.is_some_and(Guardian::is_stopped)
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

@@ -33,11 +33,6 @@ pub trait Watcher: WaitObserver {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     /// Returns whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
-
-    /// Returns whether lockrun, for which this process waits, is stopped. Then no lock must be acquired for it.
-    fn is_stopped(&self) -> bool {
-        false
-    }
 }
 
 /// How a wait for a lock has ended.
@@ -63,7 +58,7 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreErro
 /// Acquires the lock, in turn with the other waiters. If it does not get it, the claim has left the queue and is cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, max_waiting, signals, watcher } = wait;
-    let mut attempt = Attempt { store, claim, heard_at: None };
+    let mut attempt = Attempt { store, claim, heard_at: None, held: None };
     let acquired = attempt.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
     match acquired {
         // Nothing to cancel: the claim has left the queue by its last request, or has not joined it.
@@ -98,7 +93,7 @@ enum Over {
     QueueFull(Held),
     /// A run has succeeded lately.
     NotWanted(Done),
-    /// The watcher does not want to wait for this holder.
+    /// The watcher does not want to wait for this holder, or the store had no time to answer once more.
     Hopeless(Held),
     /// A signal of this number came.
     Signal(i32),
@@ -108,8 +103,11 @@ enum Over {
 struct Attempt<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
-    /// When the store last said that we are in the queue. Before it has been heard of once, its absence is an error like any other.
+    /// When the store last said that we are in the queue, or that it is busy, or was found to be gone while we waited. Before it has been heard of once, its
+    /// absence is an error like any other.
     heard_at: Option<Moment>,
+    /// Who held the lock when the store said so last.
+    held: Option<Held>,
 }
 
 impl Attempt<'_> {
@@ -140,17 +138,25 @@ impl Attempt<'_> {
                     if watcher.waiting(&held).is_break() {
                         return Ok(Over::Hopeless(held));
                     }
+                    self.held = Some(held);
                     match self.store.sleep(self.claim, until, waiter, watcher) {
                         Ok(Wakeup::TryAgain) => {
                             backoff = Backoff::new();
                             continue;
                         }
                         Ok(Wakeup::Signal(signal)) => return Ok(Over::Signal(signal)),
-                        // That it answered before is no proof that the next try will do better: the pauses grow.
-                        Err(failed) if failed.is_transient => {}
+                        // That it answered before is no proof that the next try will do better: the pauses grow. But until now nothing was
+                        // wrong with it.
+                        Err(failed) if failed.is_transient => self.heard_at = Some(Moment::now()),
                         Err(failed) => return Err(failed),
                     }
                 }
+                // So many others wait that it had no time for us.
+                Err(failed) if failed.is_busy && !is_last => self.heard_at = Some(Moment::now()),
+                Err(failed) if failed.is_busy => match self.held.take() {
+                    Some(held) => return Ok(Over::Hopeless(held)),
+                    None => return Err(failed),
+                },
                 Err(failed) if failed.is_transient && !is_last && self.bears_with_an_outage() => {}
                 Err(failed) => return Err(failed),
             }

@@ -13,6 +13,8 @@ pub struct RequestError {
     /// Whether the same request may succeed a little later: the server is away, silent, starting, busy, or not the primary for a
     /// moment.
     pub is_transient: bool,
+    /// Whether the store has answered, and only has too many others to serve at the moment.
+    pub is_busy: bool,
     /// Whether no request of the claim can have reached the store, nor can still arrive: there is nothing to cancel.
     pub left_nothing: bool,
 }
@@ -30,6 +32,6 @@ impl RequestError {
 /// A permanent error. The request may have left something in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
-        RequestError { error, is_transient: false, left_nothing: false }
+        RequestError { error, is_transient: false, is_busy: false, left_nothing: false }
     }
 }

@@ -27,6 +27,11 @@ pub trait WaitObserver {
     /// Called before lockrun stops for the terminal.
     fn pause(&mut self);
 
+    /// Returns whether lockrun, for which this process waits, is stopped. Then it does not wait: no lock must be acquired for it.
+    fn is_stopped(&self) -> bool {
+        false
+    }
+
     /// Returns a descriptor that becomes readable when the wait has become pointless.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None

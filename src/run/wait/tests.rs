@@ -84,18 +84,18 @@ impl WaitObserver for Onlooker {
     fn tick(&mut self) {}
 
     fn pause(&mut self) {}
+
+    fn is_stopped(&self) -> bool {
+        let stops = self.stops.get();
+        self.stops.set(stops.saturating_sub(1));
+        stops > 0
+    }
 }
 
 impl Watcher for Onlooker {
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
         assert_eq!(self.stops.get(), 0, "the lock was asked for in the name of a lockrun that is stopped");
         if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    }
-
-    fn is_stopped(&self) -> bool {
-        let stops = self.stops.get();
-        self.stops.set(stops.saturating_sub(1));
-        stops > 0
     }
 }
 
@@ -107,7 +107,7 @@ const MINE: Answer = Ok(Tried::Mine(GRANT));
 const HELD: Answer = Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, place: None, token: None }));
 
 fn failed<T>(is_transient: bool, left_nothing: bool) -> Result<T, RequestError> {
-    Err(RequestError { error: anyhow!("the store fails"), is_transient, left_nothing })
+    Err(RequestError { error: anyhow!("the store fails"), is_transient, is_busy: false, left_nothing })
 }
 
 /// Waits until `until` for a lock in a store that answers so. Returns what came of it, in words if it failed, and the store.
@@ -171,6 +171,26 @@ fn an_outage_is_sat_out() {
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
 }
 
+fn busy() -> Answer {
+    Err(RequestError { error: anyhow!("the store is busy"), is_transient: true, is_busy: true, left_nothing: true })
+}
+
+#[test]
+fn a_store_that_is_busy_is_waited_for() {
+    let (acquired, store) = wait_for_ever([busy(), busy(), HELD, busy(), MINE]);
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
+}
+
+#[test]
+fn who_cannot_ask_once_more_at_the_end_was_kept_waiting() {
+    // The pauses between them grow to half a second.
+    let answers = [HELD].into_iter().chain(std::iter::repeat_with(busy).take(20));
+    let (acquired, store) = wait(answers, [], Some(Moment::now() + Duration::from_millis(50)), true);
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Held(Held::default())), 1));
+    let (acquired, store) = wait([busy()], [], Some(Moment::now()), true);
+    assert_eq!((acquired, store.cancelled), (Err("the store is busy".into()), 0));
+}
+
 #[test]
 fn a_sleep_that_fails_for_a_while_is_tried_again() {
     let (acquired, store) = wait([HELD, MINE], [failed(true, true)], None, true);
@@ -191,7 +211,7 @@ fn patience_with_an_outage_ends() {
     let mut store = Scripted { tries: [failed(true, true)].into(), ..Scripted::default() };
     let claim = Claim::example();
     let heard_at = Some(Moment::from_boot(Duration::ZERO));
-    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at };
+    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None };
     let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
 }

@@ -52,6 +52,14 @@ impl Batch {
         batch
     }
 
+    /// Commits. What is not `durable` a crash of the server may forget, and nobody waits for its disk.
+    pub(super) fn commit(&mut self, durable: bool) {
+        if !durable {
+            self.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
+        }
+        self.add("COMMIT", &[]);
+    }
+
     /// Returns how many statements it has.
     pub(super) fn len(&self) -> usize {
         self.length

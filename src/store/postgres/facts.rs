@@ -1,16 +1,24 @@
 //! What the tables and the server know of one lock, for the rules in [`crate::lock::state`].
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use super::connection::Row;
 use super::failure::Failure;
-use super::waiting::Look;
+use super::reading::FIRST_WAITERS;
+use super::waiting::{LOOKERS, Look};
 use crate::lock::state::{Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 
-/// How long after the moment of its next look a waiter that has not looked counts as silent: it may be stopped or cut off, or the
-/// machine busy.
-const LATE: Duration = Duration::from_secs(1);
+/// How long after the moment at which it is to look, or to show that it is alive, a waiter that has done neither counts as silent: it may
+/// be stopped or cut off. Less than a beat.
+pub(super) const LATE: Duration = Duration::from_millis(700);
+
+/// One that has been heard of so lately need not show that it is alive: another one has asked at the same beat.
+const FRESH: Duration = Duration::from_millis(400);
+
+/// So many of those look at each beat that are kept from a free slot, so that it is no matter if some of them fall silent, too.
+const WATCHERS: usize = 4;
 
 /// How long after that moment it counts as dead. A waiter whose server is away gives up earlier.
 const GONE: Duration = Duration::from_secs(75);
@@ -24,9 +32,9 @@ pub(super) struct Queued {
     pub(super) waiter: WaiterState,
     /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::connection::Connection::session`].
     pub(super) session: Option<i64>,
-    /// When it has last asked for the lock, in milliseconds of Unix time.
+    /// When it has last done so, in milliseconds of Unix time.
     looked_at_ms: u64,
-    /// When it will ask again by itself at the latest, in milliseconds of Unix time.
+    /// When it will look at the lock, or show that it is alive, at the latest, in milliseconds of Unix time.
     looks_at_ms: u64,
     /// Whether its session is gone.
     is_cut_off: bool,
@@ -45,47 +53,96 @@ pub(super) struct TableFacts<'a> {
 impl Queued {
     /// Reads a row of the waiters: place, waiter, session, last look, next look, whether its session is gone.
     pub(super) fn read(row: &Row) -> Result<Self, Failure> {
-        let broken = || Failure::Broken("a row of the waiters cannot be read".to_owned());
         let [Some(place), Some(waiter), session, Some(looked_at_ms), Some(looks_at_ms), Some(is_cut_off)] = &row[..]
         else {
-            return Err(broken());
+            return Err(Failure::Broken("a row in the table waiters lacks a column".to_owned()));
         };
+        let broken = |column: &str, what: &dyn Display| {
+            Failure::Broken(format!("column {column} of its row with place {place} in the table waiters: {what}"))
+        };
+        let session = session.as_ref().map(|session| session.parse()).transpose();
         Ok(Queued {
-            place: place.parse().map_err(|_| broken())?,
-            waiter: serde_json::from_str(waiter).map_err(|_| broken())?,
-            session: session.as_ref().map(|session| session.parse()).transpose().map_err(|_| broken())?,
-            looked_at_ms: looked_at_ms.parse().map_err(|_| broken())?,
-            looks_at_ms: looks_at_ms.parse().map_err(|_| broken())?,
+            place: place.parse().map_err(|error| broken("place", &error))?,
+            waiter: serde_json::from_str(waiter).map_err(|error| broken("waiter", &error))?,
+            session: session.map_err(|error| broken("session", &error))?,
+            looked_at_ms: looked_at_ms.parse().map_err(|error| broken("looked_at_ms", &error))?,
+            looks_at_ms: looks_at_ms.parse().map_err(|error| broken("looks_at_ms", &error))?,
             is_cut_off: is_cut_off == "t",
         })
     }
 }
 
-/// Returns the state's waiters, those marked as unresponsive that have missed a roll call.
-///
-/// When a waiter is granted the lock, those behind it are asked to look one after the other if it is not claimed. The first that does
-/// so calls the roll: the ones before it had their turn to look, and must be dead, stopped or cut off, too.
-pub(super) fn after_roll_call(queue: &[Queued], asking: Option<&Token>, now_ms: u64) -> Vec<WaiterState> {
-    let unclaimed = queue
-        .iter()
-        .filter_map(|row| row.waiter.grant)
-        .filter(|grant| grant.ends_ms <= now_ms)
-        .max_by_key(|it| it.ends_ms);
-    let mut turn = 0;
-    let mark = |row: &Queued| {
-        let mut waiter = row.waiter.clone();
-        let Some(unclaimed) = unclaimed.filter(|_| waiter.grant.is_none()) else { return waiter };
-        turn += 1;
-        let is_over = now_ms >= unclaimed.ends_ms.saturating_add(millis(Look::turn(turn)));
-        if is_over && row.looked_at_ms < unclaimed.since_ms && asking != Some(&waiter.token) {
-            waiter.is_unresponsive = true;
-        }
-        waiter
-    };
-    queue.iter().map(mark).collect()
+/// What some waiters must do because those ahead of them leave a slot unused, or do not share the lock with those that hold it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RollCall {
+    /// Those that could be granted the lock but for the ones ahead of them: they look at the next beat.
+    pub(super) kept: Vec<Token>,
+    /// Those ahead of them that must show that they are alive.
+    pub(super) called: Vec<Token>,
 }
 
 impl TableFacts<'_> {
+    /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
+    ///
+    /// When a waiter is granted the lock, those behind it are asked to look one after the other whether it is claimed. When the first of
+    /// them does so, the ones before it had their turn, and must be dead, stopped or cut off, too.
+    pub(super) fn after_missed_turns(&self) -> Vec<WaiterState> {
+        let grants = self.queue.iter().filter_map(|row| row.waiter.grant);
+        let unclaimed = grants.filter(|grant| grant.ends_ms <= self.now_ms).max_by_key(|grant| grant.ends_ms);
+        let (mut turn, mut is_behind) = (0, false);
+        let mark = |row: &Queued| {
+            let mut waiter = row.waiter.clone();
+            is_behind |= self.asking == Some(&waiter.token);
+            let Some(unclaimed) = unclaimed.filter(|_| waiter.grant.is_none() && self.is_willing(&waiter)) else {
+                return waiter;
+            };
+            turn += 1;
+            let is_over = self.now_ms >= unclaimed.ends_ms.saturating_add(millis(Look::turn(turn)));
+            if turn <= LOOKERS && !is_behind && is_over && row.looked_at_ms < unclaimed.since_ms {
+                waiter.is_unresponsive = true;
+            }
+            waiter
+        };
+        self.queue.iter().map(mark).collect()
+    }
+
+    /// Calls the roll of the first waiters if they keep others from a lock that is free for these.
+    pub(super) fn roll_call(&self, state: &LockState) -> RollCall {
+        let rows = self.queue.iter().filter(|row| row.waiter.grant.is_none()).map(|row| &row.waiter.token);
+        let joins = self.asking.filter(|asking| self.row_of(asking).is_none());
+        let first: Vec<&Token> = rows.chain(joins).take(FIRST_WAITERS).collect();
+        let is_first =
+            |waiter: &&WaiterState| waiter.grant.is_none() && first.contains(&&waiter.token) && self.is_willing(waiter);
+        let willing: Vec<&WaiterState> = state.waiters.iter().filter(is_first).collect();
+        // One that could have the lock and nobody keeps from it waits for something else.
+        if willing.first().is_none_or(|next| state.has_room(next.mode)) {
+            return RollCall::default();
+        }
+        let is_kept = |waiter: &&&WaiterState| state.has_room(waiter.mode);
+        let kept: Vec<Token> = willing.iter().filter(is_kept).take(WATCHERS).map(|it| it.token.clone()).collect();
+        let Some(last) = kept.last() else { return RollCall::default() };
+        let ahead = willing.iter().take_while(|waiter| waiter.token != *last).map(|waiter| &waiter.token);
+        let called = ahead.filter(|token| !kept.contains(token) && self.must_show_itself(token)).cloned().collect();
+        RollCall { kept, called }
+    }
+
+    /// Returns whether this waiter has not shown lately that it is alive, and was not asked to.
+    fn must_show_itself(&self, token: &Token) -> bool {
+        let is_unheard = |row: &Queued| row.looked_at_ms.saturating_add(millis(FRESH)) <= self.now_ms;
+        let was_asked = |row: &Queued| row.looks_at_ms <= self.now_ms;
+        self.asking != Some(token) && self.row_of(token).is_some_and(|row| is_unheard(row) && !was_asked(row))
+    }
+
+    /// Returns whether this waiter looks within `span` as far as is known, or fails to.
+    pub(super) fn looks_within(&self, token: &Token, span: Duration) -> bool {
+        self.row_of(token).is_some_and(|row| row.looks_at_ms <= self.now_ms.saturating_add(millis(span)))
+    }
+
+    /// Returns the row of this waiter, if it has one.
+    pub(super) fn row_of(&self, token: &Token) -> Option<&Queued> {
+        self.queue.iter().find(|row| row.waiter.token == *token)
+    }
+
     /// Returns whether the waiter would claim the lock if it were granted it.
     pub(super) fn is_willing(&self, waiter: &WaiterState) -> bool {
         !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
@@ -113,7 +170,7 @@ impl Facts for TableFacts<'_> {
     }
 
     fn presence(&self, waiter: &WaiterState) -> Presence {
-        let Some(row) = self.queue.iter().find(|row| row.waiter.token == waiter.token) else {
+        let Some(row) = self.row_of(&waiter.token) else {
             // It has joined just now.
             return Presence::Listening;
         };

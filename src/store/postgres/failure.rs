@@ -97,6 +97,11 @@ impl Refusal {
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
+    /// Returns whether what is stored cannot be what the statement takes it for.
+    pub(super) fn is_about_data(&self) -> bool {
+        self.code.starts_with("22")
+    }
+
     /// Returns whether the role may not do it.
     pub(super) fn lacks_rights(&self) -> bool {
         self.code == "42501"
@@ -111,6 +116,12 @@ impl Refusal {
     /// its round trips.
     pub(super) fn is_worth_repeating(&self) -> bool {
         matches!(self.code.as_str(), "25P03" | "40001" | "40P01")
+    }
+
+    /// Returns whether others have kept the statement from being carried out in time.
+    fn is_busy(&self) -> bool {
+        // lock_not_available, query_canceled
+        matches!(self.code.as_str(), "55P03" | "57014")
     }
 
     /// Returns whether the connection is of no use any more: the server has closed it with this message, or is a standby now.
@@ -171,6 +182,11 @@ impl Failure {
         }
     }
 
+    /// Returns whether the server works, and others have kept it from doing what was asked in time.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.is_busy())
+    }
+
     /// Returns the failure in words: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
@@ -209,6 +225,7 @@ impl Failure {
                         "; raise that limit (of the server, the database or the role), or use a connection pooler"
                     }
                     "53100" => "; its disk is full",
+                    _ if refusal.is_busy() => "; others have used the lock, or its tables, all the time",
                     _ => "",
                 };
                 anyhow!("{server} rejects the request: {} (SQLSTATE {}){advice}", escaped(message), escaped(code))

@@ -11,6 +11,7 @@ mod connection;
 mod diagnose;
 mod facts;
 mod failure;
+mod heartbeat;
 mod listing;
 mod login;
 mod operation;
@@ -115,6 +116,7 @@ impl PostgresStore {
         RequestError {
             error: self.explain(failure),
             is_transient: failure.is_transient(),
+            is_busy: failure.is_busy(),
             left_nothing: !self.may_be_done && self.place.is_none(),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, READ_WRITE};
 use super::connection::Connection;
-use super::facts::{Queued, TableFacts, after_roll_call};
+use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
 use super::operation::Subject;
 use super::schema::{Tables, VERSION};
@@ -12,7 +12,7 @@ use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
 /// How many waiters are read, beside those that were granted the lock and the one that asks: as many as look when something ends.
-const FIRST_WAITERS: usize = LOOKERS;
+pub(super) const FIRST_WAITERS: usize = LOOKERS;
 
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
@@ -97,7 +97,7 @@ impl Found {
 
     /// Returns the state, with the waiters that were read.
     pub(super) fn state(&self, subject: Subject<'_>) -> LockState {
-        let mut waiters = after_roll_call(&self.queue, subject.asking, self.now_ms);
+        let mut waiters = self.facts(subject).after_missed_turns();
         if self.state == LockState::default() {
             // The record was deleted. What they have waited for may still run: each asks for itself when it does not any more.
             waiters.iter_mut().for_each(|waiter| waiter.seen_unix_ms = waiter.seen_unix_ms.or(Some(self.now_ms)));
@@ -120,11 +120,17 @@ impl Found {
 
 /// Reads the record of a lock.
 pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
+    let broken = |what: &str| Failure::Broken(format!("column state of its row in the table locks: {what}"));
     // A structure may also be read from the list of its parts, which nothing that lockrun has written is.
     if !record.starts_with('{') {
-        return Err(Failure::Broken("it is no JSON object".to_owned()));
+        return Err(broken("it is no JSON object"));
     }
-    serde_json::from_str(record).map_err(|error| Failure::Broken(error.to_string()))
+    let state: LockState = serde_json::from_str(record).map_err(|error| broken(&error.to_string()))?;
+    // No process of the server's would show that such a one still works.
+    if state.holders.iter().any(|holder| holder.lease.is_none()) {
+        return Err(broken("a holder has no lease"));
+    }
+    Ok(state)
 }
 
 /// Adds the question for the waiters: those that were granted the lock, the one that asks, and the first others, or `all`.
@@ -159,28 +165,33 @@ mod tests {
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
     use crate::lock::state::{Applied, Ask, Facts as _, HolderState, Lease, OnHeld, Presence, Release, WaiterState};
+    use crate::store::postgres::facts::RollCall;
 
     const NOW_MS: u64 = 1_800_000_000_000;
 
-    /// A waiter: how it shares, whether it was granted the lock, did not claim it, and when it looks next from now on, in seconds.
-    type Waits = (Mode, bool, bool, i64);
+    /// A waiter: how it shares, whether it was granted the lock, did not claim it, when it is heard of again, from now on, and how long ago
+    /// it was, in milliseconds.
+    type Waits = (Mode, bool, bool, i64, u64);
 
     fn mode() -> impl Strategy<Value = Mode> {
         prop_oneof![3 => Just(Mode::EXCLUSIVE), 1 => Just(Mode::Shared), 1 => (2u32..4).prop_map(Mode::Slots)]
     }
 
     fn waits() -> impl Strategy<Value = Waits> {
-        (mode(), prop::bool::weighted(0.1), prop::bool::weighted(0.3), prop_oneof![1 => -100i64..0, 1 => 0i64..12])
+        let looks_in = prop_oneof![1 => -100_000i64..0, 2 => -1000i64..1000, 2 => 0i64..12_000];
+        (mode(), prop::bool::weighted(0.1), prop::bool::weighted(0.3), looks_in, 0u64..1000)
     }
 
     fn token(number: usize) -> Token {
         Token::parse(&format!("t{number}")).expect("is a token")
     }
 
-    fn row((number, (mode, is_granted, is_unresponsive, looks_in)): (usize, &Waits)) -> Queued {
+    fn row((number, (mode, is_granted, is_unresponsive, looks_in, looked_ago)): (usize, &Waits)) -> Queued {
+        // Each in its turn, as one operation or another hands off what is free.
+        let granted_ago = 300 * (12 - number.min(12) as u64);
         let grant = is_granted.then(|| {
             serde_json::from_value(serde_json::json!({
-                "slot": number + 10, "since_ms": NOW_MS - 100, "ends_ms": NOW_MS + 1300
+                "slot": number + 10, "since_ms": NOW_MS - granted_ago, "ends_ms": NOW_MS - granted_ago + 1400
             }))
         });
         let waiter = WaiterState {
@@ -192,9 +203,10 @@ mod tests {
             is_unresponsive: !is_granted && *is_unresponsive,
             seen_unix_ms: None,
         };
-        let looks_at_ms = NOW_MS.saturating_add_signed(looks_in * 1000).to_string();
+        let looks_at_ms = NOW_MS.saturating_add_signed(*looks_in).to_string();
+        let looked_at_ms = (NOW_MS - looked_ago).to_string();
         let json = serde_json::to_string(&waiter).expect("is JSON");
-        let values = [&number.to_string(), &json, "7", "0", &looks_at_ms, "f"];
+        let values = [&number.to_string(), &json, "7", &looked_at_ms, &looks_at_ms, "f"];
         Queued::read(&values.map(|value| Some(value.to_owned())).to_vec()).expect("is a row")
     }
 
@@ -205,7 +217,7 @@ mod tests {
         asking: &Token,
         all: bool,
         rules: &impl Fn(&mut LockState, &TableFacts<'_>) -> Applied<T>,
-    ) -> (Applied<T>, Vec<WaiterState>) {
+    ) -> (Applied<T>, Vec<WaiterState>, RollCall) {
         let others = rows.iter().filter(|row| row.waiter.grant.is_none()).take(FIRST_WAITERS).map(|row| row.place);
         let first: Vec<i64> = others.collect();
         let is_read = |row: &&Queued| {
@@ -214,20 +226,26 @@ mod tests {
         let queue: Vec<Queued> = rows.iter().filter(is_read).cloned().collect();
         let has_all = all || queue.len() == rows.len();
         let facts = TableFacts { now_ms: NOW_MS, queue: &queue, asking: Some(asking) };
-        let mut after = LockState { waiters: queue.iter().map(|row| row.waiter.clone()).collect(), ..state.clone() };
+        let mut after = LockState { waiters: facts.after_missed_turns(), ..state.clone() };
         let applied = rules(&mut after, &facts);
         if !has_all && !facts.has_next(&after) {
             return outcome(state, rows, asking, true, rules);
         }
+        let roll_call = facts.roll_call(&after);
         // Those that were not read stay as they are; the dead among them are found when their turn comes.
         let full = TableFacts { now_ms: NOW_MS, queue: rows, asking: Some(asking) };
         let unread = rows.iter().filter(|row| !is_read(row)).map(|row| row.waiter.clone());
         let mut waiters: Vec<WaiterState> = after.waiters.into_iter().chain(unread).collect();
+        // Nor are they said to have missed their turn.
+        for waiter in &mut waiters {
+            let row = rows.iter().find(|row| row.waiter.token == waiter.token);
+            waiter.is_unresponsive &= row.is_none_or(|row| row.waiter.is_unresponsive || first.contains(&row.place));
+        }
         waiters.retain(|waiter| full.presence(waiter) != Presence::Gone);
         let place =
             |waiter: &WaiterState| rows.iter().position(|row| row.waiter.token == waiter.token).unwrap_or(rows.len());
         waiters.sort_by_key(place);
-        (applied, waiters)
+        (applied, waiters, roll_call)
     }
 
     proptest! {
@@ -236,6 +254,7 @@ mod tests {
         fn the_first_waiters_are_enough(
             queue in prop::collection::vec(waits(), 0..24),
             holders in 0usize..3,
+            shares in any::<bool>(),
             asking in 0usize..30,
             wants in mode(),
             waiting in any::<bool>(),
@@ -247,6 +266,7 @@ mod tests {
                     token: token(100 + number),
                     slot: u32::try_from(number).expect("is small"),
                     since_ms: NOW_MS - 1000,
+                    is_shared: shares,
                     lease: Some(Lease { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
                     ..HolderState::default()
                 });
@@ -259,7 +279,7 @@ mod tests {
             if releases {
                 let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.release(&asking, Release::at_once(None), false, facts);
                 let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
-                prop_assert_eq!((part.0.answer, part.0.granted, part.1), (whole.0.answer, whole.0.granted, whole.1));
+                prop_assert_eq!((part.0.answer, part.0.granted, part.1, part.2), (whole.0.answer, whole.0.granted, whole.1, whole.2));
             } else {
                 let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.acquire(&ask, facts).expect("the fence grows");
                 let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
@@ -270,7 +290,7 @@ mod tests {
                     answer => answer,
                 };
                 let (part_answer, whole_answer) = (without_place(part.0.answer), without_place(whole.0.answer));
-                prop_assert_eq!((part_answer, part.0.granted, part.1), (whole_answer, whole.0.granted, whole.1));
+                prop_assert_eq!((part_answer, part.0.granted, part.1, part.2), (whole_answer, whole.0.granted, whole.1, whole.2));
             }
         }
     }

@@ -1,83 +1,188 @@
 //! Waiting in turn: a place in the lock's queue, and how a waiter hears that it was granted the lock.
 //!
 //! A waiter that has a session of its own listens on a channel of its own, and holds an advisory lock by which the others see that its
-//! session lives. Behind a pooler that gives each transaction another session, neither would work: there a waiter looks at its own
-//! row of the queue, by one statement, at most ten times and at least once a second. It looks at the lock as a whole when a lease or a grant ends that
-//! it may be the next to get, and from time to time in any case.
+//! session lives. Behind a pooler that gives each transaction another session, neither would work: there a waiter reads its own row of
+//! the queue ([`super::heartbeat`]), at most ten times and at least once a second.
+//!
+//! A waiter looks at the lock as a whole, by an `acquire`, when there is something to get: it was granted the lock, or a lease or a grant
+//! has ended and nobody before it has noticed. Otherwise it only shows now and then that it is alive.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use sha1_smol::Sha1;
+use uuid::Uuid;
 
 use super::PostgresStore;
-use super::batch::{Batch, SNAPSHOT};
 use super::connection::Connection;
 use super::failure::Failure;
+use super::heartbeat::OwnRow;
+use crate::lock::state::millis;
 use crate::lock::token::Token;
 use crate::store::seen::Seen;
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// A waiter looks at the lock this often in any case.
-const LOOK_EVERY: Duration = Duration::from_secs(12);
+/// A waiter shows that it is alive this often, each at times of its own: at the earliest, and at the latest.
+const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
+
+/// A heartbeat may come so much later than was said on a busy machine. Nobody waits for one in particular.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
 pub(super) const LOOKERS: usize = 8;
 
-/// The time between two of them: long enough for two round trips and a commit.
+/// The time between two of them: long enough for three round trips and a commit.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How often a waiter looks at its own row where it cannot listen: the first in the queue, and all from the tenth on.
-const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// How often waiters look that are kept from a slot by those ahead of them, who leave it unused: all at the same times.
+const BEAT: Duration = Duration::from_millis(800);
+
+/// The next beat is not one that comes sooner than this: a look may be a little early for it.
+const BEAT_MIN: Duration = Duration::from_millis(100);
+
+/// How often a waiter reads its own row where it cannot listen: the first in the queue, how much less often each one behind it, and those
+/// that come after the first [`LOOKERS`].
+const POLL: (Duration, Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_millis(60), Duration::from_secs(1));
 
 /// Our place in the queue: what we know since we last looked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
-    /// When to look again if we are not woken.
-    look_at: Moment,
-    /// How often to look at our own row; `None`: we listen.
-    poll: Option<Duration>,
+    /// When to look at the lock in any case.
+    look_at: Option<Moment>,
+    /// When to see whether it is worth a look, and to show that we are alive.
+    check_at: Moment,
+    /// When to read our own row; `None`: we listen.
+    poll_at: Option<Moment>,
 }
 
 /// When a waiter looks again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// At the lock.
-    pub(super) within: Duration,
-    /// At its own row, if it does not listen.
+    /// At the lock, in any case: it is kept from a free slot.
+    within: Option<Duration>,
+    /// At its own row, to see whether it is worth more.
+    check_within: Duration,
+    /// How often at its own row, if it does not listen.
     poll: Option<Duration>,
 }
 
+/// What a notification asks a waiter to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// To look at the lock after this time.
+    Look(Duration),
+    /// To see after this time whether it is worth a look, and to show that it is alive.
+    Check(Duration),
+}
+
+impl Notice {
+    /// Returns the notice as it is sent.
+    pub(super) fn to_text(self) -> String {
+        match self {
+            Notice::Look(span) => format!("look {}", millis(span)),
+            Notice::Check(span) => format!("check {}", millis(span)),
+        }
+    }
+
+    /// Returns what was sent. What cannot be read asks for a look at once.
+    fn from_text(text: &str) -> Self {
+        let span = |number: &str| number.parse().map(Duration::from_millis).unwrap_or_default();
+        match text.split_once(' ') {
+            Some(("check", number)) => Notice::Check(span(number)),
+            Some(("look", number)) => Notice::Look(span(number)),
+            _ => Notice::Look(Duration::ZERO),
+        }
+    }
+}
+
 impl Look {
-    /// Returns when the waiter looks for which so many others are ahead, if the next lease or grant ends after `end_in`.
-    pub(super) fn in_turn(turn: usize, end_in: Option<Duration>, is_pooled: bool) -> Self {
-        let end = end_in.filter(|_| turn < LOOKERS).map(|end_in| end_in + Look::turn(turn));
-        Look { within: end.map_or(LOOK_EVERY, |end| end.min(LOOK_EVERY)), poll: is_pooled.then(|| poll_at(turn)) }
+    /// Returns when the waiter looks for which so many others are ahead, if the next lease or grant ends after `end_in`. One that is kept
+    /// from a free slot looks at the next beat, after `beat_in`.
+    pub(super) fn in_turn(turn: usize, end_in: Option<Duration>, beat_in: Option<Duration>, is_pooled: bool) -> Self {
+        let check_within = check_within(turn, end_in.map(|end_in| end_in + Look::turn(turn)));
+        Look { within: beat_in, check_within, poll: is_pooled.then(|| poll_every(turn)) }
     }
 
     /// Returns how long after the end of a lease or a grant this one of those that look does so.
     pub(super) fn turn(turn: usize) -> Duration {
-        Duration::from_millis(1) + TURN * u32::try_from(turn).unwrap_or(u32::MAX)
+        Duration::from_millis(1) + TURN * u32::try_from(turn.min(LOOKERS)).unwrap_or(0)
+    }
+
+    /// Returns the time within which the waiter is heard of again, if it lives.
+    pub(super) fn heard_within(&self) -> Duration {
+        heard_within(self.within)
     }
 }
 
-/// Returns how often the waiter looks at its own row for which so many others are ahead.
-fn poll_at(turn: usize) -> Duration {
-    POLL.0.saturating_mul(u32::try_from(turn).unwrap_or(u32::MAX).saturating_add(1)).min(POLL.1)
+/// Returns the time within which a waiter is heard of again that lives, and looks at the lock in any case after `look_in`.
+fn heard_within(look_in: Option<Duration>) -> Duration {
+    let heartbeat = HEARTBEAT.1 + SLACK;
+    look_in.map_or(heartbeat, |look_in| look_in.min(heartbeat))
+}
+
+/// Returns the time after which the waiter checks for which so many others are ahead. Its turn to look whether something has ended comes
+/// after `turn_in`; only the first ones do so in time.
+fn check_within(turn: usize, turn_in: Option<Duration>) -> Duration {
+    let (least, most) = HEARTBEAT;
+    let heartbeat = least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % (millis(most - least) + 1));
+    turn_in.filter(|_| turn < LOOKERS).map_or(heartbeat, |turn_in| turn_in.min(heartbeat))
+}
+
+/// Returns the time from `now_ms`, of the server's clock, to the next beat.
+pub(super) fn beat_in(now_ms: u64) -> Duration {
+    let (beat, min) = (millis(BEAT), millis(BEAT_MIN));
+    Duration::from_millis(min + (beat - (now_ms + min) % beat) % beat)
+}
+
+/// Returns how often the waiter reads its own row for which so many others are ahead.
+fn poll_every(turn: usize) -> Duration {
+    let (first, step, last) = POLL;
+    if turn < LOOKERS { first + step * u32::try_from(turn).unwrap_or(0) } else { last }
 }
 
 impl Place {
     /// Returns what is known after another look, at `now_ms` on the server's clock, that found a holder with a lease of `ttl`, or none.
     pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now_ms: u64, look: Look) -> Self {
+        let now = Moment::now();
         let seen = Seen::after(before.and_then(|before| before.seen), found, ttl, now_ms);
-        let look_at = Moment::now() + look.within;
         // Nobody wakes us when the lease of a holder has passed that the store has forgotten.
         let over_at = seen.as_ref().and_then(Seen::over_at);
-        Place { seen, look_at: over_at.map_or(look_at, |over_at| look_at.min(over_at)), poll: look.poll }
+        let look_at = look.within.map(|within| now + within).into_iter().chain(over_at).min();
+        let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
+        Place { seen, look_at, check_at, poll_at }
+    }
+
+    /// Notes what a notification asks for.
+    fn note(&mut self, notice: Notice) {
+        let now = Moment::now();
+        match notice {
+            Notice::Look(span) => {
+                let at = now + span;
+                self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
+            }
+            Notice::Check(span) => self.check_at = self.check_at.min(now + span),
+        }
+    }
+
+    /// Notes what was read of our own row.
+    fn learn(&mut self, own: &OwnRow) {
+        if own.is_held {
+            self.seen = Seen::after(self.seen, true, own.ttl, own.now_ms);
+        }
+        if self.poll_at.is_some() {
+            let every = poll_every(own.turn);
+            self.poll_at = Some(Moment::now() + own.turn_in().map_or(every, |turn_in| turn_in.min(every)));
+        }
+    }
+
+    /// Returns when to wake up if nothing happens before.
+    fn wake_at(&self) -> Moment {
+        [self.look_at, self.poll_at].into_iter().flatten().fold(self.check_at, Moment::min)
     }
 }
 
@@ -87,7 +192,7 @@ pub(super) fn channel_of(token: &Token) -> String {
 }
 
 impl PostgresStore {
-    /// Sleeps until we are woken, until the next look is due, or until `until`.
+    /// Sleeps until it is worth a look at the lock, or until `until`.
     pub(super) fn sleep_in_queue(
         &mut self,
         claim: &Claim,
@@ -95,97 +200,103 @@ impl PostgresStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        let Some(Place { look_at, poll: is_pooled, .. }) = self.place else { return Ok(Wakeup::TryAgain) };
-        let mut look_at = until.map_or(look_at, |until| until.min(look_at));
-        let mut poll = is_pooled;
+        let Some(mut place) = self.place else { return Ok(Wakeup::TryAgain) };
         loop {
             // A notification may have come already, with an answer.
-            if poll.is_none() {
-                look_at =
-                    self.asked_to_look_within(&claim.token)?.map_or(look_at, |span| look_at.min(Moment::now() + span));
+            if place.poll_at.is_none() {
+                self.notices(&claim.token)?.into_iter().for_each(|notice| place.note(notice));
             }
-            let wake_at = poll.map_or(look_at, |poll| look_at.min(Moment::now() + poll));
-            let source = self.connection.as_ref().filter(|_| poll.is_none());
+            let wake_at = until.map_or(place.wake_at(), |until| until.min(place.wake_at()));
+            let source = self.connection.as_ref().filter(|_| place.poll_at.is_none());
             match waiter.wait_for(source.map(Connection::as_fd), Some(wake_at), observer) {
                 Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
-                Ok(WakeReason::Time) if wake_at >= look_at => return Ok(Wakeup::TryAgain),
-                Ok(_) => {}
+                Ok(WakeReason::Time | WakeReason::Ready | WakeReason::Resumed) => {}
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
-            if poll.is_some() {
-                match self.poll(claim)? {
-                    None => return Ok(Wakeup::TryAgain),
-                    Some(Polled { turn, grant_ends_in }) => {
-                        let end = grant_ends_in
-                            .filter(|_| turn < LOOKERS)
-                            .map(|span| Moment::now() + span + Look::turn(turn));
-                        look_at = end.map_or(look_at, |end| look_at.min(end));
-                        poll = Some(poll_at(turn));
-                    }
-                }
+            let now = Moment::now();
+            if until.into_iter().chain(place.look_at).any(|at| at <= now) {
+                return Ok(Wakeup::TryAgain);
+            }
+            if observer.is_stopped() {
+                // Nobody is there who would want the lock.
+                return Ok(Wakeup::TryAgain);
+            }
+            let is_worth_a_look = if place.check_at <= now {
+                self.check(claim, &mut place)?
+            } else if place.poll_at.is_some_and(|at| at <= now) {
+                let own = self.poll(claim)?;
+                // One that is called, and may have to look from now on at each beat, finds out what it is to do.
+                own.inspect(|own| place.learn(own)).is_none_or(|own| own.is_worth_a_look() || own.is_called)
+            } else {
+                false
+            };
+            self.place = Some(place);
+            if is_worth_a_look {
+                return Ok(Wakeup::TryAgain);
             }
         }
     }
 
-    /// Returns the shortest span within which a notification has asked this waiter to look. Fails if the session does not listen for it.
-    fn asked_to_look_within(&mut self, token: &Token) -> Result<Option<Duration>, Failure> {
+    /// Shows that we are alive. Returns whether it is worth a look at the lock.
+    fn check(&mut self, claim: &Claim, place: &mut Place) -> Result<bool, Failure> {
+        let look_in = place.look_at.map(|look_at| look_at.since(Moment::now()));
+        let Some(own) = self.send_heartbeat(claim, heard_within(look_in))? else { return Ok(true) };
+        place.learn(&own);
+        place.check_at = Moment::now() + check_within(own.turn, own.turn_in());
+        // What is free, and was granted to nobody, was so when all that were asked seemed to be dead.
+        let is_free = own.ends_ms.is_none() && !own.is_held && own.turn < LOOKERS;
+        Ok(own.is_worth_a_look() || is_free)
+    }
+
+    /// Returns what notifications have asked this waiter to do. Fails if the session does not listen for it.
+    fn notices(&mut self, token: &Token) -> Result<Vec<Notice>, Failure> {
         let connection = self.connection.as_mut().filter(|connection| connection.listens_for.as_ref() == Some(token));
         let notifications = connection.ok_or(Failure::Closed)?.notifications()?;
         let channel = channel_of(token);
         let ours = notifications.iter().filter(|notification| notification.channel == channel);
-        Ok(ours.map(|notification| Duration::from_millis(notification.message.parse().unwrap_or(0))).min())
+        Ok(ours.map(|notification| Notice::from_text(&notification.message)).collect())
     }
-
-    /// Looks at our row of the queue. Returns nothing if it is worth asking for the lock: it was granted, or we have lost our place.
-    fn poll(&mut self, claim: &Claim) -> Result<Option<Polled>, Failure> {
-        let deadline = Moment::now() + self.timeout;
-        let waiters = &self.tables.waiters;
-        let mut batch = Batch::transaction(SNAPSHOT, deadline);
-        batch.add(
-            &format!(
-                "SELECT own.is_granted, \
-                 (SELECT count(*) FROM (SELECT FROM {waiters} WHERE key = $1 AND place < own.place LIMIT {LOOKERS}) AS ahead), \
-                 (SELECT min((waiter->'grant'->>'ends_ms')::bigint) FROM {waiters} WHERE key = $1 AND is_granted) \
-                  - (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
-                 FROM {waiters} AS own WHERE own.key = $1 AND own.token = $2"
-            ),
-            &[Some(claim.key.as_str()), Some(claim.token.as_str())],
-        );
-        batch.add("COMMIT", &[]);
-        let answers = match self.connected(deadline)?.run(batch, deadline) {
-            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
-            answers => answers?,
-        };
-        let Some(row) = answers.first().and_then(|answer| answer.rows.first()) else { return Ok(None) };
-        let [Some(is_granted), Some(turn), grant_ends_in] = &row[..] else {
-            return Err(Failure::Strange("an answer lacks columns"));
-        };
-        let span = |text: &String| Duration::from_millis(u64::try_from(text.parse().unwrap_or(0_i64)).unwrap_or(0));
-        let polled = Polled { turn: turn.parse().unwrap_or(LOOKERS), grant_ends_in: grant_ends_in.as_ref().map(span) };
-        Ok((is_granted == "f").then_some(polled))
-    }
-}
-
-/// What a waiter learns from its row of the queue.
-struct Polled {
-    /// How many are ahead, [`LOOKERS`] at most.
-    turn: usize,
-    /// In how long the grant ends that is to be claimed first.
-    grant_ends_in: Option<Duration>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
     #[test]
     fn the_first_waiters_look_when_something_ends() {
-        let seconds = Duration::from_secs;
-        assert_eq!(Look::in_turn(0, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(1));
-        assert_eq!(Look::in_turn(2, Some(seconds(3)), false).within, seconds(3) + Duration::from_millis(201));
-        assert_eq!(Look::in_turn(LOOKERS, Some(seconds(3)), false).within, LOOK_EVERY);
-        assert_eq!(Look::in_turn(0, Some(seconds(60)), false).within, LOOK_EVERY);
-        assert_eq!(Look::in_turn(0, None, true).poll, Some(POLL.0));
-        assert_eq!(Look::in_turn(5000, None, true).poll, Some(POLL.1));
+        let checks = |turn: usize, end_in: u64| Look::in_turn(turn, Some(seconds(end_in)), None, false).check_within;
+        assert_eq!(checks(0, 3), seconds(3) + Duration::from_millis(1));
+        assert_eq!(checks(2, 3), seconds(3) + Duration::from_millis(201));
+        for late in [checks(LOOKERS, 3), checks(0, 60)] {
+            assert!((HEARTBEAT.0..=HEARTBEAT.1).contains(&late), "{late:?}");
+        }
+        assert_eq!(Look::in_turn(0, None, None, true).poll, Some(POLL.0));
+        assert_eq!(Look::in_turn(5000, None, None, true).poll, Some(POLL.2));
+    }
+
+    #[test]
+    fn beats_are_at_the_same_times_for_all() {
+        for now_ms in 1_800_000_000_000..1_800_000_000_000 + 2 * millis(BEAT) {
+            let span = beat_in(now_ms);
+            assert!(
+                BEAT_MIN <= span && span < BEAT_MIN + BEAT && (now_ms + millis(span)) % millis(BEAT) == 0,
+                "{span:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn notices_are_read_as_they_are_sent() {
+        for notice in [Notice::Look(seconds(0)), Notice::Look(seconds(7)), Notice::Check(seconds(3))] {
+            assert_eq!(Notice::from_text(&notice.to_text()), notice);
+        }
+        for other in ["", "x", "look", "check x y"] {
+            let read = Notice::from_text(other);
+            assert!(matches!(read, Notice::Look(Duration::ZERO) | Notice::Check(Duration::ZERO)), "{other}");
+        }
     }
 }

@@ -6,10 +6,11 @@ use serde_json::to_string;
 
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
+use super::facts::RollCall;
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
-use super::waiting::{LOOKERS, Look, channel_of};
+use super::waiting::{LOOKERS, Look, Notice, beat_in, channel_of};
 use crate::lock::state::{Applied, LockState, WaiterState, millis};
 use crate::lock::token::Token;
 
@@ -22,6 +23,8 @@ pub(super) struct SecondTrip<'a> {
     session: i64,
     /// What its answers must say.
     pub(super) checks: Checks,
+    /// Whether the one that asks joins the queue.
+    joins: bool,
     /// The statements.
     pub(super) batch: Batch,
     /// When the one that asks looks again, if it waits.
@@ -82,9 +85,12 @@ impl<'a> SecondTrip<'a> {
     ) -> Self {
         let at = subject.asking.and_then(|asking| state.waiters.iter().position(|waiter| waiter.token == *asking));
         let end_in = applied.look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(found.now_ms)));
+        let facts = found.facts(subject);
+        let roll_call = facts.roll_call(state);
+        let beat_in = beat_in(found.now_ms);
         let look = at.and(subject.asking).map(|asking| {
-            let turn = found.facts(subject).ahead_of(asking, state);
-            Look::in_turn(turn, end_in, found.is_pooled)
+            let is_kept = roll_call.kept.contains(asking);
+            Look::in_turn(facts.ahead_of(asking, state), end_in, is_kept.then_some(beat_in), found.is_pooled)
         });
         let mut trip = SecondTrip {
             tables,
@@ -92,6 +98,7 @@ impl<'a> SecondTrip<'a> {
             found,
             session: connection.session,
             checks: Checks { writes_record: false },
+            joins: false,
             batch: Batch::default(),
             look,
             place: PlaceIn::Known(at.unwrap_or(0) as u64),
@@ -100,13 +107,11 @@ impl<'a> SecondTrip<'a> {
         trip.write_record(state);
         trip.write_queue(state);
         trip.count();
+        trip.call(&roll_call, beat_in);
         trip.wake(state, applied);
         trip.listen(connection);
-        if !trip.checks.writes_record {
-            // A waiter whose place a crash has forgotten asks for another one. It need not wait for the disk, nor must those behind it.
-            trip.batch.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
-        }
-        trip.batch.add("COMMIT", &[]);
+        // What else there is of the queue, a crash may forget: it can only cost time, and nobody need wait for the disk.
+        trip.batch.commit(trip.checks.writes_record || trip.joins);
         trip
     }
 
@@ -149,7 +154,7 @@ impl<'a> SecondTrip<'a> {
         let (Some(asking), Some(look)) = (self.subject.asking, self.look) else { return };
         let Some(own) = find(asking) else { return };
         let looked_at_ms = self.found.now_ms.to_string();
-        let looks_at_ms = self.found.now_ms.saturating_add(millis(look.within)).to_string();
+        let looks_at_ms = self.found.now_ms.saturating_add(millis(look.heard_within())).to_string();
         let session = (!self.found.is_pooled).then(|| self.session.to_string());
         let (session, looked, looks) = (session.as_deref(), Some(looked_at_ms.as_str()), Some(looks_at_ms.as_str()));
         if self.found.queue.iter().any(|row| row.waiter.token == *asking) {
@@ -161,6 +166,7 @@ impl<'a> SecondTrip<'a> {
                 &[key, Some(asking.as_str()), session, looked, looks],
             );
         } else {
+            self.joins = true;
             self.batch.add(
                 &format!(
                     "INSERT INTO {waiters} (key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms) \
@@ -187,6 +193,32 @@ impl<'a> SecondTrip<'a> {
         );
     }
 
+    /// Calls the roll: writes down when those that were called are to be heard of, and notifies them.
+    fn call(&mut self, roll_call: &RollCall, beat_in: Duration) {
+        let facts = self.found.facts(self.subject);
+        let is_other = |token: &&Token| self.subject.asking != Some(*token);
+        let kept = roll_call.kept.iter().filter(is_other).filter(|token| !facts.looks_within(token, beat_in));
+        let looks = kept.map(|token| (token, Notice::Look(beat_in), beat_in));
+        let checks = roll_call.called.iter().map(|token| (token, Notice::Check(Duration::ZERO), Duration::ZERO));
+        let (mut places, mut times, mut notices) = (Vec::new(), Vec::new(), Vec::new());
+        for (token, notice, within) in looks.chain(checks) {
+            let Some(row) = facts.row_of(token) else { continue };
+            places.push(row.place.to_string());
+            times.push(self.found.now_ms.saturating_add(millis(within)).to_string());
+            notices.extend(row.session.is_some().then(|| (channel_of(token), notice)));
+        }
+        if !places.is_empty() {
+            let waiters = &self.tables.waiters;
+            let statement = format!(
+                "UPDATE {waiters} AS own SET looks_at_ms = called.at_ms \
+                 FROM unnest($2::bigint[], $3::bigint[]) AS called (place, at_ms) WHERE own.key = $1 AND own.place = called.place"
+            );
+            let [places, times] = [places, times].map(array);
+            self.batch.add(&statement, &[Some(self.subject.key.as_str()), Some(&places), Some(&times)]);
+        }
+        self.notify(notices);
+    }
+
     /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it; or when a lease ends now that
     /// was to last for longer.
     fn wake<T>(&mut self, state: &LockState, applied: &Applied<T>) {
@@ -204,15 +236,22 @@ impl<'a> SecondTrip<'a> {
         let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter));
         let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(LOOKERS).enumerate();
         let end_in = Duration::from_millis(applied.look_at_ms.unwrap_or_default().saturating_sub(self.found.now_ms));
-        let watch = |(turn, token)| (channel_of(token), millis(end_in + Look::turn(turn)).to_string());
-        let granted = applied.granted.iter().filter(listens).map(|token| (channel_of(token), "0".to_owned()));
-        let (channels, spans): (Vec<_>, Vec<_>) = granted.chain(watchers.map(watch)).unzip();
-        if !channels.is_empty() {
-            // The names are made of letters, digits and underscores.
-            let [channels, spans] = [channels, spans].map(|words| format!("{{{}}}", words.join(",")));
-            let statement = "SELECT pg_notify(channel, look_in_ms) \
-                             FROM unnest($1::text[], $2::text[]) AS woken (channel, look_in_ms)";
-            self.batch.add(statement, &[Some(&channels), Some(&spans)]);
+        let watch = |(turn, token)| (channel_of(token), Notice::Check(end_in + Look::turn(turn)));
+        let granted =
+            applied.granted.iter().filter(listens).map(|token| (channel_of(token), Notice::Look(Duration::ZERO)));
+        let notices = granted.chain(watchers.map(watch)).collect();
+        self.notify(notices);
+    }
+
+    /// Sends notices to these channels.
+    fn notify(&mut self, notices: Vec<(String, Notice)>) {
+        if !notices.is_empty() {
+            let (channels, texts): (Vec<_>, Vec<_>) =
+                notices.into_iter().map(|(channel, notice)| (channel, notice.to_text())).unzip();
+            let [channels, texts] = [channels, texts].map(array);
+            let statement =
+                "SELECT pg_notify(channel, notice) FROM unnest($1::text[], $2::text[]) AS woken (channel, notice)";
+            self.batch.add(statement, &[Some(&channels), Some(&texts)]);
         }
     }
 
@@ -235,6 +274,11 @@ impl<'a> SecondTrip<'a> {
 /// Returns what is stored of a lock or a waiter. All that is in them can be written as JSON.
 fn json(value: &impl serde::Serialize) -> String {
     to_string(value).unwrap_or_default()
+}
+
+/// Returns an array as PostgreSQL reads it, of words that are made of letters, digits, underscores and blanks.
+fn array(words: Vec<String>) -> String {
+    format!("{{{}}}", words.join(","))
 }
 
 fn is_granted(waiter: &WaiterState) -> &'static str {

@@ -158,6 +158,7 @@ impl RedisStore {
         RequestError {
             error: failure.explain(&self.server),
             is_transient: failure.is_transient(),
+            is_busy: false,
             left_nothing: matches!(failure, Failure::Unreachable(_)) && !self.in_flight,
         }
     }

@@ -58,8 +58,8 @@ on_pooled!(waiters_poll_at_a_bounded_rate, |store, pooled| {
     let span = Duration::from_secs(5);
     stays_true_for(span, "all wait", || queue.begun().is_empty());
     let sent = statements() - before;
-    // 10 + 5 + 3.3 + 2.5 + 2 + ... + 1 + 10 x 1 a second, and what a few of them look for besides.
-    assert!(sent <= 45 * span.as_secs(), "{sent} statements of 20 waiters");
+    // 10 + 6.3 + 4.5 + 3.6 + 2.9 + 2.5 + 2.2 + 1.9 + 12 x 1 a second, and what a few of them look for besides.
+    assert!(sent <= 50 * span.as_secs(), "{sent} statements of 20 waiters");
     assert!(sent >= 20, "they do poll: {sent}");
 });
 

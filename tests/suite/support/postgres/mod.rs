@@ -290,8 +290,8 @@ impl Postgres {
         let token = quoted(waiter["token"].as_str().expect("a token"));
         let (key, waiter) = (quoted(key), quoted(&waiter.to_string()));
         self.ask(&format!(
-            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looks_at_ms)
-             VALUES ({key}, {token}, {waiter}, false, 9000000000000)"
+            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looked_at_ms, looks_at_ms)
+             VALUES ({key}, {token}, {waiter}, false, 0, 9000000000000)"
         ));
     }
 
@@ -387,10 +387,10 @@ impl LeaseServer for Postgres {
     }
 
     fn requests(&self) -> u64 {
-        // Each locks a lock's row, or only reads.
+        // Each locks a lock's row, shows that a waiter is alive, or only reads.
         self.count(
             "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
-             WHERE query LIKE '%FOR UPDATE%' OR query LIKE 'BEGIN % READ ONLY%'",
+             WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET looked_at_ms%' OR query LIKE 'BEGIN % READ ONLY%'",
         )
     }
 
