@@ -53,8 +53,8 @@ fn knows_its_locks(server: &dyn LeaseServer, postgres: &Postgres) {
     assert_eq!((server.waiting("a'b"), server.left("a'b", true)), (vec![], vec![]), "no tables, no locks");
     postgres.ask("CREATE SCHEMA lockrun; CREATE TABLE lockrun.locks (key text, state json)");
     postgres.ask(
-        "CREATE TABLE lockrun.waiters (key text, place bigint, token text, is_granted boolean, session bigint, \
-         looks_at_ms bigint, waiter json)",
+        "CREATE TABLE lockrun.waiters (key text, place bigint, token text, is_granted boolean, \
+         is_unresponsive boolean DEFAULT false, session bigint, looks_at_ms bigint, waiter json)",
     );
     let holders = r#""holders": [{"token": "x", "lease": {"ends_ms": 5}}, {"token": "y", "lease": {}}]"#;
     postgres.ask(&format!(r#"INSERT INTO lockrun.locks VALUES ('a''b', '{{"fence": 7, {holders}}}')"#));

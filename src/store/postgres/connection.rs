@@ -91,11 +91,11 @@ impl Connection {
 
     /// Sends the batch in one flight, and returns the answers to its statements, in their order, without those of its preparations. Fails
     /// with the first refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
-    pub(super) fn run(&mut self, batch: Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
+    pub(super) fn run(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if self.transaction == Transaction::Failed {
             let mut end = Batch::default();
             end.add("ROLLBACK", &[]);
-            self.exchange(end, deadline)?;
+            self.exchange(&end, deadline)?;
         }
         self.exchange(batch, deadline)
     }
@@ -105,8 +105,8 @@ impl Connection {
         self.transaction == Transaction::Open
     }
 
-    fn exchange(&mut self, batch: Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
-        let answers = self.try_exchange(&batch, deadline);
+    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
+        let answers = self.try_exchange(batch, deadline);
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
         answers
     }
@@ -172,7 +172,7 @@ impl Connection {
     pub(super) fn is_in_recovery(&mut self, deadline: Moment) -> Result<bool, Failure> {
         let mut batch = Batch::default();
         batch.add("SELECT pg_catalog.pg_is_in_recovery()", &[]);
-        let answers = self.run(batch, deadline)?;
+        let answers = self.run(&batch, deadline)?;
         Ok(answers.first().and_then(|answer| answer.rows.first()?.first()?.as_deref()) == Some("t"))
     }
 
@@ -274,6 +274,11 @@ impl Connection {
     /// Returns what authentication is bound to, if the connection is encrypted: see [`Stream::server_end_point`].
     pub(super) fn server_end_point(&self) -> Option<Vec<u8>> {
         self.stream.server_end_point()
+    }
+
+    /// Returns whether nobody on the network can read what is sent: it is encrypted, or does not leave this machine.
+    pub(super) fn is_private(&self) -> bool {
+        self.is_encrypted() || self.stream.is_local()
     }
 
     /// Returns whether the connection is encrypted.

@@ -97,11 +97,6 @@ impl Refusal {
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
-    /// Returns whether what is stored cannot be what the statement takes it for.
-    pub(super) fn is_about_data(&self) -> bool {
-        self.code.starts_with("22")
-    }
-
     /// Returns whether the role may not do it.
     pub(super) fn lacks_rights(&self) -> bool {
         self.code == "42501"
@@ -192,12 +187,11 @@ impl Failure {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoResources(error) => anyhow!("cannot reach {server}: {error}"),
-            Failure::NoPassword(why) => anyhow!("{why}"),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?"),
-            Failure::NoHost { why, .. } => anyhow!("{why}"),
+            Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
             Failure::Unwritten => anyhow!(
                 "{server} has not stored what it was told to; see whether a rule or trigger on the tables of lockrun prevents it"
             ),
@@ -225,6 +219,10 @@ impl Failure {
                         "; raise that limit (of the server, the database or the role), or use a connection pooler"
                     }
                     "53100" => "; its disk is full",
+                    // untranslatable_character
+                    "22P05" => {
+                        "; its database cannot store this key: choose another one, or a database with the encoding UTF8"
+                    }
                     _ if refusal.is_busy() => "; others have used the lock, or its tables, all the time",
                     _ => "",
                 };

@@ -67,7 +67,7 @@ impl PostgresStore {
         );
         batch.add("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]);
         batch.add("COMMIT", &[]);
-        let mut answers = self.connected(deadline)?.run(batch, deadline)?;
+        let mut answers = self.connected(deadline)?.run(&batch, deadline)?;
         answers.pop();
         let strange = || Failure::Strange("an answer that lacks columns");
         let clock = answers.pop().and_then(|mut clock| clock.rows.pop()).ok_or_else(strange)?;

@@ -86,7 +86,7 @@ impl PostgresStore {
             let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied);
             let was_open = self.may_be_done;
             self.may_be_done = true;
-            match connection.run(second.batch, deadline) {
+            match connection.run(&second.batch, deadline) {
                 Ok(answers) if second.checks.hold(&answers) => {
                     self.may_be_done = false;
                     connection.listens_for = second.listens_for;
@@ -125,9 +125,9 @@ impl PostgresStore {
         let connection = self.connected(deadline)?;
         let mut look = Batch::default();
         look.add("SELECT FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) $1::name", &[Some(&schema)]);
-        let found = connection.run(look, deadline)?;
+        let found = connection.run(&look, deadline)?;
         let is_missing = found.iter().all(|answer| answer.rows.is_empty());
-        match connection.run(tables.create(is_missing, deadline), deadline) {
+        match connection.run(&tables.create(is_missing, deadline), deadline) {
             Ok(_) => Ok(()),
             Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
             Err(failure) => Err(failure),

@@ -55,7 +55,7 @@ impl Found {
             &[],
         );
         add_question(&mut batch, tables, subject, subject.needs_all_waiters);
-        let [_, locked, facts, queue] = &mut connection.run(batch, deadline)?[..] else { return Err(INCOMPLETE) };
+        let [_, locked, facts, queue] = &mut connection.run(&batch, deadline)?[..] else { return Err(INCOMPLETE) };
         if !connection.is_in_transaction() {
             return Err(Failure::Unwritten);
         }
@@ -88,7 +88,7 @@ impl Found {
     ) -> Result<(), Failure> {
         let mut batch = Batch::default();
         add_question(&mut batch, tables, subject, true);
-        let answers = connection.run(batch, deadline)?;
+        let answers = connection.run(&batch, deadline)?;
         let rows = answers.iter().flat_map(|answer| &answer.rows);
         self.queue = rows.map(Queued::read).collect::<Result<_, _>>()?;
         self.has_all_waiters = true;
@@ -100,7 +100,9 @@ impl Found {
         let mut waiters = self.facts(subject).after_missed_turns();
         if self.state == LockState::default() {
             // The record was deleted. What they have waited for may still run: each asks for itself when it does not any more.
-            waiters.iter_mut().for_each(|waiter| waiter.seen_unix_ms = waiter.seen_unix_ms.or(Some(self.now_ms)));
+            for waiter in &mut waiters {
+                waiter.seen_unix_ms = waiter.seen_unix_ms.or(Some(self.now_ms));
+            }
         }
         LockState { waiters, ..self.state.clone() }
     }

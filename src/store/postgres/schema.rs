@@ -6,6 +6,9 @@
 //! waiters   key, place, ...     a row a waiter, in the order in which they came
 //! ```
 //!
+//! A waiter's row has in columns what is asked of it by statements. The server never looks into the JSON: where its encoding is not UTF-8,
+//! it may have no characters for what is in there.
+//!
 //! The queue is rows of its own, so that an operation on a lock costs the same however many wait: it loads the first few.
 
 use postgres_protocol::escape::escape_identifier;
@@ -56,6 +59,8 @@ impl Tables {
                  token text NOT NULL,\n    \
                  waiter json NOT NULL,\n    \
                  is_granted boolean NOT NULL,\n    \
+                 grant_ends_ms bigint,\n    \
+                 is_unresponsive boolean NOT NULL DEFAULT false,\n    \
                  session bigint,\n    \
                  looked_at_ms bigint NOT NULL,\n    \
                  looks_at_ms bigint NOT NULL,\n    \

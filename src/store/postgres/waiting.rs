@@ -129,7 +129,8 @@ fn heard_within(look_in: Option<Duration>) -> Duration {
 /// after `turn_in`; only the first ones do so in time.
 fn check_within(turn: usize, turn_in: Option<Duration>) -> Duration {
     let (least, most) = HEARTBEAT;
-    let heartbeat = least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % (millis(most - least) + 1));
+    let spread = millis(most.saturating_sub(least)) + 1;
+    let heartbeat = least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread);
     turn_in.filter(|_| turn < LOOKERS).map_or(heartbeat, |turn_in| turn_in.min(heartbeat))
 }
 
@@ -244,8 +245,7 @@ impl PostgresStore {
         place.learn(&own);
         place.check_at = Moment::now() + check_within(own.turn, own.turn_in());
         // What is free, and was granted to nobody, was so when all that were asked seemed to be dead.
-        let is_free = own.ends_ms.is_none() && !own.is_held && own.turn < LOOKERS;
-        Ok(own.is_worth_a_look() || is_free)
+        Ok(own.is_worth_a_look() || own.is_free() && own.turn < LOOKERS)
     }
 
     /// Returns what notifications have asked this waiter to do. Fails if the session does not listen for it.
@@ -283,7 +283,7 @@ mod tests {
         for now_ms in 1_800_000_000_000..1_800_000_000_000 + 2 * millis(BEAT) {
             let span = beat_in(now_ms);
             assert!(
-                BEAT_MIN <= span && span < BEAT_MIN + BEAT && (now_ms + millis(span)) % millis(BEAT) == 0,
+                BEAT_MIN <= span && span < BEAT_MIN + BEAT && (now_ms + millis(span)).is_multiple_of(millis(BEAT)),
                 "{span:?}"
             );
         }

@@ -1,8 +1,11 @@
 //! The second round trip of an operation: writes what has changed, wakes waiters, and commits.
 
+use std::io;
 use std::time::Duration;
 
-use serde_json::to_string;
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
@@ -142,8 +145,18 @@ impl<'a> SecondTrip<'a> {
             match find(&row.waiter.token) {
                 Some(after) if *after == row.waiter => {}
                 Some(after) => self.batch.add(
-                    &format!("UPDATE {waiters} SET waiter = $3::json, is_granted = $4::boolean WHERE key = $1 AND place = $2::bigint"),
-                    &[key, Some(&place), Some(&json(after)), Some(is_granted(after))],
+                    &format!(
+                        "UPDATE {waiters} SET waiter = $3::json, is_granted = $4::boolean, grant_ends_ms = $5::bigint, \
+                         is_unresponsive = $6::boolean WHERE key = $1 AND place = $2::bigint"
+                    ),
+                    &[
+                        key,
+                        Some(&place),
+                        Some(&json(after)),
+                        Some(boolean(after.grant.is_some())),
+                        grant_ends(after).as_deref(),
+                        Some(boolean(after.is_unresponsive)),
+                    ],
                 ),
                 None => {
                     let statement = format!("DELETE FROM {waiters} WHERE key = $1 AND place = $2::bigint");
@@ -169,10 +182,20 @@ impl<'a> SecondTrip<'a> {
             self.joins = true;
             self.batch.add(
                 &format!(
-                    "INSERT INTO {waiters} (key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms) \
-                     VALUES ($1, $2, $3::json, $4::boolean, $5::bigint, $6::bigint, $7::bigint)"
+                    "INSERT INTO {waiters} \
+                     (key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms, grant_ends_ms) \
+                     VALUES ($1, $2, $3::json, $4::boolean, $5::bigint, $6::bigint, $7::bigint, $8::bigint)"
                 ),
-                &[key, Some(asking.as_str()), Some(&json(own)), Some(is_granted(own)), session, looked, looks],
+                &[
+                    key,
+                    Some(asking.as_str()),
+                    Some(&json(own)),
+                    Some(boolean(own.grant.is_some())),
+                    session,
+                    looked,
+                    looks,
+                    grant_ends(own).as_deref(),
+                ],
             );
         }
     }
@@ -213,7 +236,7 @@ impl<'a> SecondTrip<'a> {
                 "UPDATE {waiters} AS own SET looks_at_ms = called.at_ms \
                  FROM unnest($2::bigint[], $3::bigint[]) AS called (place, at_ms) WHERE own.key = $1 AND own.place = called.place"
             );
-            let [places, times] = [places, times].map(array);
+            let [places, times] = [&places, &times].map(|words| array(words));
             self.batch.add(&statement, &[Some(self.subject.key.as_str()), Some(&places), Some(&times)]);
         }
         self.notify(notices);
@@ -248,7 +271,7 @@ impl<'a> SecondTrip<'a> {
         if !notices.is_empty() {
             let (channels, texts): (Vec<_>, Vec<_>) =
                 notices.into_iter().map(|(channel, notice)| (channel, notice.to_text())).unzip();
-            let [channels, texts] = [channels, texts].map(array);
+            let [channels, texts] = [&channels, &texts].map(|words| array(words));
             let statement =
                 "SELECT pg_notify(channel, notice) FROM unnest($1::text[], $2::text[]) AS woken (channel, notice)";
             self.batch.add(statement, &[Some(&channels), Some(&texts)]);
@@ -271,16 +294,58 @@ impl<'a> SecondTrip<'a> {
     }
 }
 
-/// Returns what is stored of a lock or a waiter. All that is in them can be written as JSON.
-fn json(value: &impl serde::Serialize) -> String {
-    to_string(value).unwrap_or_default()
+/// Returns what is stored of a lock or a waiter. All that is in them can be written as JSON. It is made of ASCII characters alone, which
+/// every database can store, whatever its encoding is.
+fn json(value: &impl Serialize) -> String {
+    let mut text = Vec::new();
+    match value.serialize(&mut Serializer::with_formatter(&mut text, Ascii)) {
+        Ok(()) => String::from_utf8(text).unwrap_or_default(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Writes JSON with all characters escaped that are not ASCII.
+struct Ascii;
+
+impl Formatter for Ascii {
+    fn write_string_fragment<W: io::Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        for character in fragment.chars() {
+            if character.is_ascii() {
+                write!(writer, "{character}")?;
+                continue;
+            }
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Returns an array as PostgreSQL reads it, of words that are made of letters, digits, underscores and blanks.
-fn array(words: Vec<String>) -> String {
+fn array(words: &[String]) -> String {
     format!("{{{}}}", words.join(","))
 }
 
-fn is_granted(waiter: &WaiterState) -> &'static str {
-    if waiter.grant.is_some() { "t" } else { "f" }
+fn boolean(value: bool) -> &'static str {
+    if value { "t" } else { "f" }
+}
+
+/// Returns when the waiter's grant ends, if it was granted the lock.
+fn grant_ends(waiter: &WaiterState) -> Option<String> {
+    waiter.grant.map(|grant| grant.ends_ms.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_is_ascii() {
+        for text in ["plain \"quoted\" \\ \n", "é", "ł €", "日本", "a😀b\u{10ffff}"] {
+            let stored = json(&text);
+            assert!(stored.is_ascii(), "{stored}");
+            assert_eq!(serde_json::from_str::<String>(&stored).expect("is JSON"), text);
+        }
+    }
 }

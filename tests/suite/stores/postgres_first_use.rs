@@ -27,6 +27,35 @@ on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.version"), 1);
 });
 
+// A database with another encoding stores whatever a command is called, and a key for which it has the characters.
+on_postgres!(a_database_with_another_encoding, |store, postgres| {
+    const WORDS: &str = "ł€ 日本 😀";
+    for (encoding, has_all) in [("LATIN1", false), ("SQL_ASCII", true)] {
+        let database = encoding.to_lowercase();
+        postgres.ask(&format!("CREATE DATABASE {database} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"));
+        let url = store.url().replacen("/postgres?", &format!("/{database}?"), 1);
+        let acquired = Lockrun::bare().args(["acquire", "--store", &url, "--ttl", "2s"]).key("clé").run();
+        acquired.exited(0);
+        // One reads the row of the other, and that a lease ends.
+        let waiters = [(); 2].map(|()| Lockrun::at(&url).key("clé").arg("--wait").command(["echo", WORDS]).spawn());
+        for waiter in waiters {
+            waiter.wait().exited(0).printed(&format!("{WORDS}\n")).silent();
+        }
+        let script = format!("echo ready; read line || : {WORDS}");
+        let mut holder = Lockrun::at(&url).key("clé").sh(&script).with_open_input();
+        holder.run.wait_for_line("ready");
+        let status = Lockrun::bare().args(["status", "--store", &url, "--json"]).run();
+        assert!(status.stdout().contains("clé") && status.stdout().contains(WORDS), "{status}");
+        holder.finish().exited(0).silent();
+        let other = Lockrun::at(&url).key("łódź").command(["echo", "ran"]).run();
+        if has_all {
+            other.exited(0).printed("ran\n").silent();
+        } else {
+            other.exited(69).printed("").said("UTF8");
+        }
+    }
+});
+
 // "Tables appear on first use" of whatever is used first.
 #[test]
 fn whatever_is_used_first() {

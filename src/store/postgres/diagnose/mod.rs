@@ -111,7 +111,7 @@ fn ask(store: &mut PostgresStore, statement: &str, parameters: &[Option<&str>]) 
     let mut batch = Batch::transaction(READ_WRITE, deadline);
     batch.add(statement, parameters);
     batch.add("COMMIT", &[]);
-    let mut answers = store.connected(deadline)?.run(batch, deadline)?;
+    let mut answers = store.connected(deadline)?.run(&batch, deadline)?;
     answers.pop();
     Ok(answers.pop().map(|answer| answer.rows).unwrap_or_default())
 }

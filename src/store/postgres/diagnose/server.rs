@@ -94,7 +94,7 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
         diagnostics.push(Diagnostic::warn(
             format!("the database's encoding is {encoding}"),
             format!(
-                "a lock whose key or command has characters that {encoding} lacks is rejected (status 69); use a database with UTF8"
+                "a lock whose key has characters that {encoding} lacks is rejected (status 69); use a database with UTF8"
             ),
         ));
     }

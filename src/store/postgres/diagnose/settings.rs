@@ -26,9 +26,9 @@ const NAMES: [&str; 11] = [
 pub(super) struct Settings(BTreeMap<String, String>);
 
 impl Settings {
-    /// Asks for them.
+    /// Asks for them, as they are before a transaction of lockrun's changes them for itself.
     pub(super) fn ask(store: &mut PostgresStore) -> Result<Self, Failure> {
-        let statement = "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[])";
+        let statement = "SELECT name, reset_val FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[])";
         let rows = ask(store, statement, &[Some(&format!("{{{}}}", NAMES.join(",")))])?;
         let pair = |row: Vec<Option<String>>| {
             let mut values = row.into_iter().flatten();

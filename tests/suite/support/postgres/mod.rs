@@ -410,7 +410,7 @@ impl LeaseServer for Postgres {
         // before the time comes that it has named.
         let sessions = self.stored(
             "SELECT w.token FROM lockrun.waiters w
-             WHERE NOT w.is_granted AND w.waiter->>'is_unresponsive' IS NULL AND CASE WHEN w.session IS NULL
+             WHERE NOT w.is_granted AND NOT w.is_unresponsive AND CASE WHEN w.session IS NULL
                  THEN w.looks_at_ms > extract(epoch FROM clock_timestamp()) * 1000
                  ELSE EXISTS (
                      SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
