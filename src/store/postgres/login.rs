@@ -145,6 +145,14 @@ impl Login<'_> {
         }
         match asked {
             Message::AuthenticationOk => Ok(()),
+            // Whoever stands in between may have said that there is no TLS.
+            Message::AuthenticationCleartextPassword
+                if self.server.encryption == Encryption::IfOffered && !connection.is_private() =>
+            {
+                let why = "wants the password in clear over a connection that is not encrypted; turn TLS on there and write \
+                           sslmode=require in the store's URL, or sslmode=disable to send it all the same";
+                Err(Failure::NotAdmitted(why.to_owned()))
+            }
             Message::AuthenticationCleartextPassword => self.send_password(connection, self.password()?.as_bytes()),
             Message::AuthenticationMd5Password(body) => {
                 let hash = md5_hash(user.as_bytes(), self.password()?.as_bytes(), body.salt());

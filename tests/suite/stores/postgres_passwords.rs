@@ -1,11 +1,13 @@
 //! Where the password for a PostgreSQL server comes from, and how it is proved.
 
 use std::fs;
+use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempDir;
 
+use crate::support::postgres::Setup;
 use crate::support::{LeaseServer, Lockrun, Output, Postgres};
 
 /// A password that has to be escaped wherever it is written, and one user who has it.
@@ -36,6 +38,30 @@ fn is_refused(call: Lockrun, words: &str) {
 fn write(path: &Path, text: &str) {
     fs::write(path, text).expect("our own directory");
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("our own file");
+}
+
+/// An address of this machine under which others reach it. Nothing is sent to find it.
+fn address() -> IpAddr {
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a free port");
+    socket.connect("192.0.2.1:9").expect("a route to the network");
+    socket.local_addr().expect("its address").ip()
+}
+
+// `sslmode=prefer`, which is the default, does not show the password to the network when somebody says that there is no TLS.
+#[test]
+fn in_clear_over_the_network() {
+    let access = ["127.0.0.1/32", "0.0.0.0/0"].map(|from| format!("host all all {from} password")).to_vec();
+    let settings = vec!["listen_addresses=*".to_owned()];
+    let postgres = Postgres::with(&Setup { settings, access, ..Setup::default() });
+    postgres.ask("CREATE ROLE app LOGIN PASSWORD 'secret'; GRANT CREATE ON DATABASE postgres TO app");
+    let url = |host: &str, mode: &str| postgres.url_as("app:secret", mode).replacen("127.0.0.1", host, 1);
+    let address = address().to_string();
+    for mode in ["", "sslmode=prefer", "sslmode=allow"] {
+        let output = run(Lockrun::at(&url(&address, mode))).exited(69).printed("").said("sslmode=require");
+        assert!(!output.stderr().contains("secret"), "{output}");
+        works(Lockrun::at(&url("127.0.0.1", mode)));
+    }
+    works(Lockrun::at(&url(&address, "sslmode=disable")));
 }
 
 // "`user[:pw]@`", and `PGPASSWORD` where the URL has none.
