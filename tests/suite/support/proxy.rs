@@ -38,6 +38,8 @@ pub(crate) enum Mode {
     SwallowUpTo(u64),
     /// Connections fall silent when they send this word.
     SwallowAt(&'static str),
+    /// The same, but what is before the word passes.
+    CutAt(&'static str),
     /// On the connections up to this one, a request that changes a lock is held back, with all that follows it, until the mode
     /// changes, and until then nothing is heard of the server either; later ones pass.
     HoldUpTo(u64),
@@ -258,6 +260,12 @@ impl Shared {
                 Mode::SwallowUpTo(last) if link.number <= last && has(&link.has_changed) => continue,
                 Mode::SwallowAt(word) if is_request && contains(bytes, word) => {
                     link.is_silent.store(true, Ordering::Relaxed);
+                    continue;
+                }
+                Mode::CutAt(word) if is_request && contains(bytes, word) => {
+                    link.is_silent.store(true, Ordering::Relaxed);
+                    let at = bytes.windows(word.len()).position(|part| part == word.as_bytes());
+                    let _ = to.write_all(&bytes[..at.unwrap_or(0)]);
                     continue;
                 }
                 Mode::SwallowReplies if !is_request => continue,

@@ -1,0 +1,136 @@
+//! A PostgreSQL database that others use, too: what they do there must not let two runs in, nor keep lockrun for ever.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::support::calm::in_time;
+use crate::support::hand::{acquire, is_held, release, token, until_waiting};
+use crate::support::holder::is_free;
+use crate::support::lockrun::Running;
+use crate::support::proxy::Mode;
+use crate::support::store::on_postgres;
+use crate::support::{LONG, LeaseServer, Lockrun, eventually};
+
+/// The advisory lock under which lockrun creates its tables.
+const CREATING: u64 = 0x6c6f_636b_7275_6e00;
+
+/// One of these has acquired the lock, the other one has found it held.
+#[track_caller]
+fn one_of(both: [Running; 2]) {
+    let both = both.map(Running::wait);
+    let mut statuses = both.each_ref().map(|output| output.status);
+    statuses.sort();
+    assert_eq!(statuses, [Some(0), Some(75)], "{}\n{}", both[0], both[1]);
+}
+
+// "One at a time", also on a key that nobody has used: two first requests are on their way at the same time.
+on_postgres!(two_first_users_of_one_key, |store, _postgres| {
+    // The tables are there.
+    assert!(is_free(store, "other"));
+    let proxies = [store.proxy(), store.proxy()];
+    for proxy in &proxies {
+        proxy.set(Mode::Delay(Duration::from_millis(150)));
+    }
+    for round in 0..3 {
+        let key = format!("new-{round}");
+        let words = ["acquire", "--key", &key, "--ttl", "10m", "--store-timeout", "20s"];
+        let ask = |url: &str| Lockrun::bare().args(words).args(["--store", url]).spawn();
+        one_of(proxies.each_ref().map(|proxy| ask(&proxy.url())));
+    }
+});
+
+// "One at a time", also when somebody deletes the row while two requests wait for it.
+on_postgres!(the_row_is_deleted_under_requests, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let its = token(store, "k", &[]);
+    release(store, "k", &its).exited(0);
+    let mut psql = Command::new("psql");
+    psql.args(["-q", "-h", "127.0.0.1", "-U", "postgres", "-p", &postgres.port().to_string()]);
+    let mut stranger = psql.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("psql(1) is there");
+    let mut say = stranger.stdin.take().expect("a pipe");
+    say.write_all(b"BEGIN; DELETE FROM lockrun.locks;\n").expect("it reads");
+    let transactions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    eventually(LONG, "it has deleted the row", || postgres.count(transactions) == 1);
+    let both = [(); 2].map(|()| acquire(store, "k", &["--ttl", "10m", "--store-timeout", "20s"]).spawn());
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    eventually(LONG, "both wait for the row", || postgres.count(waiting) == 2);
+    say.write_all(b"COMMIT;\n").expect("it reads");
+    drop(say);
+    one_of(both);
+    assert!(stranger.wait().expect("our own child").success());
+});
+
+// Names mean the server's own functions and operators: here a clock that is an hour later each time, and texts that are never the same.
+on_postgres!(functions_of_the_same_name, |store, postgres| {
+    assert!(is_free(store, "k"));
+    postgres.ask(
+        "CREATE SCHEMA theirs; CREATE SEQUENCE theirs.hours;
+         CREATE FUNCTION theirs.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+             $$ SELECT pg_catalog.clock_timestamp() + nextval('theirs.hours') * interval '1 hour' $$;
+         CREATE FUNCTION theirs.never(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+         CREATE OPERATOR theirs.= (LEFTARG = text, RIGHTARG = text, FUNCTION = theirs.never);
+         ALTER DATABASE postgres SET search_path = theirs, pg_catalog",
+    );
+    let its = token(store, "k", &["--ttl", "10m"]);
+    for _ in 0..3 {
+        acquire(store, "k", &[]).run().exited(75);
+    }
+    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+    until_waiting(store, "k", 1);
+    release(store, "k", &its).exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+    assert_eq!(postgres.count("SELECT last_value FROM theirs.hours WHERE is_called UNION SELECT 0 LIMIT 1"), 0);
+});
+
+// What was not written is not acquired: a trigger, or a rule, of somebody else's swallows it.
+on_postgres!(what_is_written_is_swallowed, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let trigger = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+        CREATE TRIGGER swallow BEFORE UPDATE ON lockrun.locks FOR EACH ROW EXECUTE FUNCTION swallow()";
+    let rule = "CREATE RULE swallow AS ON UPDATE TO lockrun.locks DO INSTEAD NOTHING";
+    for (create, drop) in [(trigger, "DROP FUNCTION swallow CASCADE"), (rule, "DROP RULE swallow ON lockrun.locks")] {
+        postgres.ask(create);
+        Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(69).printed("").said("lockrun: ");
+        postgres.ask(drop);
+        Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    }
+});
+
+// What could not be committed is not acquired: a constraint that is only looked at then forbids it.
+on_postgres!(what_is_written_is_not_committed, |store, postgres| {
+    assert!(is_free(store, "k"));
+    postgres.ask(
+        "CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no more locks'; END $$;
+         CREATE CONSTRAINT TRIGGER forbid AFTER UPDATE ON lockrun.locks
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION forbid()",
+    );
+    Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(69).printed("").said("no more locks");
+    postgres.ask("DROP FUNCTION forbid CASCADE");
+    assert!(!is_held(store, "k"));
+});
+
+// A client that is cut off in the middle of a message, its row locked: the server ends it, and the next one gets the lock soon.
+on_postgres!(a_request_is_cut_in_the_middle, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let proxy = store.proxy();
+    proxy.set(Mode::CutAt(postgres.word()));
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "10m", "--store-timeout", "20s"]);
+    let half = call.command(["echo", "ran"]).spawn();
+    let transactions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    eventually(LONG, "it has the row", || postgres.count(transactions) == 1);
+    let output = Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    in_time(output.took, Duration::from_secs(4), "the lock was blocked");
+    drop(half);
+});
+
+// "Lock times bounded", also where the tables are to be created: somebody else is at it, and does not end.
+on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
+    let stranger = postgres.transaction(&format!("SELECT pg_advisory_xact_lock({CREATING})"));
+    let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]).command(["echo", "ran"]);
+    let output = call.clone().run().exited(69).printed("");
+    in_time(output.took, Duration::from_secs(4), "it gave up");
+    drop(stranger);
+    eventually(LONG, "the other one has gone", || postgres.count("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0);
+    call.run().exited(0).printed("ran\n").silent();
+});
