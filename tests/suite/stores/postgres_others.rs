@@ -130,7 +130,10 @@ on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
     let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]).command(["echo", "ran"]);
     let output = call.clone().run().exited(69).printed("");
     in_time(output.took, Duration::from_secs(4), "it gave up");
+    let locks =
+        |which: &str| postgres.count(&format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' {which}"));
+    eventually(LONG, "its session does not wait any longer", || locks("AND NOT granted") == 0);
     drop(stranger);
-    eventually(LONG, "the other one has gone", || postgres.count("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0);
+    eventually(LONG, "the other one has gone", || locks("") == 0);
     call.run().exited(0).printed("ran\n").silent();
 });
