@@ -116,7 +116,7 @@ impl Terms {
     /// Returns how long before H KILL is sent. The processes that send it and those that it ends need a processor, for which each may wait
     /// for tenths of a second on a machine that is overloaded.
     fn dying(&self) -> Duration {
-        (self.ttl / 10).min(Duration::from_secs(1))
+        (self.ttl / 8).min(Duration::from_secs(1))
     }
 
     /// Returns when a lease is renewed whose last granted request was sent at `sent_at`: after `renew_every`, and early enough

@@ -9,13 +9,14 @@
 //! dies, the guardian kills COMMAND at once. While lockrun is stopped, it does not renew the lease, and ends COMMAND in time.
 //!
 //! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND started become
-//! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, a timer kills it before the lease
-//! ends; if lockrun is stopped then, the kernel continues it: see [`super::last_line`].
+//! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, lockrun kills it before the lease
+//! ends; if lockrun is stopped as well, a timer does, and the kernel continues lockrun: see [`super::last_line`].
 
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use libc::pid_t;
 use nix::errno::Errno;
@@ -165,11 +166,21 @@ impl Parent {
                 signals::stop_self();
                 continue;
             }
-            match poll(&mut [readable(signals), readable(&self.link)], PollTimeout::NONE) {
+            let takes_over_at = self.takes_over_at();
+            if takes_over_at.is_some_and(|at| Moment::now() >= at) {
+                return self.take_over(signals);
+            }
+            match poll(&mut [readable(signals), readable(&self.link)], time_until(takes_over_at)) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Returns when to take over from a guardian that has not reported the end of COMMAND: it is stopped, or hangs.
+    fn takes_over_at(&self) -> Option<Moment> {
+        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
+        self.deadline.filter(|_| may_run).map(last_line::fires_at)
     }
 
     /// Returns whether COMMAND is stopped at this moment: it may have been continued since the guardian's last report.
@@ -180,12 +191,12 @@ impl Parent {
 
     /// Kills the guardian with all its descendants, which become children of lockrun.
     fn take_over(self, signals: &Signals) -> nix::Result<End> {
+        let now = Moment::now();
+        let is_late = self.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
         // It is reaped with the others. To wait for it first would let COMMAND's processes live until each of its threads has got a
         // processor to end on, which may take longer than the lease on a busy machine.
         std::mem::forget(self.guardian);
-        let now = Moment::now();
-        let is_late = self.deadline.is_some_and(|deadline| now >= last_line::fires_at(deadline));
         let why = if is_late { Why::Lost } else { Why::Unguarded };
         let command = if let Stage::Running(command) = self.stage { command } else { 0 };
         let tree = Tree::adopt(command, !self.has_terminal, self.before);
@@ -193,6 +204,13 @@ impl Parent {
         let finished = watch(&mut supervisor, false, signals)?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
     }
+}
+
+/// Returns the time-out of a poll(2) that lasts until `at`, if there is such a moment. It does not count while the machine sleeps: the timer
+/// does.
+fn time_until(at: Option<Moment>) -> PollTimeout {
+    let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
+    span.and_then(|span| PollTimeout::try_from(span).ok()).unwrap_or(PollTimeout::NONE)
 }
 
 impl Child {

@@ -10,8 +10,10 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 
-/// The pause between two rounds of KILL, for processes that were forked during the last round.
+/// The pause between two rounds of KILL, for processes that were forked during the last round. It doubles up to the longest: where the
+/// processes take so long to die, there is little processor time, and each round takes some of it.
 const KILL_AGAIN: Duration = Duration::from_millis(5);
+const KILL_AGAIN_MAX: Duration = Duration::from_millis(20);
 
 /// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time.
 const GIVE_UP: Duration = Duration::from_secs(5);
@@ -61,6 +63,8 @@ struct Closing {
     kill_at: Moment,
     /// The next round of KILL, after the first.
     again_at: Option<Moment>,
+    /// The pause after that.
+    pause: Duration,
     give_up_at: Moment,
 }
 
@@ -122,7 +126,8 @@ impl Supervisor {
         if now >= closing.again_at.unwrap_or(self.bounded(closing.kill_at)) {
             self.tree.kill();
             let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
-            self.closing = Some(Closing { again_at: Some(now + KILL_AGAIN), give_up_at, ..closing });
+            let pause = (closing.pause * 2).min(KILL_AGAIN_MAX);
+            self.closing = Some(Closing { again_at: Some(now + closing.pause), pause, give_up_at, ..closing });
         }
     }
 
@@ -140,7 +145,7 @@ impl Supervisor {
             self.tree.terminate();
         }
         // Processes that cannot be killed are given up after a while; the lock is not released then.
-        self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
+        self.closing = Some(Closing { why, kill_at, again_at: None, pause: KILL_AGAIN, give_up_at: kill_at + GIVE_UP });
     }
 
     /// Relays a signal that was sent to lockrun.
