@@ -73,6 +73,13 @@ pub struct Deadline {
     pub horizon: Moment,
 }
 
+impl Deadline {
+    /// Returns the deadline of processes that have got KILL: nothing is due until they must be dead.
+    pub fn after_kill(self) -> Self {
+        Deadline { term_at: self.horizon, kill_at: self.horizon, horizon: self.horizon }
+    }
+}
+
 impl Terms {
     /// Checks that these spans can work together: one renewal, which may fail slowly, and the ending of COMMAND must fit into the
     /// lease. The error describes the inequality that does not hold.

@@ -137,6 +137,13 @@ impl Guard {
         Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }
 
+    /// Moves the moment at which the timer, or lockrun, kills this process.
+    fn allow_until(&mut self, deadline: Deadline) {
+        // If the timer cannot be moved, it fires early, which is safe.
+        let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
+        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
+    }
+
     /// Returns where renewals are reported.
     pub(super) fn control(&self) -> Control {
         Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone() }
@@ -156,8 +163,7 @@ impl Guard {
                 match message {
                     RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
-                        // If the timer cannot be moved, it fires early, which is safe.
-                        let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
+                        self.allow_until(deadline);
                     }
                     RenewerMessage::Lost => supervisor.end(Why::Lost, Moment::now()),
                 }
@@ -171,6 +177,9 @@ impl Guard {
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
+            }
+            if let Some(deadline) = supervisor.has_killed() {
+                self.allow_until(deadline.after_kill());
             }
             // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
@@ -189,7 +198,7 @@ impl Guard {
     }
 }
 
-/// Where the renewer of a lease reports to: the guardian, and lockrun.
+/// Where the renewer of a lease reports to: the guardian's main thread.
 #[derive(Clone)]
 pub struct Control {
     lockrun: Lockrun,
@@ -200,7 +209,6 @@ impl Control {
     /// Reports that the lease was renewed, and until when.
     pub fn renewed(&self, deadline: Deadline) {
         self.guardian.send(RenewerMessage::Renewed(deadline));
-        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
     }
 
     /// Reports that the lease is lost: COMMAND must be ended.

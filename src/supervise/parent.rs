@@ -125,9 +125,9 @@ impl Parent {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
-            // Checked before the messages are read, so that these are complete if it has ended. A closed link is not enough: a
-            // process that was stopped before it became COMMAND keeps the link open.
-            let ended = self.guardian.has_ended();
+            // Both looked at before the messages are read, so that these are complete if it has ended, and tell of every renewal before
+            // `now`. A closed link is not enough: a process that was stopped before it became COMMAND keeps the link open.
+            let (ended, now) = (self.guardian.has_ended(), Moment::now());
             loop {
                 match self.link.next_message() {
                     Ok(None) if !ended => break,
@@ -167,7 +167,7 @@ impl Parent {
                 continue;
             }
             let takes_over_at = self.takes_over_at();
-            if takes_over_at.is_some_and(|at| Moment::now() >= at) {
+            if takes_over_at.is_some_and(|at| now >= at) {
                 return self.take_over(signals);
             }
             match poll(&mut [readable(signals), readable(&self.link)], time_until(takes_over_at)) {
@@ -206,11 +206,11 @@ impl Parent {
     }
 }
 
-/// Returns the time-out of a poll(2) that lasts until `at`, if there is such a moment. It does not count while the machine sleeps: the timer
-/// does.
+/// Returns the time-out of a poll(2) that lasts until `at`; without such a moment, or if that is too far away for poll(2), a longer or a shorter
+/// one will do. Unlike the guardian's timer, it stands still while the machine sleeps.
 fn time_until(at: Option<Moment>) -> PollTimeout {
     let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
-    span.and_then(|span| PollTimeout::try_from(span).ok()).unwrap_or(PollTimeout::NONE)
+    span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
 }
 
 impl Child {

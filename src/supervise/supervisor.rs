@@ -53,6 +53,8 @@ pub(super) struct Supervisor {
     stop_at: Option<Moment>,
     lease: Option<Deadline>,
     closing: Option<Closing>,
+    /// KILL was sent, and [`Supervisor::has_killed`] has not said so yet.
+    unreported_kill: bool,
 }
 
 /// COMMAND is being ended.
@@ -63,7 +65,7 @@ struct Closing {
     kill_at: Moment,
     /// The next round of KILL, after the first.
     again_at: Option<Moment>,
-    /// The pause after that.
+    /// The pause between that round and the one after it.
     pause: Duration,
     give_up_at: Moment,
 }
@@ -78,13 +80,16 @@ impl Supervisor {
             stop_at: launch.max_runtime.map(|span| now + span),
             lease,
             closing: None,
+            unreported_kill: false,
         }
     }
 
     /// Ends `tree` at once, at `now`, because its own parent is dead.
     pub(super) fn ending(tree: Tree, now: Moment) -> Self {
         let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
-        let mut supervisor = Supervisor { tree, kill_after, descendants, stop_at: None, lease: None, closing: None };
+        let (stop_at, lease, closing) = (None, None, None);
+        let mut supervisor =
+            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill: false };
         supervisor.end(Why::Unguarded, now);
         supervisor
     }
@@ -125,10 +130,19 @@ impl Supervisor {
         let Some(closing) = self.closing else { return };
         if now >= closing.again_at.unwrap_or(self.bounded(closing.kill_at)) {
             self.tree.kill();
+            self.unreported_kill |= closing.again_at.is_none();
             let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
             let pause = (closing.pause * 2).min(KILL_AGAIN_MAX);
-            self.closing = Some(Closing { again_at: Some(now + closing.pause), pause, give_up_at, ..closing });
+            // Not from `now` on: a round takes time of its own.
+            let again_at = Some(Moment::now() + closing.pause);
+            self.closing = Some(Closing { again_at, pause, give_up_at, ..closing });
         }
+    }
+
+    /// Returns the deadline of the lease, if there is one, once KILL was sent for the first time since the last call.
+    pub(super) fn has_killed(&mut self) -> Option<Deadline> {
+        let has_killed = std::mem::take(&mut self.unreported_kill);
+        self.lease.filter(|_| has_killed)
     }
 
     /// Begins to end everything: TERM now, KILL `kill_after` later, and before the lease is over; if lockrun or the
