@@ -36,6 +36,7 @@ impl<'a> Scene<'a> {
         let holder = Holder::new(store, key);
         let mut queue = Queue::new(store, key).with(options);
         queue.join(2);
+        queue.settles();
         let guardian = guardian_of(&mut queue, 0);
         stop(guardian);
         holder.end();
@@ -172,6 +173,7 @@ on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
     let opened = gate.path().join("opened");
     queue.join(1);
     queue.join_to(&format!("until [ -e '{}' ]; do sleep 0.01; done", opened.display()));
+    queue.settles();
     let late = guardian_of(&mut queue, 0);
     stop(late);
     holder.end();
@@ -251,7 +253,7 @@ on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
     let mut old = start(&proxy.url(), "old");
     eventually(LONG, "the first one waits", || waiting() == 1);
     let mut next = start(&store.url(), "next");
-    eventually(LONG, "the second one waits", || waiting() == 2);
+    eventually(LONG, "both sleep", || waiting() == 2 && server.asleep() == 2);
     let guardian = children(old.pid())[0];
     stop(guardian);
     let before = proxy.passed();
