@@ -24,6 +24,7 @@ use super::{Launch, Running};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::{Alarm, Moment};
+use crate::sys::priority;
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 
@@ -151,6 +152,8 @@ impl Guard {
 
     /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over.
     pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Finished {
+        // COMMAND has started, without it.
+        priority::raise();
         let mut orphaned = false;
         let finished = loop {
             // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun.

@@ -36,6 +36,7 @@ use super::tree::{Child, Tree};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
+use crate::sys::priority;
 use crate::sys::signals::{self, Signals};
 use crate::sys::wait::readable;
 
@@ -138,7 +139,10 @@ impl Parent {
                             self.stage = Stage::Granted;
                         }
                     }
-                    Ok(Some(GuardianMessage::Started(command))) => self.stage = Stage::Running(command),
+                    Ok(Some(GuardianMessage::Started(command))) => {
+                        self.stage = Stage::Running(command);
+                        priority::raise();
+                    }
                     Ok(Some(GuardianMessage::NotStarted)) => {
                         self.stage = Stage::Waiting;
                         self.deadline = None;
