@@ -37,7 +37,8 @@ $(binary): $(sources)
 	$(CARGO) build --release --locked
 	@touch $@
 
-# The release binary is what gets tested: its timing is part of what it promises.
+# The release binary is what gets tested: its timing is part of what it promises. Most tests wait most of the time.
+test: export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
 test:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked

@@ -73,6 +73,13 @@ pub struct Deadline {
     pub horizon: Moment,
 }
 
+impl Deadline {
+    /// Returns the deadline of processes that have got KILL: nothing is due until they must be dead.
+    pub fn after_kill(self) -> Self {
+        Deadline { term_at: self.horizon, kill_at: self.horizon, horizon: self.horizon }
+    }
+}
+
 impl Terms {
     /// Checks that these spans can work together: one renewal, which may fail slowly, and the ending of COMMAND must fit into the
     /// lease. The error describes the inequality that does not hold.
@@ -116,7 +123,7 @@ impl Terms {
     /// Returns how long before H KILL is sent. The processes that send it and those that it ends need a processor, for which each may wait
     /// for tenths of a second on a machine that is overloaded.
     fn dying(&self) -> Duration {
-        (self.ttl / 10).min(Duration::from_secs(1))
+        (self.ttl / 8).min(Duration::from_secs(1))
     }
 
     /// Returns when a lease is renewed whose last granted request was sent at `sent_at`: after `renew_every`, and early enough

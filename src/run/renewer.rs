@@ -18,6 +18,7 @@ use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Held, Renewed, StoreError};
 use crate::supervise::guardian::Control;
 use crate::sys::clock::{Alarm, Moment};
+use crate::sys::priority;
 use crate::sys::wait::readable;
 
 /// Requests need little stack, a TLS handshake more; untouched pages cost nothing.
@@ -114,6 +115,7 @@ enum Attempt {
 impl Renewing {
     /// Renews until stopped, or until the lease is lost.
     fn run(&mut self) {
+        priority::raise();
         loop {
             match self.work.lease.due(Moment::now()) {
                 Due::Sleep(until) => {

@@ -24,6 +24,7 @@ use super::{Launch, Running};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::{Alarm, Moment};
+use crate::sys::priority;
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 
@@ -137,6 +138,13 @@ impl Guard {
         Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }
 
+    /// Moves the moment at which the timer, or lockrun, kills this process.
+    fn allow_until(&mut self, deadline: Deadline) {
+        // If the timer cannot be moved, it fires early, which is safe.
+        let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
+        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
+    }
+
     /// Returns where renewals are reported.
     pub(super) fn control(&self) -> Control {
         Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone() }
@@ -144,6 +152,8 @@ impl Guard {
 
     /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over.
     pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Finished {
+        // COMMAND has started, without it.
+        priority::raise();
         let mut orphaned = false;
         let finished = loop {
             // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun.
@@ -156,8 +166,7 @@ impl Guard {
                 match message {
                     RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
-                        // If the timer cannot be moved, it fires early, which is safe.
-                        let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
+                        self.allow_until(deadline);
                     }
                     RenewerMessage::Lost => supervisor.end(Why::Lost, Moment::now()),
                 }
@@ -171,6 +180,9 @@ impl Guard {
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
+            }
+            if let Some(deadline) = supervisor.has_killed() {
+                self.allow_until(deadline.after_kill());
             }
             // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
@@ -189,7 +201,7 @@ impl Guard {
     }
 }
 
-/// Where the renewer of a lease reports to: the guardian, and lockrun.
+/// Where the renewer of a lease reports to: the guardian's main thread.
 #[derive(Clone)]
 pub struct Control {
     lockrun: Lockrun,
@@ -200,7 +212,6 @@ impl Control {
     /// Reports that the lease was renewed, and until when.
     pub fn renewed(&self, deadline: Deadline) {
         self.guardian.send(RenewerMessage::Renewed(deadline));
-        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
     }
 
     /// Reports that the lease is lost: COMMAND must be ended.

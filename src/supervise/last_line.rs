@@ -2,11 +2,14 @@
 //!
 //! A stopped process cannot act, but the kernel can act on it:
 //!
-//! * A POSIX timer on the boot clock sends KILL to the guardian, half-way between the moment at which the guardian kills COMMAND and
-//!   H. The guardian's main thread moves the timer when it reads of a renewal. So a guardian whose main thread hangs is killed, too,
-//!   although its renewer still renews the lease. The parent-death signal then ends COMMAND.
+//! * A POSIX timer on the boot clock sends KILL to the guardian, shortly after the moment at which the guardian kills COMMAND. The
+//!   guardian's main thread moves the timer when it reads of a renewal. So a guardian whose main thread hangs is killed, too, although
+//!   its renewer still renews the lease. The parent-death signal then ends COMMAND.
 //! * When the guardian dies, the kernel sends CONT to lockrun: the guardian has the only writing end of a pipe, and lockrun has the
 //!   reading end, in which `O_ASYNC` is set. So lockrun takes over and kills all that COMMAND had started, even if it was stopped.
+//!
+//! A lockrun that is not stopped needs neither: it takes over at the moment at which the timer fires, and does not wait until the
+//! guardian's threads have got a processor to end on. A guardian that has sent KILL moves that moment to H: lockrun could do no more.
 //!
 //! Both are set before COMMAND starts and unset when it has ended. So a lockrun that was stopped stays stopped when its guardian has done its
 //! work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has no timer.
@@ -35,9 +38,10 @@ use crate::sys::clock::Moment;
 /// Missing from the bindings. The same number on x86-64 and arm64.
 const F_SETSIG: c_int = 10;
 
-/// Returns when the timer kills a guardian that has not killed COMMAND by the `deadline`.
+/// Returns when the timer kills a guardian that has not killed COMMAND by the `deadline`: soon after, since those that kill COMMAND instead
+/// need the rest of the time until H.
 pub(super) fn fires_at(deadline: Deadline) -> Moment {
-    deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 2
+    deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 5
 }
 
 /// The pipe between lockrun and its guardian. Nothing is ever written to it.

@@ -9,13 +9,14 @@
 //! dies, the guardian kills COMMAND at once. While lockrun is stopped, it does not renew the lease, and ends COMMAND in time.
 //!
 //! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND started become
-//! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, a timer kills it before the lease
-//! ends; if lockrun is stopped then, the kernel continues it: see [`super::last_line`].
+//! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, lockrun kills it before the lease
+//! ends; if lockrun is stopped as well, a timer does, and the kernel continues lockrun: see [`super::last_line`].
 
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use libc::pid_t;
 use nix::errno::Errno;
@@ -35,6 +36,7 @@ use super::tree::{Child, Tree};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
+use crate::sys::priority;
 use crate::sys::signals::{self, Signals};
 use crate::sys::wait::readable;
 
@@ -124,9 +126,9 @@ impl Parent {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
-            // Checked before the messages are read, so that these are complete if it has ended. A closed link is not enough: a
-            // process that was stopped before it became COMMAND keeps the link open.
-            let ended = self.guardian.has_ended();
+            // Both looked at before the messages are read, so that these are complete if it has ended, and tell of every renewal before
+            // `now`. A closed link is not enough: a process that was stopped before it became COMMAND keeps the link open.
+            let (ended, now) = (self.guardian.has_ended(), Moment::now());
             loop {
                 match self.link.next_message() {
                     Ok(None) if !ended => break,
@@ -137,7 +139,10 @@ impl Parent {
                             self.stage = Stage::Granted;
                         }
                     }
-                    Ok(Some(GuardianMessage::Started(command))) => self.stage = Stage::Running(command),
+                    Ok(Some(GuardianMessage::Started(command))) => {
+                        self.stage = Stage::Running(command);
+                        priority::raise();
+                    }
                     Ok(Some(GuardianMessage::NotStarted)) => {
                         self.stage = Stage::Waiting;
                         self.deadline = None;
@@ -165,11 +170,21 @@ impl Parent {
                 signals::stop_self();
                 continue;
             }
-            match poll(&mut [readable(signals), readable(&self.link)], PollTimeout::NONE) {
+            let takes_over_at = self.takes_over_at();
+            if takes_over_at.is_some_and(|at| now >= at) {
+                return self.take_over(signals);
+            }
+            match poll(&mut [readable(signals), readable(&self.link)], time_until(takes_over_at)) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Returns when to take over from a guardian that has not reported the end of COMMAND: it is stopped, or hangs.
+    fn takes_over_at(&self) -> Option<Moment> {
+        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
+        self.deadline.filter(|_| may_run).map(last_line::fires_at)
     }
 
     /// Returns whether COMMAND is stopped at this moment: it may have been continued since the guardian's last report.
@@ -180,12 +195,12 @@ impl Parent {
 
     /// Kills the guardian with all its descendants, which become children of lockrun.
     fn take_over(self, signals: &Signals) -> nix::Result<End> {
+        let now = Moment::now();
+        let is_late = self.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
         // It is reaped with the others. To wait for it first would let COMMAND's processes live until each of its threads has got a
         // processor to end on, which may take longer than the lease on a busy machine.
         std::mem::forget(self.guardian);
-        let now = Moment::now();
-        let is_late = self.deadline.is_some_and(|deadline| now >= last_line::fires_at(deadline));
         let why = if is_late { Why::Lost } else { Why::Unguarded };
         let command = if let Stage::Running(command) = self.stage { command } else { 0 };
         let tree = Tree::adopt(command, !self.has_terminal, self.before);
@@ -193,6 +208,13 @@ impl Parent {
         let finished = watch(&mut supervisor, false, signals)?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
     }
+}
+
+/// Returns the time-out of a poll(2) that lasts until `at`; without such a moment, or if that is too far away for poll(2), a longer or a shorter
+/// one will do. Unlike the guardian's timer, it stands still while the machine sleeps.
+fn time_until(at: Option<Moment>) -> PollTimeout {
+    let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
+    span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
 }
 
 impl Child {

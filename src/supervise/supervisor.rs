@@ -10,11 +10,14 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 
-/// The pause between two rounds of KILL, for processes that were forked during the last round.
+/// The pause between two rounds of KILL, for processes that were forked during the last round. It doubles up to the longest: where the
+/// processes take so long to die, there is little processor time, and each round takes some of it.
 const KILL_AGAIN: Duration = Duration::from_millis(5);
+const KILL_AGAIN_MAX: Duration = Duration::from_millis(20);
 
-/// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time.
-const GIVE_UP: Duration = Duration::from_secs(5);
+/// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, also where it waits
+/// for a processor to die on.
+const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,8 @@ pub(super) struct Supervisor {
     stop_at: Option<Moment>,
     lease: Option<Deadline>,
     closing: Option<Closing>,
+    /// KILL was sent, and [`Supervisor::has_killed`] has not said so yet.
+    unreported_kill: bool,
 }
 
 /// COMMAND is being ended.
@@ -61,6 +66,8 @@ struct Closing {
     kill_at: Moment,
     /// The next round of KILL, after the first.
     again_at: Option<Moment>,
+    /// The pause between that round and the one after it.
+    pause: Duration,
     give_up_at: Moment,
 }
 
@@ -74,13 +81,16 @@ impl Supervisor {
             stop_at: launch.max_runtime.map(|span| now + span),
             lease,
             closing: None,
+            unreported_kill: false,
         }
     }
 
     /// Ends `tree` at once, at `now`, because its own parent is dead.
     pub(super) fn ending(tree: Tree, now: Moment) -> Self {
         let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
-        let mut supervisor = Supervisor { tree, kill_after, descendants, stop_at: None, lease: None, closing: None };
+        let (stop_at, lease, closing) = (None, None, None);
+        let mut supervisor =
+            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill: false };
         supervisor.end(Why::Unguarded, now);
         supervisor
     }
@@ -121,9 +131,19 @@ impl Supervisor {
         let Some(closing) = self.closing else { return };
         if now >= closing.again_at.unwrap_or(self.bounded(closing.kill_at)) {
             self.tree.kill();
+            self.unreported_kill |= closing.again_at.is_none();
             let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
-            self.closing = Some(Closing { again_at: Some(now + KILL_AGAIN), give_up_at, ..closing });
+            let pause = (closing.pause * 2).min(KILL_AGAIN_MAX);
+            // Not from `now` on: a round takes time of its own.
+            let again_at = Some(Moment::now() + closing.pause);
+            self.closing = Some(Closing { again_at, pause, give_up_at, ..closing });
         }
+    }
+
+    /// Returns the deadline of the lease, if there is one, once KILL was sent for the first time since the last call.
+    pub(super) fn has_killed(&mut self) -> Option<Deadline> {
+        let has_killed = std::mem::take(&mut self.unreported_kill);
+        self.lease.filter(|_| has_killed)
     }
 
     /// Begins to end everything: TERM now, KILL `kill_after` later, and before the lease is over; if lockrun or the
@@ -140,7 +160,7 @@ impl Supervisor {
             self.tree.terminate();
         }
         // Processes that cannot be killed are given up after a while; the lock is not released then.
-        self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
+        self.closing = Some(Closing { why, kill_at, again_at: None, pause: KILL_AGAIN, give_up_at: kill_at + GIVE_UP });
     }
 
     /// Relays a signal that was sent to lockrun.

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod descriptor;
 pub mod environment;
 pub mod input;
+pub mod priority;
 pub mod signals;
 pub mod trust;
 pub mod wait;

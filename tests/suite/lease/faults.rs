@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::birth::Birth;
 use crate::support::calm::{in_time, late};
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
@@ -44,7 +45,9 @@ impl Case {
     fn hold(url: &str, key: &str, record: PathBuf) -> Self {
         let words = witness::command(&record, "old", &["fork", "setsid"]);
         let call = Lockrun::at(url).key(key).args(["--ttl", "5s", "--kill-after", "500ms", "--store-timeout", "2s"]);
-        let mut old = call.command(words).spawn();
+        // The first one as cron starts its jobs.
+        let session = key == "fault-0";
+        let mut old = call.birth(Birth { session, ..Birth::default() }).command(words).spawn();
         if !old.comes_to(|old| old.has_line("ready") && witness::lives(&record)[0].processes == 3) {
             late(&format!("the old run has ended: {}", old.stderr()));
         }

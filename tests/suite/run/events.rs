@@ -289,8 +289,8 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
         let _ = first.read_to_string(&mut text);
         text.contains("\"started\"")
     });
-    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all. A program that another test starts has
-    // the reader's descriptor, too, until it is executed.
+    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all. A child that another test has
+    // forked holds the reader's descriptor, too, until it calls exec.
     drop(first);
     let writer = || OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo);
     eventually(LONG, "nobody reads it", || writer().is_err());

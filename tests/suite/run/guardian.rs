@@ -39,6 +39,7 @@ impl<'a> Scene<'a> {
         queue.join(1);
         let mut queue = queue.by(&store.url()).with(options);
         queue.join(1);
+        queue.settles();
         let guardian = guardian_of(&mut queue, 0);
         proxy.set(Mode::HoldUpTo(u64::MAX));
         holder.end();
@@ -164,6 +165,7 @@ on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
     let opened = gate.path().join("opened");
     queue.join(1);
     queue.join_to(&format!("until [ -e '{}' ]; do sleep 0.01; done", opened.display()));
+    queue.settles();
     let late = guardian_of(&mut queue, 0);
     stop(late);
     holder.end();
@@ -249,7 +251,7 @@ on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
     let mut old = start(&proxy.url(), "old");
     eventually(LONG, "the first one waits", || waiting() == 1);
     let mut next = start(&store.url(), "next");
-    eventually(LONG, "the second one waits", || waiting() == 2);
+    eventually(LONG, "both sleep", || waiting() == 2 && server.asleep() == 2);
     let guardian = children(old.pid())[0];
     stop(guardian);
     let before = proxy.passed();
@@ -314,4 +316,30 @@ on_every_lease_store!(a_guardian_stands_still_late_in_the_lease, |store| {
     old.wait().exited(79);
     let lives = witness::lives(&record);
     assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
+});
+
+/// The nice value and the scheduling policy of a process: fields 19 and 41 of proc(5).
+fn scheduling(pid: i32) -> (i32, i32) {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("its fields").split_whitespace().collect();
+    let number = |field: usize| fields[field - 3].parse().expect("a number");
+    (number(19), number(41))
+}
+
+// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian get one at
+// once, if they may. COMMAND has what lockrun was started with.
+on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
+    let may =
+        std::process::Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success();
+    let call = Lockrun::new(store).key("priority").sh("echo ready; exec sleep 600");
+    let mut run = call.in_shell("exec nice -n 5 \"$@\"").spawn_alone();
+    run.wait_for_line("ready");
+    let guardian = children(run.pid())[0];
+    let policy = if may { nix::libc::SCHED_RR } else { nix::libc::SCHED_OTHER };
+    for pid in [run.pid(), guardian] {
+        eventually(LONG, "it has its priority", || scheduling(pid) == (5, policy));
+    }
+    let command = children(guardian)[0];
+    assert_eq!(scheduling(command), (5, nix::libc::SCHED_OTHER));
+    run.kill_everything();
 });

@@ -10,14 +10,20 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{close, setsid};
+use nix::unistd::{Pid, close, setpgid, setsid};
 
-/// What a process has when it begins. The default: a session of its own, no terminal, every signal at its
+/// What a process has when it begins. The default: a process group of its own, no terminal, every signal at its
 /// default and none blocked, whatever the test runner itself was started with.
+///
+/// It has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each session a
+/// group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy processors,
+/// Linux 6.18 let processes that could run wait for seconds; with one session it does not.
 #[derive(Clone, Default)]
 pub(crate) struct Birth {
-    /// Standard input is a terminal and becomes the controlling one.
+    /// Standard input is a terminal and becomes the controlling one of a session of its own.
     pub(crate) terminal: bool,
+    /// It has a session of its own without a terminal, as cron gives each job one.
+    pub(crate) session: bool,
     /// The process is killed when the thread that started it ends.
     pub(crate) dies_with_us: bool,
     pub(crate) umask: Option<u32>,
@@ -40,12 +46,15 @@ impl Birth {
     }
 
     fn enter(&self) -> io::Result<()> {
-        setsid()?;
-        if self.terminal {
-            // SAFETY: TIOCSCTTY takes an integer; descriptor 0 is open.
-            if unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } == -1 {
-                return Err(io::Error::last_os_error());
-            }
+        if self.session || self.terminal {
+            setsid()?;
+        } else {
+            setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            give_up_terminal();
+        }
+        // SAFETY: TIOCSCTTY takes an integer; descriptor 0 is open.
+        if self.terminal && unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } == -1 {
+            return Err(io::Error::last_os_error());
         }
         if self.dies_with_us {
             prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -86,5 +95,17 @@ impl Birth {
             return Err(io::Error::last_os_error());
         }
         Ok(())
+    }
+}
+
+/// Gives up the controlling terminal that this process has from the test runner, if it has one.
+fn give_up_terminal() {
+    // SAFETY: plain system calls; the path ends with a zero, and the descriptor is ours.
+    unsafe {
+        let terminal = libc::open(c"/dev/tty".as_ptr(), libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
+        if terminal != -1 {
+            libc::ioctl(terminal, libc::TIOCNOTTY);
+            libc::close(terminal);
+        }
     }
 }
