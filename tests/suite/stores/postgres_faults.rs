@@ -139,7 +139,7 @@ on_postgres!(many_waiters_are_far_away, |store, postgres| {
     const MANY: usize = 100;
     let proxy = store.proxy();
     let holder = Holder::with(&Lockrun::new(store).key("far").args(["--ttl", "10m"]), &[]);
-    proxy.set(Mode::Delay(Duration::from_millis(40)));
+    proxy.set(Mode::Delay(Duration::from_millis(60)));
     let mut queue = Queue::through(&proxy.url(), store, "far").with(&["--ttl", "10m"]);
     queue.storm(MANY);
     eventually(LONG, "all have joined", || queue.length() == MANY);

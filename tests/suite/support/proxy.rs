@@ -30,7 +30,7 @@ pub(crate) enum Mode {
     Reset,
     /// Nobody listens any more; connections that exist go on.
     Refuse,
-    /// Every reply is held back for so long.
+    /// Every reply is held back for so long; of one that comes in several parts, the first is, and the others with it.
     Delay(Duration),
     /// The replies that say that something was changed are held back for so long.
     DelayAnswers(Duration),
@@ -244,7 +244,7 @@ impl Shared {
             };
             let bytes = &buffer[..count];
             let changes = is_request && contains(bytes, self.word);
-            self.note(link, bytes, is_request);
+            let begins = self.note(link, bytes, is_request);
             if !is_request && link.was_held.swap(false, Ordering::Relaxed) {
                 self.delivered.fetch_add(1, Ordering::Relaxed);
             }
@@ -262,8 +262,8 @@ impl Shared {
                 }
                 Mode::SwallowReplies if !is_request => continue,
                 Mode::SwallowAnswers if !is_request && has(&link.is_changing) => continue,
-                Mode::Delay(time) if !is_request => thread::sleep(time),
-                Mode::DelayAnswers(time) if !is_request && has(&link.is_changing) => thread::sleep(time),
+                Mode::Delay(time) if !is_request && begins => thread::sleep(time),
+                Mode::DelayAnswers(time) if !is_request && begins && has(&link.is_changing) => thread::sleep(time),
                 Mode::HoldUpTo(last) if changes && link.number <= last => self.hold(link),
                 Mode::CloseAndHoldUpTo(last) if changes && link.number <= last => {
                     let _ = from.shutdown(Shutdown::Both);
@@ -318,12 +318,11 @@ impl Shared {
         }
     }
 
-    /// Counts what has come, and notes what it is.
-    fn note(&self, link: &Link, bytes: &[u8], is_request: bool) {
+    /// Counts what has come, and notes what it is. Returns whether the other side had the word before.
+    fn note(&self, link: &Link, bytes: &[u8], is_request: bool) -> bool {
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if !is_request {
-            link.is_answered.store(true, Ordering::Relaxed);
-            return;
+            return !link.is_answered.swap(true, Ordering::Relaxed);
         }
         let is_first = link.is_answered.swap(false, Ordering::Relaxed);
         self.flights.fetch_add(u64::from(is_first), Ordering::Relaxed);
@@ -333,6 +332,7 @@ impl Shared {
         if changes || is_first {
             link.is_changing.store(changes, Ordering::Relaxed);
         }
+        is_first
     }
 }
 
