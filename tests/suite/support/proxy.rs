@@ -1,11 +1,12 @@
 //! A network between a client and a server that can be disturbed while it is used.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -30,9 +31,9 @@ pub(crate) enum Mode {
     Reset,
     /// Nobody listens any more; connections that exist go on.
     Refuse,
-    /// Every reply is held back for so long.
+    /// Everything that the server says comes so much later.
     Delay(Duration),
-    /// The replies that say that something was changed are held back for so long.
+    /// The replies that say that something was changed come so much later.
     DelayAnswers(Duration),
     /// The connections up to this one fall silent as in `Swallow`, a new one when it is to change a lock; later ones pass.
     SwallowUpTo(u64),
@@ -232,7 +233,11 @@ impl Shared {
         from.set_read_timeout(Some(TICK)).expect("a time-out");
         let _ = to.set_nodelay(true);
         let mut buffer = [0; 16384];
+        let mut on_its_way = VecDeque::new();
         while !self.is_over() {
+            if !self.deliver(&mut on_its_way, to) {
+                break;
+            }
             if self.mode() == Mode::Reset {
                 reset(from);
                 reset(to);
@@ -245,6 +250,7 @@ impl Shared {
                 Err(_) => break,
             };
             let bytes = &buffer[..count];
+            let mut delay = Duration::ZERO;
             let changes = is_request && contains(bytes, self.word);
             self.note(link, bytes, is_request);
             if !is_request && link.was_held.swap(false, Ordering::Relaxed) {
@@ -270,8 +276,8 @@ impl Shared {
                 }
                 Mode::SwallowReplies if !is_request => continue,
                 Mode::SwallowAnswers if !is_request && has(&link.is_changing) => continue,
-                Mode::Delay(time) if !is_request => thread::sleep(time),
-                Mode::DelayAnswers(time) if !is_request && has(&link.is_changing) => thread::sleep(time),
+                Mode::Delay(time) if !is_request => delay = time,
+                Mode::DelayAnswers(time) if !is_request && has(&link.is_changing) => delay = time,
                 Mode::HoldUpTo(last) if changes && link.number <= last => self.hold(link),
                 Mode::CloseAndHoldUpTo(last) if changes && link.number <= last => {
                     let _ = from.shutdown(Shutdown::Both);
@@ -294,10 +300,13 @@ impl Shared {
                 Mode::Answer(bytes) if !is_request => bytes,
                 _ => bytes,
             };
-            if to.write_all(bytes).is_err() {
+            on_its_way.push_back((Instant::now() + delay, bytes.to_vec()));
+            if !self.deliver(&mut on_its_way, to) {
                 break;
             }
-            self.passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+        while !on_its_way.is_empty() && !self.is_over() && self.deliver(&mut on_its_way, to) {
+            thread::sleep(TICK);
         }
         if !is_request {
             link.is_over.store(true, Ordering::Relaxed);
@@ -308,6 +317,21 @@ impl Shared {
             thread::sleep(TICK);
         }
         let _ = to.shutdown(Shutdown::Write);
+    }
+
+    /// Passes on what has been long enough on its way. Returns whether it could.
+    fn deliver(&self, on_its_way: &mut VecDeque<(Instant, Vec<u8>)>, mut to: &TcpStream) -> bool {
+        while let Some((due, bytes)) = on_its_way.front() {
+            if *due > Instant::now() {
+                break;
+            }
+            if to.write_all(bytes).is_err() {
+                return false;
+            }
+            self.passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            on_its_way.pop_front();
+        }
+        true
     }
 
     /// Waits until requests on this connection are let through.

@@ -382,7 +382,8 @@ impl LeaseServer for Postgres {
     }
 
     fn word(&self) -> &'static str {
-        // The whole of a statement: `READ COMMITTED` stands in the first message.
+        // The whole of a statement: `READ COMMITTED` stands in the first message. What only reads, or shows that a waiter is alive, has
+        // another one.
         "\0COMMIT\0"
     }
 
