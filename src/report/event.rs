@@ -1,6 +1,7 @@
 //! The events of a run: as messages for people, and as objects for programs.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -8,7 +9,7 @@ use serde::Serialize;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::report::{self, Verbosity};
+use crate::report::Verbosity;
 use crate::store::Held;
 use crate::text::duration;
 use crate::text::escape::escaped;
@@ -147,15 +148,15 @@ impl Event<'_> {
     pub fn message(&self, lock: &Key) -> String {
         let key = escaped(lock.as_str());
         match self {
-            Event::Waiting(held) => format!("waiting: {}", report::held(lock, held)),
+            Event::Waiting(held) => format!("waiting: {}", held_by(lock, held)),
             Event::Acquired { fence, value: Some(value), .. } => {
                 format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
             }
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
             Event::Done { began } => format!("skipped: {}", why_done(*began)),
-            Event::QueueFull { held, max } => format!("{}; {}", report::held(lock, held), why_full(*max)),
-            Event::Skipped(held) => format!("skipped: {}", report::held(lock, held)),
-            Event::Held(held) => report::held(lock, held),
+            Event::QueueFull { held, max } => format!("{}; {}", held_by(lock, held), why_full(*max)),
+            Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
+            Event::Held(held) => held_by(lock, held),
             Event::SelfDeadlock { held, slots } => {
                 let last = if slots.is_some() { "the last by " } else { "" };
                 format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
@@ -242,6 +243,11 @@ impl<'a> Other<'a> {
     fn of(held: &'a Held) -> Self {
         Other { who: held.holder.as_ref(), held_ms: held.since.map(millis) }
     }
+}
+
+/// Returns the message for a held lock, which names the holder.
+pub fn held_by(key: &Key, held: &impl Display) -> String {
+    format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
 }
 
 /// Returns why a run does not wait.

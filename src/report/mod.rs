@@ -8,10 +8,9 @@ pub mod reporter;
 mod event_log;
 mod line_writer;
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 use std::io::Write as _;
 
-use crate::lock::key::Key;
 use crate::text::escape::escaped;
 
 /// How much is printed.
@@ -44,9 +43,4 @@ pub fn error(error: &anyhow::Error) {
 pub fn errors(errors: &[anyhow::Error]) -> bool {
     errors.iter().for_each(error);
     !errors.is_empty()
-}
-
-/// Returns the held message, which names the holder.
-pub fn held(key: &Key, held: &impl Display) -> String {
-    format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
 }

@@ -26,7 +26,7 @@ use crate::report;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant, Release};
 use crate::supervise::guardian::Guardian;
-use crate::supervise::parent::{self, ForkSide};
+use crate::supervise::guardian::parent::{self, ForkSide};
 use crate::supervise::{Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;

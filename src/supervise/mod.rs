@@ -2,18 +2,15 @@
 //!
 //! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
 //! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
-//! [`guardian`], a child of lockrun, which is then its [`parent`]: each ends COMMAND in time if the other cannot.
+//! [`guardian`], a child of lockrun, which is then its [`guardian::parent`]: each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;
-pub mod parent;
 
-mod backchannel;
 mod cgroup;
 mod direct;
 mod exit;
 mod job;
-mod last_line;
 mod preexisting;
 mod process;
 mod spawn;

@@ -1,8 +1,6 @@
-//! Who gets the lock: slots, fences, and requests that are repeated.
+//! Who gets the lock: slots, and requests that are repeated.
 
-use std::fmt;
-
-use super::{Applied, Facts, Held, HolderState, Lease, LockState, Now, Purpose, Value, millis};
+use super::{Applied, Facts, FenceExhausted, Held, HolderState, Lease, LockState, Now, Purpose, Value, millis};
 use crate::lock::claim::{Claim, Mode};
 use crate::lock::token::Token;
 
@@ -72,24 +70,6 @@ pub enum Acquired {
     /// The request was cancelled before it came.
     Cancelled,
 }
-
-/// The greatest fence: what every store, and who checks fences, can keep as a signed number.
-const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
-
-/// No fence is left that is greater than the last one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FenceExhausted {
-    /// The last one.
-    pub last: u64,
-}
-
-impl fmt::Display for FenceExhausted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the fence cannot grow: {} is the greatest there is", self.last)
-    }
-}
-
-impl std::error::Error for FenceExhausted {}
 
 impl LockState {
     /// Acquires the lock if it was granted to this request, or if a slot is free and no waiter that is listening is ahead of it.
@@ -196,13 +176,6 @@ impl LockState {
             revoked_by: None,
             request: ask.request.cloned(),
         });
-    }
-
-    /// Returns the fence after the last one: greater than that, and, should the store have lost that, than any that was given out
-    /// before now, because each is at least the time at which it was.
-    pub(super) fn next_fence(&self, now: Now) -> Result<u64, FenceExhausted> {
-        let next = self.fence.saturating_add(1).max(now.unix_ms);
-        if next > FENCE_MAX { Err(FenceExhausted { last: self.fence }) } else { Ok(next) }
     }
 
     /// Returns the lowest free slot, if the mode allows one more beside those that hold the lock. A slot that the store finds taken

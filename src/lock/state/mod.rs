@@ -10,7 +10,8 @@
 //!
 //! | rules of | are in |
 //! |---|---|
-//! | who gets the lock, slots, fences, repeated requests | `acquire.rs` |
+//! | who gets the lock, slots, repeated requests | `acquire.rs` |
+//! | which fence it gets | `fence.rs` |
 //! | the queue, grants, hand-off, cancelling | `queue.rs` |
 //! | leases: expiry and renewal | `lease.rs` |
 //! | the end of a run, release by hand, the last run | `release.rs` |
@@ -19,6 +20,7 @@
 //! | status, pruning | `status.rs` |
 
 mod acquire;
+mod fence;
 mod lease;
 mod queue;
 mod release;
@@ -37,7 +39,8 @@ use super::ending::Ending;
 use super::holder::Holder;
 use super::token::Token;
 
-pub use acquire::{Acquired, Ask, FenceExhausted, OnHeld, Seen};
+pub use acquire::{Acquired, Ask, OnHeld, Seen};
+pub use fence::FenceExhausted;
 pub use lease::{Lease, Renewed, millis};
 pub use queue::{Cancelled, WaiterState};
 pub use release::{Release, Released, Retain};

@@ -44,7 +44,8 @@ impl Case {
     #[track_caller]
     fn hold(url: &str, key: &str, record: PathBuf) -> Self {
         let words = witness::command(&record, "old", &["fork", "setsid"]);
-        let call = Lockrun::at(url).key(key).args(["--ttl", "5s", "--kill-after", "500ms", "--store-timeout", "2s"]);
+        let call =
+            Lockrun::at(url).key(key).args(["--ttl", "5s", "--kill-after", "500ms", "--store-timeout", "2s", "-v"]);
         // The first one as cron starts its jobs.
         let session = key == "fault-0";
         let mut old = call.birth(Birth { session, ..Birth::default() }).command(words).spawn();
@@ -113,11 +114,13 @@ impl<'a> Scene<'a> {
         for mut case in self.cases {
             let mut next = case.next.take().expect("it has come");
             eventually(LONG, "the next holder stamps", || witness::lives(&case.record).len() == 2);
+            let said = [case.old.stderr(), next.stderr()].concat();
             next.kill_everything();
             let lives = witness::lives(&case.record);
             assert_eq!((lives[0].tag.as_str(), lives[0].processes), ("old", 3), "{fault}");
             let margin = witness::smallest_margin(&lives).expect("two lives");
-            assert!(margin > 0, "{fault}: an overlap of {} ms", -margin / 1_000_000);
+            let ends = lives[0].ends_before(lives[1].first);
+            assert!(margin > 0, "{fault}: {}: an overlap of {} ms; {ends}\n{said}", case.key, -margin / 1_000_000);
             smallest = smallest.min(margin);
         }
         println!("{fault}: smallest margin {} ms", smallest / 1_000_000);

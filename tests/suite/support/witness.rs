@@ -50,12 +50,22 @@ pub(crate) struct Life {
     pub(crate) first: i64,
     pub(crate) last: i64,
     pub(crate) processes: usize,
+    /// The last stamp of each process.
+    ends: BTreeMap<String, i64>,
+}
+
+impl Life {
+    /// How long before this moment each of its processes has stamped for the last time.
+    pub(crate) fn ends_before(&self, moment: i64) -> String {
+        let end = |(pid, last): (&String, &i64)| format!("process {pid}: {} ms before", (moment - last) / 1_000_000);
+        self.ends.iter().map(end).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// Reads a record: one life for each tag, in the order in which they began.
 pub(crate) fn lives(file: &Path) -> Vec<Life> {
     let record = fs::read_to_string(file).expect("there is a record");
-    let mut found: BTreeMap<String, (i64, i64, Vec<String>)> = BTreeMap::new();
+    let mut found: BTreeMap<String, (i64, i64, BTreeMap<String, i64>)> = BTreeMap::new();
     // A stamp that is being written has no end yet.
     let complete = record.rfind('\n').map_or("", |end| &record[..end]);
     for line in complete.lines() {
@@ -64,15 +74,17 @@ pub(crate) fn lives(file: &Path) -> Vec<Life> {
             panic!("a broken stamp: {line:?}");
         };
         let time: i64 = time.parse().expect("a time");
-        let life = found.entry(tag.to_owned()).or_insert((time, time, Vec::new()));
+        let life = found.entry(tag.to_owned()).or_insert((time, time, BTreeMap::new()));
         life.0 = life.0.min(time);
         life.1 = life.1.max(time);
-        if !life.2.iter().any(|known| known == pid) {
-            life.2.push(pid.to_owned());
-        }
+        let end = life.2.entry(pid.to_owned()).or_insert(time);
+        *end = time.max(*end);
     }
-    let mut lives: Vec<Life> =
-        found.into_iter().map(|(tag, (first, last, pids))| Life { tag, first, last, processes: pids.len() }).collect();
+    let life = |(tag, (first, last, ends)): (_, (_, _, BTreeMap<_, _>))| {
+        let processes = ends.len();
+        Life { tag, first, last, processes, ends }
+    };
+    let mut lives: Vec<Life> = found.into_iter().map(life).collect();
     lives.sort_by_key(|life| life.first);
     lives
 }

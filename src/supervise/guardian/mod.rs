@@ -1,6 +1,11 @@
-//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`crate::supervise::parent`].
+//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`parent`].
 
 #![allow(unsafe_code)]
+
+pub mod parent;
+
+mod backchannel;
+mod last_line;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,11 +16,9 @@ use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
-use super::backchannel::{GuardianMessage, Link, RenewerChannel, RenewerMessage};
 use super::cgroup::{Cgroup, Place};
 use super::entry;
 use super::exit;
-use super::last_line::{LastLine, Wake};
 use super::process;
 use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, Supervisor, Why};
@@ -27,6 +30,8 @@ use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
+use backchannel::{GuardianMessage, Link, RenewerChannel, RenewerMessage};
+use last_line::{LastLine, Wake};
 
 /// The guardian's own state.
 pub struct Guardian {
@@ -46,7 +51,7 @@ struct Lockrun {
 
 impl Guardian {
     /// Makes this process, which lockrun with the process id `pid` has just forked, the guardian.
-    pub(super) fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
+    fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
         // A name and a command line of its own: neither `killall -9 lockrun` nor `pkill -9 -f lockrun` must take both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));

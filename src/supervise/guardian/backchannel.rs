@@ -10,10 +10,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
-use super::supervisor::{Finished, Why};
-use super::tree::Motion;
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
+use crate::supervise::supervisor::{Finished, Why};
+use crate::supervise::tree::Motion;
 use crate::sys::clock::Moment;
 
 /// A message from the renewer to the guardian's main thread.

@@ -1,0 +1,32 @@
+//! The fencing token: a number that grows with each acquisition of a key.
+
+use std::fmt;
+
+use super::{LockState, Now};
+
+/// The greatest fence: what every store, and who checks fences, can keep as a signed number.
+const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
+
+/// No fence is left that is greater than the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FenceExhausted {
+    /// The last one.
+    pub last: u64,
+}
+
+impl fmt::Display for FenceExhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the fence cannot grow: {} is the greatest there is", self.last)
+    }
+}
+
+impl std::error::Error for FenceExhausted {}
+
+impl LockState {
+    /// Returns the fence after the last one: greater than that, and, should the store have lost that, than any that was given out
+    /// before now, because each is at least the time at which it was.
+    pub(super) fn next_fence(&self, now: Now) -> Result<u64, FenceExhausted> {
+        let next = self.fence.saturating_add(1).max(now.unix_ms);
+        if next > FENCE_MAX { Err(FenceExhausted { last: self.fence }) } else { Ok(next) }
+    }
+}
