@@ -74,9 +74,11 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the deadline of processes that have got KILL: nothing is due until they must be dead.
+    /// Returns the deadline once KILL was sent: the next KILL is due half-way to H. If the first one has missed a
+    /// process, and its sender was stopped since, another process sends the next one, and needs the rest of the time.
     pub fn after_kill(self) -> Self {
-        Deadline { term_at: self.horizon, kill_at: self.horizon, horizon: self.horizon }
+        let kill_at = self.kill_at + self.horizon.since(self.kill_at) / 2;
+        Deadline { term_at: kill_at, kill_at, horizon: self.horizon }
     }
 }
 
@@ -240,6 +242,14 @@ mod tests {
         assert_eq!(deadline.horizon, at(1_000 + 30_000 - 300 - 10));
         assert_eq!(deadline.kill_at, deadline.horizon.before(millis(1_000)));
         assert_eq!(deadline.term_at, deadline.kill_at.before(millis(10_000)));
+    }
+
+    #[test]
+    fn the_next_kill_leaves_time_until_h() {
+        let deadline = terms().deadline(at(0));
+        let next = deadline.after_kill();
+        assert_eq!(next.horizon, deadline.horizon);
+        assert_eq!(next.kill_at, deadline.horizon.before(millis(500)));
     }
 
     #[test]

@@ -15,8 +15,8 @@ use crate::sys::clock::Moment;
 const KILL_AGAIN: Duration = Duration::from_millis(5);
 const KILL_AGAIN_MAX: Duration = Duration::from_millis(20);
 
-/// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, also where it waits
-/// for a processor to die on.
+/// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, even if it has to wait
+/// for a processor first.
 const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.

@@ -174,13 +174,14 @@ impl Tree {
 
     /// Sends KILL to all processes. Those forked meanwhile may have been missed: repeat it until none is left.
     pub(super) fn kill(&self) {
-        if let Some(cgroup) = &self.cgroup {
-            cgroup.kill();
-        }
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
         for process in self.all().unwrap_or_default().into_iter().filter(|process| !process.is_dead()) {
             process.signal(libc::SIGKILL);
+        }
+        // Last: the kernel may make it wait for another process that changes the tree of cgroups.
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
         }
     }
 

@@ -1,4 +1,4 @@
-//! Priority on the processors.
+//! Scheduling priority.
 
 #![allow(unsafe_code)]
 

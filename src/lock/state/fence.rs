@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{LockState, Now};
 
-/// The greatest fence: what every store, and who checks fences, can keep as a signed number.
+/// The greatest fence: what every store, and every program that checks fences, can keep as a signed number.
 const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
 
 /// No fence is left that is greater than the last one.

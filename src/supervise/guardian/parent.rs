@@ -210,8 +210,8 @@ impl Parent {
     }
 }
 
-/// Returns the time-out of a poll(2) that lasts until `at`; without such a moment, or if that is too far away for poll(2), a longer or a shorter
-/// one will do. Unlike the guardian's timer, it stands still while the machine sleeps.
+/// Returns the time-out of a poll(2) that lasts until `at`, or for as long as poll(2) allows if that is less. Unlike the guardian's timer, it
+/// does not count while the machine sleeps.
 fn time_until(at: Option<Moment>) -> PollTimeout {
     let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
     span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
