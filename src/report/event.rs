@@ -1,18 +1,15 @@
-//! The events of a run: as messages for people, and as objects for programs.
+//! The events of a run, and the objects that they are for programs. Their messages for people are in [`super::message`].
 
 use std::borrow::Cow;
-use std::fmt::Display;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use super::Verbosity;
+use super::message::{why_done, why_full, why_self_deadlock};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
-use crate::lock::key::Key;
-use crate::report::Verbosity;
 use crate::store::Held;
-use crate::text::duration;
-use crate::text::escape::escaped;
 
 /// An event of a run.
 #[derive(Clone, Copy, Debug)]
@@ -144,39 +141,6 @@ impl Event<'_> {
         }
     }
 
-    /// Returns the message for people; `lock` is the lock's name.
-    pub fn message(&self, lock: &Key) -> String {
-        let key = escaped(lock.as_str());
-        match self {
-            Event::Waiting(held) => format!("waiting: {}", held_by(lock, held)),
-            Event::Acquired { fence, value: Some(value), .. } => {
-                format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
-            }
-            Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
-            Event::Done { began } => format!("skipped: {}", why_done(*began)),
-            Event::QueueFull { held, max } => format!("{}; {}", held_by(lock, held), why_full(*max)),
-            Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
-            Event::Held(held) => held_by(lock, held),
-            Event::SelfDeadlock { held, slots } => {
-                let last = if slots.is_some() { "the last by " } else { "" };
-                format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
-            }
-            Event::Started { program } => format!("{program} started"),
-            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
-            Event::Lost { why, stops: false } => {
-                format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
-            }
-            Event::Killed(reason) => reason.message(),
-            Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
-            Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
-            Event::Finished(None) => "it is not known how the command ended".into(),
-            Event::Released { .. } => format!("lock \"{key}\" released"),
-            Event::Kept => format!("lock \"{key}\" kept"),
-            Event::Interrupted(signal) => format!("terminated by signal {signal} before the command was started"),
-            Event::Failed { why } => (*why).into(),
-        }
-    }
-
     /// Returns its name in an object.
     pub fn name(&self) -> &'static str {
         match self {
@@ -226,48 +190,9 @@ impl Event<'_> {
     }
 }
 
-impl Reason {
-    fn message(self) -> String {
-        match self {
-            Reason::Lost => "the command was stopped: its lock is lost".into(),
-            Reason::TimedOut(span) => {
-                format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
-            }
-            Reason::Unguarded => "lockrun's guardian process was killed, and the command with it".into(),
-            Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
-        }
-    }
-}
-
 impl<'a> Other<'a> {
     fn of(held: &'a Held) -> Self {
         Other { who: held.holder.as_ref(), held_ms: held.since.map(millis) }
-    }
-}
-
-/// Returns the message for a held lock, which names the holder.
-pub fn held_by(key: &Key, held: &impl Display) -> String {
-    format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
-}
-
-/// Returns why a run does not wait.
-fn why_full(max: u32) -> String {
-    match max {
-        1 => "1 run waits for it already (--max-waiting 1)".into(),
-        max => format!("{max} runs wait for it already (--max-waiting {max})"),
-    }
-}
-
-/// Returns why another run is not wanted.
-fn why_done(began: Duration) -> String {
-    format!("a run that began {} ago has ended with 0", duration::say(began))
-}
-
-/// Returns why waiting for a lock with this many slots would never end.
-fn why_self_deadlock(slots: Option<u32>) -> String {
-    match slots {
-        None => "it is held by a run that this one is part of".into(),
-        Some(slots) => format!("its {slots} slots are held by runs that this one is part of"),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Standard output is COMMAND's.
 
 pub mod event;
+pub mod message;
 pub mod reporter;
 
 mod event_log;

@@ -26,7 +26,7 @@ use crate::report;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant, Release};
 use crate::supervise::guardian::Guardian;
-use crate::supervise::guardian::parent::{self, ForkSide};
+use crate::supervise::guardian::watched_by_lockrun::{self, ForkSide};
 use crate::supervise::{Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -50,7 +50,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    match parent::fork().context("cannot start lockrun's guardian process")? {
+    match watched_by_lockrun::fork().context("cannot start lockrun's guardian process")? {
         ForkSide::Guardian(guardian) => {
             // The guardian is in another PID namespace if one was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);

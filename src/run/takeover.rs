@@ -6,7 +6,7 @@ use crate::config::plan::Plan;
 use crate::report::event::Event;
 use crate::store::{Backend, Claim, Release};
 use crate::supervise::Why;
-use crate::supervise::guardian::parent::End;
+use crate::supervise::guardian::watched_by_lockrun::End;
 use crate::sys::clock::Moment;
 
 /// Returns the outcome of a run whose guardian came to this `end`. Before that, cancels the claim or releases the lock if the guardian

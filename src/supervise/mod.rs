@@ -2,7 +2,7 @@
 //!
 //! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
 //! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
-//! [`guardian`], a child of lockrun, which is then its [`guardian::parent`]: each ends COMMAND in time if the other cannot.
+//! [`guardian`], a child of lockrun, which watches it ([`guardian::watched_by_lockrun`]): each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;

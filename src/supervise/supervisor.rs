@@ -10,10 +10,12 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 
-/// The pause between two rounds of KILL, for processes that were forked during the last round. It doubles up to the longest: where the
-/// processes take so long to die, there is little processor time, and each round takes some of it.
-const KILL_AGAIN: Duration = Duration::from_millis(5);
-const KILL_AGAIN_MAX: Duration = Duration::from_millis(20);
+/// The least and the greatest pause between two rounds of KILL, for processes that were forked during the last round.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// Between those, a pause lasts this many times as long as the round before it: the killed processes need processor time to die, and
+/// lockrun and its guardian have priority over them.
+const PAUSE_TO_ROUND: u32 = 9;
 
 /// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, even if it has to wait
 /// for a processor first.
@@ -66,8 +68,6 @@ struct Closing {
     kill_at: Moment,
     /// The next round of KILL, after the first.
     again_at: Option<Moment>,
-    /// The pause between that round and the one after it.
-    pause: Duration,
     give_up_at: Moment,
 }
 
@@ -133,10 +133,9 @@ impl Supervisor {
             self.tree.kill();
             self.unreported_kill |= closing.again_at.is_none();
             let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
-            let pause = (closing.pause * 2).min(KILL_AGAIN_MAX);
-            // Not from `now` on: a round takes time of its own.
-            let again_at = Some(Moment::now() + closing.pause);
-            self.closing = Some(Closing { again_at, pause, give_up_at, ..closing });
+            let end = Moment::now();
+            let again_at = Some(end + (end.since(now) * PAUSE_TO_ROUND).clamp(KILL_AGAIN.0, KILL_AGAIN.1));
+            self.closing = Some(Closing { again_at, give_up_at, ..closing });
         }
     }
 
@@ -160,7 +159,7 @@ impl Supervisor {
             self.tree.terminate();
         }
         // Processes that cannot be killed are given up after a while; the lock is not released then.
-        self.closing = Some(Closing { why, kill_at, again_at: None, pause: KILL_AGAIN, give_up_at: kill_at + GIVE_UP });
+        self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
     }
 
     /// Relays a signal that was sent to lockrun.

@@ -1,8 +1,8 @@
-//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`parent`].
+//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`watched_by_lockrun`].
 
 #![allow(unsafe_code)]
 
-pub mod parent;
+pub mod watched_by_lockrun;
 
 mod backchannel;
 mod last_line;

@@ -174,16 +174,17 @@ fn a_full_file_system_is_no_other_directory() {
     call.in_shell(&full).alone().exited(69).printed("").said("/run/lockrun");
 }
 
-/// The number of a user whom no machine has.
+/// The numbers of two users whom no machine has.
 const NOBODY: u32 = 424_242;
+const ANOTHER: u32 = 424_243;
 
-/// Where that user's locks never lie, unless there is no /run/lock.
+/// Where the first one's locks lie only if there is no /run/lock.
 const ELSEWHERE: &str = "/tmp/lockrun-424242";
 
-/// A run of `echo ran` by that user, where these mounts are made.
-fn run_by(nobody: &User, mounts: &str) -> Output {
+/// A run of `echo ran` by a user, where these mounts are made.
+fn run_by(user: &User, mounts: &str) -> Output {
     let run = ["--key", "k", "--", "echo", "ran"].map(str::to_owned);
-    let words: Vec<_> = nobody.words(&[]).into_iter().chain(run).collect();
+    let words: Vec<_> = user.words(&[]).into_iter().chain(run).collect();
     Lockrun::bare()
         .command(["sh", "-c", &with_mounts(mounts), "sh"].map(str::to_owned).into_iter().chain(words))
         .alone()
@@ -193,8 +194,9 @@ fn run_by(nobody: &User, mounts: &str) -> Output {
 // `ProtectSystem=strict`), one that only root can write to, and one in which another user has the name, are errors that say what to do.
 #[test]
 fn no_other_default_directory() {
-    let nobody = User::new(NOBODY, &[]);
-    let directory = format!("/run/lock/lockrun-{NOBODY}");
+    let nobody = User::new(ANOTHER, &[]);
+    let directory = format!("/run/lock/lockrun-{ANOTHER}");
+    let elsewhere = format!("/tmp/lockrun-{ANOTHER}");
     for (mounts, why) in [
         ("mount -t tmpfs -o ro,mode=1777 none /run/lock", "ReadWritePaths=/run/lock"),
         ("mount -t tmpfs -o mode=755 none /run/lock", "ermission denied"),
@@ -204,14 +206,14 @@ fn no_other_default_directory() {
         ),
     ] {
         run_by(&nobody, mounts).exited(69).printed("").said(&directory).said(why).said("--store file:/DIR");
-        assert!(!Path::new(ELSEWHERE).exists(), "{mounts}");
+        assert!(!Path::new(&elsewhere).exists(), "{mounts}");
     }
     // A directory that is there already, on a file system that has become read-only.
     let frozen = format!(
-        "mount -t tmpfs -o mode=1777 none /run/lock && install -d -o {NOBODY} -m 700 {directory} && \
+        "mount -t tmpfs -o mode=1777 none /run/lock && install -d -o {ANOTHER} -m 700 {directory} && \
          mount -o remount,ro /run/lock"
     );
-    run_by(&nobody, &frozen).exited(69).printed("").said(&directory).said("ReadWritePaths=/run/lock/lockrun-424242");
+    run_by(&nobody, &frozen).exited(69).printed("").said(&directory).said(&format!("ReadWritePaths={directory}"));
     let read_only = with_mounts("mount -t tmpfs -o ro none /run");
     let output = Lockrun::bare().key("k").command(["echo", "ran"]).in_shell(&read_only).alone();
     output.exited(69).printed("").said("/run/lockrun").said("ReadWritePaths=/run").said("--store file:/DIR");

@@ -1,0 +1,85 @@
+//! The messages for people: how each event of a run is worded on standard error.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use super::event::{Event, Reason};
+use crate::lock::ending::Ending;
+use crate::lock::key::Key;
+use crate::text::duration;
+use crate::text::escape::escaped;
+
+impl Event<'_> {
+    /// Returns the message for people; `lock` is the lock's name.
+    pub fn message(&self, lock: &Key) -> String {
+        let key = escaped(lock.as_str());
+        match self {
+            Event::Waiting(held) => format!("waiting: {}", held_by(lock, held)),
+            Event::Acquired { fence, value: Some(value), .. } => {
+                format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
+            }
+            Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
+            Event::Done { began } => format!("skipped: {}", why_done(*began)),
+            Event::QueueFull { held, max } => format!("{}; {}", held_by(lock, held), why_full(*max)),
+            Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
+            Event::Held(held) => held_by(lock, held),
+            Event::SelfDeadlock { held, slots } => {
+                let last = if slots.is_some() { "the last by " } else { "" };
+                format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
+            }
+            Event::Started { program } => format!("{program} started"),
+            Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
+            Event::Lost { why, stops: false } => {
+                format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
+            }
+            Event::Killed(reason) => reason.message(),
+            Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
+            Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
+            Event::Finished(None) => "it is not known how the command ended".into(),
+            Event::Released { .. } => format!("lock \"{key}\" released"),
+            Event::Kept => format!("lock \"{key}\" kept"),
+            Event::Interrupted(signal) => format!("terminated by signal {signal} before the command was started"),
+            Event::Failed { why } => (*why).into(),
+        }
+    }
+}
+
+impl Reason {
+    /// Returns the message for people.
+    pub(super) fn message(self) -> String {
+        match self {
+            Reason::Lost => "the command was stopped: its lock is lost".into(),
+            Reason::TimedOut(span) => {
+                format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
+            }
+            Reason::Unguarded => "lockrun's guardian process was killed, and the command with it".into(),
+            Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
+        }
+    }
+}
+
+/// Returns the message for a held lock, which names the holder.
+pub fn held_by(key: &Key, held: &impl Display) -> String {
+    format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
+}
+
+/// Returns why a run does not wait.
+pub(super) fn why_full(max: u32) -> String {
+    match max {
+        1 => "1 run waits for it already (--max-waiting 1)".into(),
+        max => format!("{max} runs wait for it already (--max-waiting {max})"),
+    }
+}
+
+/// Returns why another run is not wanted.
+pub(super) fn why_done(began: Duration) -> String {
+    format!("a run that began {} ago has ended with 0", duration::say(began))
+}
+
+/// Returns why waiting for a lock with this many slots would never end.
+pub(super) fn why_self_deadlock(slots: Option<u32>) -> String {
+    match slots {
+        None => "it is held by a run that this one is part of".into(),
+        Some(slots) => format!("its {slots} slots are held by runs that this one is part of"),
+    }
+}
