@@ -1,6 +1,10 @@
 //! What went wrong in a store.
 
+use anyhow::anyhow;
+
 use super::{Claim, Store};
+use crate::lock::lease::Ttl;
+use crate::text::escape::escaped;
 
 /// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
 pub type StoreError = anyhow::Error;
@@ -22,10 +26,15 @@ pub struct RequestError {
 impl RequestError {
     /// Cancels the `claim` that was asked for, which has not been answered before, and returns why it failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
-        if !self.left_nothing {
-            store.cancel(claim, false);
+        if self.left_nothing || store.cancel(claim, false) || claim.ttl != Ttl::None {
+            return self.error;
         }
-        self.error
+        // No lease ends what the request may have obtained.
+        let key = escaped(claim.key.as_str());
+        anyhow!(
+            "{:#}; the lock \"{key}\" may be held now, by nobody and for ever: see `lockrun status`, and free it with `lockrun break`",
+            self.error
+        )
     }
 }
 

@@ -87,8 +87,9 @@ pub trait Store: Send {
 
     /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. Requests
     /// of the claim that may still be on their way get nothing when they arrive: those that this store has sent and that were not
-    /// answered, and with `in_flight` also those of another process. As well as that can be done.
-    fn cancel(&mut self, claim: &Claim, in_flight: bool);
+    /// answered, and with `in_flight` also those of another process. Returns whether the store has confirmed it; if not, something of
+    /// the claim may be left there.
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool;
 
     /// Returns what is known of `key`, or of every key that is held, waited for or has been held; in the order of their names. For a
     /// `key` that cannot be read this is an error; among all of them it is listed as unreadable beside the others.

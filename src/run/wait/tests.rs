@@ -41,9 +41,10 @@ impl Store for Scripted {
         self.sleeps.pop_front().unwrap_or(Ok(Wakeup::TryAgain))
     }
 
-    fn cancel(&mut self, _: &Claim, in_flight: bool) {
+    fn cancel(&mut self, _: &Claim, in_flight: bool) -> bool {
         assert!(!in_flight, "no other process has asked for it");
         self.cancelled += 1;
+        true
     }
 
     fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {

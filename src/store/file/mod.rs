@@ -170,16 +170,16 @@ impl Store for FileStore {
         Ok(recorded.unwrap_or_else(|error| Released::Unrecorded(format!("{error:#}"))))
     }
 
-    fn cancel(&mut self, claim: &Claim, in_flight: bool) {
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         // One that waits stands in the kernel's queue, and nowhere else.
         if self.place.take().is_some() {
-            return;
+            return true;
         }
         let cancel = |state: &mut LockState, facts: &KernelFacts<'_>| {
             Ok(state.cancel(&claim.token, claim.request.as_ref(), in_flight, facts).answer)
         };
         // If this fails, the lock stays until its lease runs out.
-        let _ = self.lock_file(&claim.key).and_then(|file| file.map(|file| file.edit(cancel)).transpose());
+        self.lock_file(&claim.key).and_then(|file| file.map(|file| file.edit(cancel)).transpose()).is_ok()
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {

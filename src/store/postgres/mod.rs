@@ -58,7 +58,7 @@ pub struct PostgresStore {
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,
-    /// Whether the last operation failed when it may have been committed all the same.
+    /// Whether an attempt at the present operation, or at the last one if that has failed, may have been committed all the same.
     may_be_done: bool,
     /// Our place in the queue, since we have stood there once.
     place: Option<Place>,
@@ -78,8 +78,17 @@ impl PostgresStore {
         subject: Subject<'_>,
         rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
-        let deadline = Moment::now() + self.timeout;
-        self.operate(subject, deadline, rules)
+        self.once_within(self.timeout, subject, rules)
+    }
+
+    fn once_within<T>(
+        &mut self,
+        timeout: Duration,
+        subject: Subject<'_>,
+        rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        self.may_be_done = false;
+        self.operate(subject, Moment::now() + timeout, rules)
     }
 
     /// Carries out an operation that cannot fail, again and again until its outcome is known, it is rejected for good, or `timeout` is
@@ -90,6 +99,7 @@ impl PostgresStore {
         timeout: Duration,
         mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Applied<T>,
     ) -> Result<Committed<T>, Failure> {
+        self.may_be_done = false;
         let until = Moment::now() + timeout;
         let mut backoff = Backoff::new();
         loop {
@@ -166,7 +176,7 @@ impl Store for PostgresStore {
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }
-            // Only who gives a claim up cancels it.
+            // A claim is cancelled when it is given up, and not asked for again.
             Acquired::Cancelled => Ok(Tried::Held(Held::default())),
         }
     }
@@ -191,12 +201,12 @@ impl Store for PostgresStore {
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let subject = Subject { asking: Some(token), ..on(key) };
-        // What an attempt found whose outcome is open: if the lock was ours then and is not any more, that one has released it.
+        // What the last attempt found. If its outcome is open, and the lock was ours then and is not any more, it has released it.
         let mut before = None;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
             let applied = state.release(token, how, false, facts);
-            let is_not_mine = matches!(applied.answer, state::Released::NotMine(_));
-            let answer = before.take().filter(|_| is_not_mine).unwrap_or(applied.answer);
+            let is_done = facts.may_be_done && matches!(applied.answer, state::Released::NotMine(_));
+            let answer = before.take().filter(|_| is_done).unwrap_or(applied.answer);
             before = Some(answer.clone());
             Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms }
         });
@@ -204,21 +214,22 @@ impl Store for PostgresStore {
         Ok(from_state::released(answer, Now::unix(now_ms)))
     }
 
-    /// If this cannot be done, the lease runs out.
-    fn cancel(&mut self, claim: &Claim, in_flight: bool) {
+    /// If this cannot be done, the lease runs out, if there is one.
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let voids_late_requests = in_flight && claim.request.is_none();
         let matters = self.place.is_some() || self.may_be_done || in_flight;
-        // Who waits for the end of lockrun has waited for the time-out of the request already.
+        // The request has taken its time already.
         let timeout = self.timeout / 2;
         let cancel = |state: &mut LockState, facts: &TableFacts<'_>| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         };
         self.place = None;
-        let _ = if matters {
+        let cancelled = if matters {
             self.until_answered(by(claim), timeout, cancel)
         } else {
-            self.operate(by(claim), Moment::now() + timeout, |state, facts| Ok(cancel(state, facts)))
+            self.once_within(timeout, by(claim), |state, facts| Ok(cancel(state, facts)))
         };
+        cancelled.is_ok()
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {

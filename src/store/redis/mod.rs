@@ -285,7 +285,7 @@ impl Store for RedisStore {
 
     /// If this cannot be done, the lease runs out. The token must not be used again, unless it is the user's own: then a request that
     /// comes late may get the lock, and so may the next one.
-    fn cancel(&mut self, claim: &Claim, in_flight: bool) {
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be there.
         let matters = self.place.is_some() || in_flight;
@@ -299,9 +299,9 @@ impl Store for RedisStore {
         let timeout = self.timeout / 2;
         let deadline = Moment::now() + timeout;
         let reply = if matters { self.run_until_answered(&script, timeout) } else { self.run(&script, timeout) };
-        if let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) {
-            self.confirm_handoff(&claim.key, handed, deadline);
-        }
+        let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) else { return false };
+        self.confirm_handoff(&claim.key, handed, deadline);
+        true
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {

@@ -48,6 +48,19 @@ on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store|
     }
 });
 
+// "Nothing stays locked": a lock that may be held, and that no lease would end, is not passed over in silence.
+on_every_lease_store!(what_may_be_held_for_ever_is_said, |store| {
+    assert!(is_free(store, "ever"));
+    let proxy = &store.proxy();
+    for (ttl, is_said) in [("none", true), ("10m", false)] {
+        proxy.set(Mode::LoseAnswer(u64::MAX, Duration::from_millis(10)));
+        let call = Lockrun::at(&proxy.url()).key("ever").args(["--ttl", ttl, "--store-timeout", "1s"]);
+        let output = call.command(["echo", "ran"]).run().exited(69).printed("");
+        assert_eq!(output.stderr().contains("lockrun break"), is_said, "{output}");
+        proxy.set(Mode::Pass);
+    }
+});
+
 // The same where the first request was not answered either, but has brought the lock.
 on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     assert!(is_free(store, "twice"));
