@@ -18,6 +18,11 @@ pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ON
 /// The longest time-out that PostgreSQL takes, in milliseconds.
 const TIMEOUT_MAX: u64 = 2_147_483_647;
 
+/// How long a transaction may stand still between its round trips, in milliseconds, at most half as long as a request may take; then
+/// the server ends the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from
+/// renewing it.
+const IDLE_MAX_MS: u64 = 1500;
+
 /// Statements that travel together, each of which is carried out when it has come.
 #[derive(Default)]
 pub(super) struct Batch {
@@ -30,8 +35,9 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Returns a batch that begins a transaction as `begin` says, which is bounded in every respect, and is committed to the server's disk
-    /// whatever is the rule there: a lock must not be forgotten in a crash that another one was granted after.
+    /// Returns a batch that begins a transaction as `begin` says. Each statement is bounded in time, and so is a pause between two. It is
+    /// committed to the server's disk whatever is the rule there: a lock must not be forgotten in a crash that another one was granted
+    /// after. A commit has no bound on the server, where it may have to wait for a standby; we wait until the `deadline`.
     ///
     /// Names mean the server's own functions and operators in it, not what another user of the database has called the same.
     pub(super) fn transaction(begin: &str, deadline: Moment) -> Self {
@@ -90,8 +96,3 @@ impl Batch {
         self.failure = self.failure.take().or(parsed.and(bound).and(executed).err());
     }
 }
-
-/// How long a transaction may stand still between its round trips, in milliseconds, at most half as long as a request may take; then
-/// the server ends the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from
-/// renewing it.
-const IDLE_MAX_MS: u64 = 1500;

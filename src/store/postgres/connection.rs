@@ -71,6 +71,8 @@ pub(super) struct Answer {
     pub(super) rows: Vec<Row>,
     /// What was done, such as `UPDATE 1`.
     pub(super) tag: String,
+    /// Whether a transaction was open after that.
+    pub(super) in_transaction: bool,
 }
 
 impl Connection {
@@ -160,6 +162,9 @@ impl Connection {
                         b'E' => Transaction::Failed,
                         _ => Transaction::None,
                     };
+                    if let Ok(answer) = &mut answer {
+                        answer.in_transaction = self.is_in_transaction();
+                    }
                     return Ok(answer);
                 }
                 Message::ParseComplete | Message::BindComplete | Message::NoData | Message::EmptyQueryResponse => {}

@@ -20,7 +20,7 @@ const FRESH: Duration = Duration::from_millis(400);
 /// So many of those look at each beat that are kept from a free slot, so that it is no matter if some of them fall silent, too.
 const WATCHERS: usize = 4;
 
-/// How long after that moment it counts as dead. A waiter whose server is away gives up earlier.
+/// How long after that moment it counts as dead, if no session shows that it is there. A waiter whose server is away gives up earlier.
 const GONE: Duration = Duration::from_secs(75);
 
 /// A row of the queue.
@@ -32,9 +32,9 @@ pub(super) struct Queued {
     pub(super) waiter: WaiterState,
     /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::connection::Connection::session`].
     pub(super) session: Option<i64>,
-    /// When it has last done so, in milliseconds of Unix time.
+    /// When it has last looked at the lock, or shown that it is alive, in milliseconds of Unix time.
     looked_at_ms: u64,
-    /// When it will look at the lock, or show that it is alive, at the latest, in milliseconds of Unix time.
+    /// When it will do so next, at the latest, in milliseconds of Unix time.
     looks_at_ms: u64,
     /// Whether its session is gone.
     is_cut_off: bool,
@@ -48,6 +48,8 @@ pub(super) struct TableFacts<'a> {
     pub(super) queue: &'a [Queued],
     /// The one that asks now.
     pub(super) asking: Option<&'a Token>,
+    /// Whether an earlier attempt at the same operation may have been committed.
+    pub(super) may_be_done: bool,
 }
 
 impl Queued {
@@ -177,7 +179,7 @@ impl Facts for TableFacts<'_> {
         let late = self.now_ms.saturating_sub(row.looks_at_ms);
         if self.asking == Some(&waiter.token) {
             Presence::Listening
-        } else if late > millis(GONE) {
+        } else if late > millis(GONE) && (row.is_cut_off || row.session.is_none()) {
             Presence::Gone
         } else if late > millis(LATE) || row.is_cut_off {
             Presence::Silent

@@ -72,7 +72,7 @@ impl PostgresStore {
         batch.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
         batch.add("END", &[]);
         let answers = match self.connected(deadline)?.run(&batch, deadline) {
-            // Whoever looks at the lock as a whole creates the tables.
+            // A look at the lock creates the tables.
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
             answers => answers?,
         };

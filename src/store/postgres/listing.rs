@@ -92,7 +92,7 @@ fn status(key: &Key, stored: &Stored, now_ms: u64) -> Result<KeyStatus, Failure>
     let mut state = read_record(&stored.record)?;
     let queue: Vec<Queued> = stored.queue.iter().map(Queued::read).collect::<Result<_, _>>()?;
     state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
-    let facts = TableFacts { now_ms, queue: &queue, asking: None };
+    let facts = TableFacts { now_ms, queue: &queue, asking: None, may_be_done: false };
     Ok(from_state::status(key.clone(), &state, &facts))
 }
 

@@ -50,9 +50,22 @@ impl PostgresStore {
         &mut self,
         subject: Subject<'_>,
         deadline: Moment,
+        rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        let committed = self.carry_out(subject, deadline, rules);
+        // A transaction that goes no further would keep the row locked.
+        if committed.is_err() && self.connection.as_ref().is_some_and(Connection::is_in_transaction) {
+            self.connection = None;
+        }
+        committed
+    }
+
+    fn carry_out<T>(
+        &mut self,
+        subject: Subject<'_>,
+        deadline: Moment,
         mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
-        self.may_be_done = false;
         // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have been
         // closed for reasons that do not concern this request.
         let mut may_be_repeated = subject.asking.is_some() && self.is_connected();
@@ -69,14 +82,8 @@ impl PostgresStore {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             let (state, applied) = loop {
                 let mut state = found.state(subject);
-                let facts = found.facts(subject);
-                let applied = match rules(&mut state, &facts) {
-                    Ok(applied) => applied,
-                    Err(FenceExhausted { last }) => {
-                        connection.is_broken = true;
-                        return Err(Failure::FenceEnds(last));
-                    }
-                };
+                let facts = TableFacts { may_be_done: self.may_be_done, ..found.facts(subject) };
+                let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
                 if found.has_all_waiters || facts.has_next(&state) {
                     break (state, applied);
                 }

@@ -116,7 +116,7 @@ impl Found {
 
     /// Returns what the rules ask for beside it.
     pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
-        TableFacts { now_ms: self.now_ms, queue: &self.queue, asking: subject.asking }
+        TableFacts { now_ms: self.now_ms, queue: &self.queue, asking: subject.asking, may_be_done: false }
     }
 }
 
@@ -209,7 +209,10 @@ mod tests {
         let looked_at_ms = (NOW_MS - looked_ago).to_string();
         let json = serde_json::to_string(&waiter).expect("is JSON");
         let values = [&number.to_string(), &json, "7", &looked_at_ms, &looks_at_ms, "f"];
-        Queued::read(&values.map(|value| Some(value.to_owned())).to_vec()).expect("is a row")
+        let mut values = values.map(|value| Some(value.to_owned()));
+        // Some wait through a pooler.
+        values[2] = values[2].take().filter(|_| number % 3 > 0);
+        Queued::read(&values.to_vec()).expect("is a row")
     }
 
     /// What an operation makes of a lock whose waiters are all read, or only those that a first look reads.
@@ -227,7 +230,7 @@ mod tests {
         };
         let queue: Vec<Queued> = rows.iter().filter(is_read).cloned().collect();
         let has_all = all || queue.len() == rows.len();
-        let facts = TableFacts { now_ms: NOW_MS, queue: &queue, asking: Some(asking) };
+        let facts = TableFacts { now_ms: NOW_MS, queue: &queue, asking: Some(asking), may_be_done: false };
         let mut after = LockState { waiters: facts.after_missed_turns(), ..state.clone() };
         let applied = rules(&mut after, &facts);
         if !has_all && !facts.has_next(&after) {
@@ -235,7 +238,7 @@ mod tests {
         }
         let roll_call = facts.roll_call(&after);
         // Those that were not read stay as they are; the dead among them are found when their turn comes.
-        let full = TableFacts { now_ms: NOW_MS, queue: rows, asking: Some(asking) };
+        let full = TableFacts { now_ms: NOW_MS, queue: rows, asking: Some(asking), may_be_done: false };
         let unread = rows.iter().filter(|row| !is_read(row)).map(|row| row.waiter.clone());
         let mut waiters: Vec<WaiterState> = after.waiters.into_iter().chain(unread).collect();
         // Nor are they said to have missed their turn.

@@ -48,7 +48,9 @@ pub(super) struct Checks {
 impl Checks {
     /// Returns whether the answers say that all was written and committed.
     pub(super) fn hold(self, answers: &[Answer]) -> bool {
-        let is_written = |answer: &Answer| matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
+        // Outside a transaction it would have been written blindly, over what another one may have written since.
+        let is_written =
+            |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
         is_recorded && answers.last().is_some_and(|answer| answer.tag == "COMMIT")
     }
@@ -92,8 +94,10 @@ impl<'a> SecondTrip<'a> {
         let roll_call = facts.roll_call(state);
         let beat_in = beat_in(found.now_ms);
         let look = at.and(subject.asking).map(|asking| {
-            let is_kept = roll_call.kept.contains(asking);
-            Look::in_turn(facts.ahead_of(asking, state), end_in, is_kept.then_some(beat_in), found.is_pooled)
+            // What it was granted beside others, it claims at once.
+            let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
+            let is_kept = roll_call.kept.contains(asking).then_some(beat_in);
+            Look::in_turn(facts.ahead_of(asking, state), end_in, is_granted.or(is_kept), found.is_pooled)
         });
         let mut trip = SecondTrip {
             tables,
@@ -113,7 +117,7 @@ impl<'a> SecondTrip<'a> {
         trip.call(&roll_call, beat_in);
         trip.wake(state, applied);
         trip.listen(connection);
-        // What else there is of the queue, a crash may forget: it can only cost time, and nobody need wait for the disk.
+        // A crash may forget the rest: that can only cost time, and is not worth waiting for the disk.
         trip.batch.commit(trip.checks.writes_record || trip.joins);
         trip
     }
@@ -140,6 +144,7 @@ impl<'a> SecondTrip<'a> {
         let waiters = &self.tables.waiters;
         let key = Some(self.subject.key.as_str());
         let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
+        let mut gone = Vec::new();
         for row in &self.found.queue {
             let place = row.place.to_string();
             match find(&row.waiter.token) {
@@ -158,11 +163,12 @@ impl<'a> SecondTrip<'a> {
                         Some(boolean(after.is_unresponsive)),
                     ],
                 ),
-                None => {
-                    let statement = format!("DELETE FROM {waiters} WHERE key = $1 AND place = $2::bigint");
-                    self.batch.add(&statement, &[key, Some(&place)]);
-                }
+                None => gone.push(place),
             }
+        }
+        if !gone.is_empty() {
+            let statement = format!("DELETE FROM {waiters} WHERE key = $1 AND place = ANY($2::bigint[])");
+            self.batch.add(&statement, &[key, Some(&array(&gone))]);
         }
         let (Some(asking), Some(look)) = (self.subject.asking, self.look) else { return };
         let Some(own) = find(asking) else { return };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::calm::in_time;
 use crate::support::hand::{acquire, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
-use crate::support::lockrun::Running;
+use crate::support::lockrun::{Running, waiting_for_its_end};
 use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, eventually};
@@ -136,4 +136,39 @@ on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
     drop(stranger);
     eventually(LONG, "the other one has gone", || locks("") == 0);
     call.run().exited(0).printed("ran\n").silent();
+});
+
+// "Others can get to the row": a record that cannot be read is repaired under its holder, which finds it so at each renewal and goes on.
+on_postgres!(a_record_is_repaired_under_its_holder, |store, postgres| {
+    let proxy = &store.proxy();
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "12s", "--store-timeout", "2s"]);
+    let run = waiting_for_its_end(&call);
+    postgres.ask("CREATE TABLE kept AS SELECT key, state FROM lockrun.locks; UPDATE lockrun.locks SET state = '[]'");
+    let before = proxy.flights();
+    eventually(LONG, "it was to be renewed twice", || proxy.flights() >= before + 2);
+    Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(69).printed("").said("broken");
+    postgres.ask(
+        "SET lock_timeout = '700ms';
+         UPDATE lockrun.locks AS broken SET state = kept.state FROM kept WHERE broken.key = kept.key",
+    );
+    acquire(store, "k", &[]).run().exited(75);
+    run.close().wait().exited(0).silent();
+    assert!(is_free(store, "k"));
+});
+
+// "Nothing stays locked" by those that have died: however many are in the queue, the next one clears them away.
+on_postgres!(thousands_of_dead_waiters, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "10m"]);
+    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["true"]).spawn();
+    until_waiting(store, "k", 1);
+    postgres.ask(
+        "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looked_at_ms, looks_at_ms)
+             SELECT key, 't' || number, replace(waiter::text, token, 't' || number)::json, false, 0, 0
+             FROM lockrun.waiters, generate_series(1, 20000) AS number",
+    );
+    drop(waiter);
+    release(store, "k", &its).exited(0).silent();
+    let call = Lockrun::new(store).key("k").args(["--ttl", "10m", "--store-timeout", "20s"]).command(["echo", "ran"]);
+    call.run().exited(0).printed("ran\n").silent();
+    assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters WHERE looks_at_ms = 0"), 0);
 });
