@@ -19,9 +19,12 @@ fn with(settings: &[&str]) -> Postgres {
     Postgres::with(&Setup { settings, ..Setup::default() })
 }
 
+/// Settings without which a server may have a standby that is away.
+const NO_STANDBYS: [&str; 2] = ["wal_level=minimal", "max_wal_senders=0"];
+
 /// A server as README wants it.
 fn well_kept() -> Postgres {
-    with(&[])
+    with(&NO_STANDBYS)
 }
 
 /// Runs something under a lock there, which creates the tables.
@@ -94,7 +97,7 @@ fn a_server_that_forgets() {
     finds(&doctor(&postgres.url()).exited(2), "fail", &["fsync off", "set fsync on"]);
     let postgres = with(&["full_page_writes=off"]);
     finds(&doctor(&postgres.url()).exited(1), "warn", &["full_page_writes off"]);
-    let postgres = with(&["synchronous_commit=off"]);
+    let postgres = with(&["synchronous_commit=off", NO_STANDBYS[0], NO_STANDBYS[1]]);
     use_lock(&postgres.url());
     finds(&doctor(&postgres.url()).exited(0), "ok", &["synchronous_commit off, but not for lockrun's"]);
     postgres.ask("ALTER TABLE lockrun.locks SET UNLOGGED");
@@ -120,6 +123,12 @@ fn a_standby_and_its_primary() {
     // A role that may not look at the standbys is told that there are some.
     primary.ask("CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO clerk");
     finds(&doctor(&primary.url_as("clerk", "schema=clerks")).exited(1), "warn", &["it has standbys (1 connected)"]);
+    // One that is away, for instance because it is being restarted, cannot be seen.
+    standby.stop_in_peace();
+    eventually(LONG, "the standby has gone", || primary.count("SELECT count(*) FROM pg_stat_replication") == 0);
+    let output = doctor(&primary.url()).exited(0);
+    finds(&output, "note", &["no standby is connected at this moment", "restarted", "archive"]);
+    assert!(!output.stdout().contains("no failover can lose a lock"), "{output}");
 }
 
 #[test]
@@ -132,7 +141,16 @@ fn a_primary_that_waits_for_its_standby() {
     let waits = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     eventually(LONG, "the standby is waited for", || primary.count(waits) == 1);
     follow(&primary, &output, "does not wait");
-    finds(&doctor(&primary.url()).exited(0), "ok", &["a commit waits for a synchronous standby"]);
+    finds(
+        &doctor(&primary.url()).exited(0),
+        "ok",
+        &["is on the disk of a synchronous standby", "keep both clocks in step"],
+    );
+    primary.ask("ALTER ROLE postgres SET synchronous_commit = remote_write");
+    let output = doctor(&primary.url()).exited(1);
+    finds(&output, "warn", &["not for its disk", "synchronous_commit remote_write"]);
+    follow(&primary, &output, "not for its disk");
+    doctor(&primary.url()).exited(0);
     drop(standby);
 }
 
