@@ -6,6 +6,7 @@ use super::batch::{Batch, SNAPSHOT};
 use super::connection::Row;
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::mismatch::check_version;
 use super::operation::Subject;
 use super::reading::read_record;
 use super::schema::Tables;
@@ -114,7 +115,7 @@ impl PostgresStore {
     /// Reads what is stored of the first keys for which this `condition` on `key` holds. Returns none if nobody has ever used a lock there.
     fn page(&mut self, condition: &str, key: &str) -> Result<Page, Failure> {
         let deadline = Moment::now() + self.timeout;
-        let Tables { locks, waiters, .. } = self.tables.clone();
+        let Tables { version, locks, waiters, .. } = self.tables.clone();
         let keys = format!("FROM {locks} WHERE {condition} ORDER BY key LIMIT {PAGE}");
         let mut batch = Batch::transaction(SNAPSHOT, deadline);
         batch.add(&format!("SELECT key, state {keys}"), &[Some(key)]);
@@ -126,10 +127,15 @@ impl PostgresStore {
             ),
             &[Some(key)],
         );
-        batch.add("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]);
+        batch.add(
+            &format!(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, (SELECT max(version) FROM {version})"
+            ),
+            &[],
+        );
         batch.add("COMMIT", &[]);
         let answers = self.connected(deadline)?.run(&batch, deadline);
-        match answers {
+        match answers.map_err(|failure| self.find_mismatch(failure, deadline)) {
             Ok(answers) => Page::read(answers.into_iter().map(|answer| answer.rows)),
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => Ok(Page::default()),
             Err(failure) => Err(failure),
@@ -138,13 +144,14 @@ impl PostgresStore {
 }
 
 impl Page {
-    /// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time.
+    /// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time with the version.
     fn read(mut answers: impl Iterator<Item = Vec<Row>>) -> Result<Self, Failure> {
         const STRANGE: Failure = Failure::Strange("an answer lacks columns");
         let (Some(records), Some(queues), Some(facts)) = (answers.next(), answers.next(), answers.next()) else {
             return Err(STRANGE);
         };
-        let Some([Some(now_ms)]) = facts.first().map(|row| &row[..]) else { return Err(STRANGE) };
+        let Some([Some(now_ms), version]) = facts.first().map(|row| &row[..]) else { return Err(STRANGE) };
+        check_version(version.as_deref())?;
         let now_ms = now_ms.parse().map_err(|_| STRANGE)?;
         let mut page = Page { now_ms, keys: Vec::with_capacity(records.len()) };
         let mut queues = queues.into_iter().peekable();

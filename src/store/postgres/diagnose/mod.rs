@@ -48,12 +48,7 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(encryption::diagnose(&store.server, is_encrypted, store.timeout));
 
     let found = Table::ask_all(store)?;
-    let rights = Rights::ask(store, &introduction.role)?;
-    let (findings, readiness) = rights::judge(&rights, &found, &store.tables, &store.server);
-    diagnostics.extend(findings);
-    if readiness == Readiness::Ready {
-        diagnostics.extend(tables::judge_version(store)?);
-    }
+    let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
     diagnostics.extend(try_a_lock(store, readiness)?);
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 
@@ -63,6 +58,26 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(connections::diagnose(store, &settings, introduction.is_pooled)?);
     diagnostics.extend(vacuum::judge(&settings, &found, &store.tables));
     Ok(())
+}
+
+/// Adds to `diagnostics` whether the tables that were found are lockrun's, and ours to use.
+fn judge_tables(
+    store: &mut PostgresStore,
+    found: &[Table],
+    role: &str,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Result<Readiness, Failure> {
+    if let Some(mismatch) = store.mismatch(Moment::now() + store.timeout)? {
+        diagnostics.push(Diagnostic::unusable(store.explain(&mismatch).to_string(), ""));
+        return Ok(Readiness::Unusable);
+    }
+    let rights = Rights::ask(store, role)?;
+    let (findings, readiness) = rights::judge(&rights, found, &store.tables, &store.server);
+    diagnostics.extend(findings);
+    if readiness == Readiness::Ready {
+        diagnostics.extend(tables::judge_version(store)?);
+    }
+    Ok(readiness)
 }
 
 fn is_encrypted(store: &PostgresStore) -> bool {
