@@ -108,7 +108,7 @@ impl Location for Server {
     }
 
     fn schema(&self) -> Option<String> {
-        Some(Tables::in_schema(&self.schema).script(&self.database, &self.user))
+        Some(Tables::in_schema(&self.schema).script(&self.schema, &self.database, &self.user))
     }
 }
 

@@ -8,6 +8,7 @@ mod rights;
 mod server;
 mod settings;
 mod tables;
+mod trust;
 mod vacuum;
 
 use std::mem;
@@ -27,6 +28,7 @@ use rights::{Readiness, Rights};
 use server::Introduction;
 use settings::Settings;
 use tables::Table;
+use trust::Trust;
 
 /// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
 pub(super) fn diagnose(store: &mut PostgresStore) -> Vec<Diagnostic> {
@@ -48,8 +50,12 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(encryption::diagnose(&store.server, is_encrypted, store.timeout));
 
     let found = Table::ask_all(store)?;
-    let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
-    diagnostics.extend(try_a_lock(store, readiness)?);
+    let (findings, is_safe) = Trust::ask(store)?.judge();
+    diagnostics.extend(findings);
+    if is_safe {
+        let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
+        diagnostics.extend(try_a_lock(store, readiness)?);
+    }
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 
     diagnostics.extend(tables::judge(&found, &store.tables));

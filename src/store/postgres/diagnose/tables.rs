@@ -37,7 +37,7 @@ impl Table {
              (SELECT NOT option_value::boolean FROM pg_catalog.pg_options_to_table(c.reloptions) \
               WHERE option_name = 'autovacuum_enabled'), {may} \
              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = $1 AND c.relname = ANY ($2::text[]) AND c.relkind IN ('r', 'p') ORDER BY c.relname"
+             WHERE n.nspname = $1 AND c.relname = ANY ($2::text[]) ORDER BY c.relname"
         );
         let names = format!("{{{}}}", Self::NAMES.join(","));
         Ok(ask(store, &statement, &[Some(&schema), Some(&names)])?.iter().map(Self::read).collect())
