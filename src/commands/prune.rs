@@ -13,7 +13,7 @@ use crate::text::duration;
 use crate::text::escape::escaped;
 
 /// Removes the keys, or with `--dry-run` only finds them, and prints their names. The outcome is status 69 if a record cannot be
-/// read. Fails with [`UsageError`] if a setting is wrong.
+/// read, or is busy. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let span = settings.typed_value(name::OLDER_THAN, duration::parse)?;
     let span = span

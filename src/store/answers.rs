@@ -241,7 +241,7 @@ pub struct Past {
 pub struct Listing<T> {
     /// What was wanted, in the order of the keys.
     pub found: Vec<T>,
-    /// Why some keys could not be read, and what to do, for each.
+    /// Why some keys could not be read, or not be changed as was wanted, and what to do, for each.
     pub unreadable: Vec<StoreError>,
 }
 

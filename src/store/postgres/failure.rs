@@ -44,6 +44,8 @@ pub(super) enum Failure {
     FenceEnds(u64),
     /// The tables are those of a later version of lockrun.
     NewerTables(i64),
+    /// The table of this name is another program's.
+    ForeignTable(&'static str),
 }
 
 /// An error message of the server.
@@ -173,7 +175,8 @@ impl Failure {
             | Failure::Broken(_)
             | Failure::NoTables
             | Failure::FenceEnds(_)
-            | Failure::NewerTables(_) => false,
+            | Failure::NewerTables(_)
+            | Failure::ForeignTable(_) => false,
         }
     }
 
@@ -199,6 +202,11 @@ impl Failure {
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
             Failure::NewerTables(version) => anyhow!(
                 "the tables in the schema {:?} of {server} have version {version}, which this lockrun does not know; install a later one",
+                server.schema
+            ),
+            Failure::ForeignTable(name) => anyhow!(
+                "the schema {:?} of {server} has a table {name} that is not lockrun's; \
+                 give lockrun a schema of its own with schema=NAME in the store's URL",
                 server.schema
             ),
             Failure::FenceEnds(last) => {

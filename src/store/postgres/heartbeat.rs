@@ -74,9 +74,13 @@ impl PostgresStore {
         let answers = match self.connected(deadline)?.run(&batch, deadline) {
             // A look at the lock creates the tables.
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
-            answers => answers?,
+            answers => answers.map_err(|failure| self.find_mismatch(failure, deadline))?,
         };
-        answers.first().and_then(|answer| answer.rows.first()).map(OwnRow::read).transpose()
+        match answers.first().and_then(|answer| answer.rows.first()).map(OwnRow::read).transpose() {
+            // Whoever looks at the lock as a whole finds out whether a later version has written it.
+            Err(Failure::Broken(_)) => Ok(None),
+            own => own,
+        }
     }
 }
 

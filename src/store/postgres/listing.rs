@@ -1,12 +1,12 @@
-//! All locks there are: looked at, and pruned. One that cannot be read spoils no other.
+//! All locks there are: looked at, and pruned, some at a time. One that cannot be read, or is busy, spoils no other.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::batch::{Batch, SNAPSHOT};
 use super::connection::Row;
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::mismatch::check_version;
 use super::operation::Subject;
 use super::reading::read_record;
 use super::schema::Tables;
@@ -17,106 +17,208 @@ use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state};
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
+/// How many keys are read at once: few enough for a slow network, and enough that their number costs little time.
+const PAGE: usize = 500;
+
+/// The condition for one key, and for those that come after it in the order of their names.
+const IS: &str = "key = $1";
+const IS_AFTER: &str = "key > $1";
+
+/// What is stored of some keys, in the order of their names, as of one moment.
+#[derive(Default)]
+struct Page {
+    /// When that was, in milliseconds of Unix time by the server's clock.
+    now_ms: u64,
+    keys: Vec<Stored>,
+}
+
 /// What is stored of one key.
 struct Stored {
+    key: String,
     record: String,
     queue: Vec<Row>,
+}
+
+/// All keys, page by page.
+struct Pages {
+    /// The last key of the page before; `None`: that was the last page.
+    after: Option<String>,
+}
+
+impl Pages {
+    /// Returns the pages from the first one on.
+    fn all() -> Self {
+        // It is less than any key.
+        Pages { after: Some(String::new()) }
+    }
+
+    fn next(&mut self, store: &mut PostgresStore) -> Result<Option<Page>, Failure> {
+        let Some(after) = self.after.take() else { return Ok(None) };
+        let page = store.page(IS_AFTER, &after)?;
+        self.after = page.keys.last().filter(|_| page.keys.len() == PAGE).map(|last| last.key.clone());
+        Ok(Some(page))
+    }
+}
+
+impl Stored {
+    /// Returns what `judge` makes of the state, with its waiters, and of what else is known at `now_ms`.
+    fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &TableFacts<'_>) -> T) -> Result<T, Failure> {
+        let mut state = read_record(&self.record)?;
+        let queue: Vec<Queued> = self.queue.iter().map(Queued::read).collect::<Result<_, _>>()?;
+        state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
+        Ok(judge(&state, &TableFacts { now_ms, queue: &queue, asking: None, may_be_done: false }))
+    }
+
+    fn status(&self, key: Key, now_ms: u64) -> Result<KeyStatus, Failure> {
+        self.judge(now_ms, |state, facts| from_state::status(key, state, facts))
+    }
 }
 
 impl PostgresStore {
     /// Returns what is known of `key`, or of every key.
     pub(super) fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
-        let (now_ms, stored) = match self.stored(key) {
-            Ok(stored) => stored,
-            // Nobody has ever used a lock there.
-            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => (0, BTreeMap::new()),
-            Err(failure) => return Err(self.explain(&failure)),
-        };
+        match key {
+            Some(key) => {
+                let status = self.status_of(key).map_err(|failure| self.explain(&failure))?;
+                Ok(Listing { found: vec![status], unreadable: Vec::new() })
+            }
+            None => self.list_all().map_err(|failure| self.explain(&failure)),
+        }
+    }
+
+    fn status_of(&mut self, key: &Key) -> Result<KeyStatus, Failure> {
+        let page = self.page(IS, key.as_str())?;
+        let stored = page.keys.first();
+        stored.map_or_else(|| Ok(KeyStatus::never_used(key.clone())), |stored| stored.status(key.clone(), page.now_ms))
+    }
+
+    fn list_all(&mut self) -> Result<Listing<KeyStatus>, Failure> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
-        for (name, stored) in stored {
-            let Ok(name) = Key::new(name.as_ref()) else { continue };
-            match status(&name, &stored, now_ms) {
-                Ok(status) => listing.found.push(status),
-                Err(failure) if key.is_some() => return Err(self.explain(&failure)),
-                Err(failure) => {
-                    let what = format!("cannot read the lock \"{}\"", escaped(name.as_str()));
-                    listing.unreadable.push(self.explain(&failure).context(what));
+        let mut pages = Pages::all();
+        while let Some(Page { now_ms, keys }) = pages.next(self)? {
+            for stored in keys {
+                let Ok(key) = Key::new(stored.key.as_ref()) else { continue };
+                match stored.status(key.clone(), now_ms) {
+                    Ok(status) => listing.found.push(status),
+                    Err(failure) => listing.unreadable.push(self.explain_of("read", &key, &failure)),
                 }
             }
-        }
-        if let Some(key) = key.filter(|_| listing.found.is_empty()) {
-            listing.found.push(KeyStatus::never_used(key.clone()));
         }
         Ok(listing)
     }
 
-    /// Reads what is stored of `key`, or of every key, and when that was, as of one moment.
-    fn stored(&mut self, key: Option<&Key>) -> Result<(u64, BTreeMap<String, Stored>), Failure> {
+    /// Says that one key of many cannot be read, or pruned.
+    fn explain_of(&self, verb: &str, key: &Key, failure: &Failure) -> StoreError {
+        self.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
+    }
+
+    /// Reads what is stored of the first keys for which this `condition` on `key` holds. Returns none if nobody has ever used a lock there.
+    fn page(&mut self, condition: &str, key: &str) -> Result<Page, Failure> {
         let deadline = Moment::now() + self.timeout;
-        let Tables { locks, waiters, .. } = self.tables.clone();
-        let key = key.map(Key::as_str);
+        let Tables { version, locks, waiters, .. } = self.tables.clone();
+        let keys = format!("FROM {locks} WHERE {condition} ORDER BY key LIMIT {PAGE}");
         let mut batch = Batch::transaction(SNAPSHOT, deadline);
-        batch.add(&format!("SELECT key, state FROM {locks} WHERE $1::text IS NULL OR key = $1"), &[key]);
+        batch.add(&format!("SELECT key, state {keys}"), &[Some(key)]);
         batch.add(
             &format!(
                 "SELECT key, place, waiter, session, looked_at_ms, looks_at_ms, \
                  session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
-                 FROM {waiters} WHERE $1::text IS NULL OR key = $1 ORDER BY key, place"
+                 FROM {waiters} WHERE key IN (SELECT key {keys}) ORDER BY key, place"
             ),
-            &[key],
+            &[Some(key)],
         );
-        batch.add("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]);
+        batch.add(
+            &format!(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, (SELECT max(version) FROM {version})"
+            ),
+            &[],
+        );
         batch.add("COMMIT", &[]);
-        let mut answers = self.connected(deadline)?.run(&batch, deadline)?;
-        answers.pop();
-        let strange = || Failure::Strange("an answer that lacks columns");
-        let clock = answers.pop().and_then(|mut clock| clock.rows.pop()).ok_or_else(strange)?;
-        let now_ms = clock.first().and_then(|now| now.as_deref()?.parse().ok()).ok_or_else(strange)?;
-        let queue = answers.pop().ok_or_else(strange)?.rows;
-        let mut found = BTreeMap::new();
-        for mut row in answers.pop().ok_or_else(strange)?.rows {
-            let (Some(record), Some(key)) = (row.pop().flatten(), row.pop().flatten()) else { return Err(strange()) };
-            found.insert(key, Stored { record, queue: Vec::new() });
+        let answers = self.connected(deadline)?.run(&batch, deadline);
+        match answers.map_err(|failure| self.find_mismatch(failure, deadline)) {
+            Ok(answers) => Page::read(answers.into_iter().map(|answer| answer.rows)),
+            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => Ok(Page::default()),
+            Err(failure) => Err(failure),
         }
-        for mut row in queue {
-            let key = row.remove(0).ok_or_else(strange)?;
-            if let Some(stored) = found.get_mut(&key) {
-                stored.queue.push(row);
-            }
-        }
-        Ok((now_ms, found))
     }
 }
 
-fn status(key: &Key, stored: &Stored, now_ms: u64) -> Result<KeyStatus, Failure> {
-    let mut state = read_record(&stored.record)?;
-    let queue: Vec<Queued> = stored.queue.iter().map(Queued::read).collect::<Result<_, _>>()?;
-    state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
-    let facts = TableFacts { now_ms, queue: &queue, asking: None, may_be_done: false };
-    Ok(from_state::status(key.clone(), &state, &facts))
+impl Page {
+    /// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time with the version.
+    fn read(mut answers: impl Iterator<Item = Vec<Row>>) -> Result<Self, Failure> {
+        const STRANGE: Failure = Failure::Strange("an answer lacks columns");
+        let (Some(records), Some(queues), Some(facts)) = (answers.next(), answers.next(), answers.next()) else {
+            return Err(STRANGE);
+        };
+        let Some([Some(now_ms), version]) = facts.first().map(|row| &row[..]) else { return Err(STRANGE) };
+        check_version(version.as_deref())?;
+        let now_ms = now_ms.parse().map_err(|_| STRANGE)?;
+        let mut page = Page { now_ms, keys: Vec::with_capacity(records.len()) };
+        let mut queues = queues.into_iter().peekable();
+        for mut row in records {
+            let (Some(record), Some(key)) = (row.pop().flatten(), row.pop().flatten()) else { return Err(STRANGE) };
+            let mut queue = Vec::new();
+            while let Some(mut row) = queues.next_if(|row| row.first() == Some(&Some(key.clone()))) {
+                row.remove(0);
+                queue.push(row);
+            }
+            page.keys.push(Stored { key, record, queue });
+        }
+        Ok(page)
+    }
 }
 
 impl Prune for PostgresStore {
     fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
-        let all = self.list_keys(None)?;
-        let mut listing = Listing { found: Vec::new(), unreadable: all.unreadable };
-        for status in all.found {
-            let subject = Subject { needs_all_waiters: true, ..on(&status.key) };
-            // Decided anew, with the row locked.
-            let pruned = self.once(subject, |state, facts| {
-                let is_prunable = state.is_prunable(unused_for, facts);
-                if is_prunable && really {
-                    *state = LockState::default();
-                }
-                Ok(Applied { answer: is_prunable, granted: Vec::new(), look_at_ms: None })
-            });
-            match pruned {
-                Ok(committed) if committed.answer => listing.found.push(status.key),
-                Ok(_) => {}
-                Err(failure @ Failure::Broken(_)) => listing.unreadable.push(self.explain(&failure)),
-                Err(failure) => return Err(self.explain(&failure)),
+        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+        match self.prune_all(unused_for, really, &mut listing) {
+            Ok(()) => Ok(listing),
+            Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => Err(self.explain(&failure)),
+            // What was removed is to be named all the same.
+            Err(failure) => {
+                listing.unreadable.push(self.explain(&failure).context("cannot remove the other old keys"));
+                Ok(listing)
             }
         }
-        Ok(listing)
+    }
+}
+
+impl PostgresStore {
+    fn prune_all(&mut self, unused_for: Duration, really: bool, listing: &mut Listing<Key>) -> Result<(), Failure> {
+        let mut pages = Pages::all();
+        while let Some(Page { now_ms, keys }) = pages.next(self)? {
+            for stored in keys {
+                let Ok(key) = Key::new(stored.key.as_ref()) else { continue };
+                let pruned = match stored.judge(now_ms, |state, facts| state.is_prunable(unused_for, facts)) {
+                    Ok(true) if really => self.prune_key(&key, unused_for),
+                    found => found,
+                };
+                match pruned {
+                    Ok(true) => listing.found.push(key),
+                    Ok(false) => {}
+                    Err(failure @ Failure::Broken(_)) => {
+                        listing.unreadable.push(self.explain_of("read", &key, &failure));
+                    }
+                    Err(failure) if failure.is_busy() => {
+                        listing.unreadable.push(self.explain_of("prune", &key, &failure));
+                    }
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the key if it has not been held for `unused_for`, which is decided anew, with its row locked. Returns whether it has.
+    fn prune_key(&mut self, key: &Key, unused_for: Duration) -> Result<bool, Failure> {
+        let subject = Subject { needs_all_waiters: true, ..on(key) };
+        let pruned = self.once(subject, |state, facts| {
+            let is_prunable = state.is_prunable(unused_for, facts);
+            if is_prunable {
+                *state = LockState::default();
+            }
+            Ok(Applied { answer: is_prunable, granted: Vec::new(), look_at_ms: None })
+        });
+        pruned.map(|committed| committed.answer)
     }
 }

@@ -14,6 +14,7 @@ mod failure;
 mod heartbeat;
 mod listing;
 mod login;
+mod mismatch;
 mod operation;
 mod password;
 mod reading;

@@ -118,12 +118,13 @@ impl PostgresStore {
     fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Option<Found>, Failure> {
         let tables = self.tables.clone();
         let was_open = self.is_connected();
-        match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
+        let found = match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
             Err(failure) if was_open && failure.is_closed() => {
                 Found::read(self.connected(deadline)?, &tables, subject, deadline)
             }
             found => found,
-        }
+        };
+        found.map_err(|failure| self.find_mismatch(failure, deadline))
     }
 
     /// Creates the tables, and the schema if it is missing, too.

@@ -4,8 +4,9 @@ use super::batch::{Batch, READ_WRITE};
 use super::connection::Connection;
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::mismatch::check_version;
 use super::operation::Subject;
-use super::schema::{Tables, VERSION};
+use super::schema::Tables;
 use super::waiting::LOOKERS;
 use crate::lock::state::LockState;
 use crate::lock::token::Token;
@@ -61,10 +62,7 @@ impl Found {
         }
         let facts = facts.rows.pop().ok_or(INCOMPLETE)?;
         let [Some(now_ms), Some(process), version] = &facts[..] else { return Err(INCOMPLETE) };
-        let version = version.as_ref().map_or(Ok(VERSION), |version| version.parse()).map_err(|_| INCOMPLETE)?;
-        if version > VERSION {
-            return Err(Failure::NewerTables(version));
-        }
+        check_version(version.as_deref())?;
         let Some(record) = locked.rows.pop().and_then(|mut row| row.pop().flatten()) else { return Ok(None) };
         let queue: Vec<Queued> = queue.rows.iter().map(Queued::read).collect::<Result<_, _>>()?;
         let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();

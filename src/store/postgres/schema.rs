@@ -11,7 +11,7 @@
 //!
 //! The queue is rows of its own, so that an operation on a lock costs the same however many wait: it loads the first few.
 
-use postgres_protocol::escape::escape_identifier;
+use postgres_protocol::escape::{escape_identifier, escape_literal};
 
 use super::batch::{Batch, READ_WRITE};
 use crate::sys::clock::Moment;
@@ -40,13 +40,11 @@ impl Tables {
         Tables { version: table("version"), locks: table("locks"), waiters: table("waiters"), schema }
     }
 
-    /// Returns the statements that create the schema, if it `is_missing`, and in it the tables that are missing.
-    pub(super) fn creation(&self, is_missing: bool) -> Vec<String> {
-        let Tables { schema, version, locks, waiters } = self;
-        let schema = is_missing.then(|| format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
-        let tables = [
+    /// Returns the statements that create the tables that are missing.
+    fn creation(&self) -> [String; 3] {
+        let Tables { version, locks, waiters, .. } = self;
+        [
             format!("CREATE TABLE IF NOT EXISTS {version} (version bigint PRIMARY KEY)"),
-            format!("INSERT INTO {version} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {version})"),
             format!(
                 "CREATE TABLE IF NOT EXISTS {locks} (\n    \
                  key text COLLATE \"C\" PRIMARY KEY,\n    \
@@ -67,40 +65,64 @@ impl Tables {
                  PRIMARY KEY (key, place),\n    \
                  UNIQUE (key, token)\n)"
             ),
-            format!("CREATE INDEX IF NOT EXISTS waiters_granted ON {waiters} (key, place) WHERE is_granted"),
-        ];
-        schema.into_iter().chain(tables).collect()
+        ]
     }
 
-    /// Returns a batch that creates what is missing, in a transaction that others wait for.
+    /// Returns the statements that put into the tables, and beside them, what is missing there.
+    fn completion(&self) -> [String; 2] {
+        let Tables { version, waiters, .. } = self;
+        [
+            format!("INSERT INTO {version} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {version})"),
+            format!("CREATE INDEX IF NOT EXISTS waiters_granted ON {waiters} (key, place) WHERE is_granted"),
+        ]
+    }
+
+    /// Returns a batch that creates what is missing, in a transaction that others wait for: the schema, too, if it `is_missing`.
     pub(super) fn create(&self, is_missing: bool, deadline: Moment) -> Batch {
+        let schema = is_missing.then(|| format!("CREATE SCHEMA IF NOT EXISTS {}", self.schema));
         let mut batch = Batch::transaction(READ_WRITE, deadline);
         batch.add("SELECT pg_advisory_xact_lock($1::bigint)", &[Some(&CREATING.to_string())]);
-        for statement in self.creation(is_missing) {
+        for statement in schema.into_iter().chain(self.creation()).chain(self.completion()) {
             batch.add(&statement, &[]);
         }
         batch.add("COMMIT", &[]);
         batch
     }
 
-    /// Returns what the owner of the `database` runs, with psql or any other client, for a `role` that may not create tables. To run it
-    /// again does no harm.
-    pub(super) fn script(&self, database: &str, role: &str) -> String {
-        let Tables { schema, version, locks, waiters } = self;
+    /// Returns what the owner of the `database` runs, with psql or any other client, for a `role` that may not create tables. `schema` is
+    /// the name of the schema, as it is. To run it again does no harm.
+    ///
+    /// What it finds may be a trap: where another role has made the schema or a table, a trigger of that role would run with the rights of
+    /// the one who runs this. So nothing is written to the tables before [`CHECK`] has looked at them. It looks when they are there: by
+    /// then nobody but their owners, and that of the schema, can put anything else in their place.
+    pub(super) fn script(&self, schema: &str, database: &str, role: &str) -> String {
+        let Tables { schema: quoted, version, locks, waiters } = self;
         let grantee = escape_identifier(role);
         let mut statements = vec![
             "BEGIN".to_owned(),
             // Nobody needs to hear what is there already.
             "SET LOCAL client_min_messages = warning".to_owned(),
-            // As in `create`, but without a row to print.
-            format!("DO $$ BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({CREATING}); END $$"),
+            // Names mean the server's own functions and operators.
+            "SET LOCAL search_path = pg_catalog, pg_temp".to_owned(),
+            format!("SET LOCAL lockrun.schema = {}", escape_literal(schema).trim_start()),
+            // As in `create`, but without a row to print; and the owner of a schema that is there need not have the right to create one.
+            format!(
+                "DO $$\nBEGIN\n    \
+                 PERFORM pg_advisory_xact_lock({CREATING});\n    \
+                 IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = current_setting('lockrun.schema')) THEN\n        \
+                 EXECUTE format('CREATE SCHEMA %I', current_setting('lockrun.schema'));\n    \
+                 END IF;\n\
+                 END $$"
+            ),
         ];
-        statements.extend(self.creation(true));
-        statements.push(format!("GRANT USAGE ON SCHEMA {schema} TO {grantee}"));
+        statements.extend(self.creation());
+        statements.push(CHECK.to_owned());
+        statements.extend(self.completion());
+        statements.push(format!("GRANT USAGE ON SCHEMA {quoted} TO {grantee}"));
         statements.push(format!("GRANT SELECT ON {version} TO {grantee}"));
         statements.push(format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {locks}, {waiters} TO {grantee}"));
         statements.push("COMMIT".to_owned());
-        let [schema, role, database] = [schema, &grantee, &escape_identifier(database)].map(|name| escaped(name));
+        let [schema, role, database] = [quoted, &grantee, &escape_identifier(database)].map(|name| escaped(name));
         let comment = [
             format!(
                 "The tables of lockrun (version {VERSION}) in the schema {schema}, for the role {role}, which must exist."
@@ -116,16 +138,55 @@ impl Tables {
     }
 }
 
+/// Refuses a schema or a table that belongs neither to the role that runs this nor to a superuser, and a table on which there is a trigger
+/// or a rule: either would run with the rights of that role. Nor is the owner of the database trusted, who need not be a superuser.
+const CHECK: &str = "DO $$
+DECLARE
+    place CONSTANT name := current_setting('lockrun.schema');
+    finding record;
+BEGIN
+    SELECT it.what, r.rolname INTO finding
+    FROM (
+        SELECT format('the schema %I', n.nspname) AS what, n.nspowner AS owner
+        FROM pg_namespace n WHERE n.nspname = place
+        UNION ALL
+        SELECT format('%I.%I', n.nspname, c.relname), c.relowner
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = place AND c.relname IN ('version', 'locks', 'waiters')
+    ) it JOIN pg_roles r ON r.oid = it.owner
+    WHERE NOT r.rolsuper AND r.rolname <> current_user
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% belongs to the role %, which could run code with your rights',
+            finding.what, quote_ident(finding.rolname)
+        USING HINT = format('If it is as it should be, run this as that role: psql -c ''SET ROLE %I'' -f FILE. '
+            'Otherwise name another schema with schema= in the store''s URL.', finding.rolname);
+    END IF;
+    SELECT format('%I.%I', n.nspname, c.relname) AS what, c.relkind INTO finding
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = place AND c.relname IN ('version', 'locks', 'waiters') AND (
+        c.relkind <> 'r'
+        OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
+        OR EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid))
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% %, so it is not as lockrun creates it', finding.what,
+            CASE finding.relkind WHEN 'r' THEN 'has a trigger or a rule' ELSE 'is not an ordinary table' END
+        USING HINT = 'Find out whose it is and drop it, or name another schema with schema= in the store''s URL.';
+    END IF;
+END $$";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_name_does_not_end_its_comment_nor_its_quotes() {
-        let script = Tables::in_schema("a\"b").script("d\nb", "x\n; DROP TABLE \"y");
+        let script = Tables::in_schema("a\"b'$$\\").script("a\"b'$$\\", "d\nb", "x\n; DROP TABLE \"y");
         let comments: Vec<&str> = script.lines().take_while(|line| !line.is_empty()).collect();
         assert!(comments.len() == 3 && comments.iter().all(|line| line.starts_with("-- ")), "{script}");
-        assert!(script.contains("CREATE SCHEMA IF NOT EXISTS \"a\"\"b\";\n"), "{script}");
-        assert!(script.contains("GRANT USAGE ON SCHEMA \"a\"\"b\" TO \"x\n; DROP TABLE \"\"y\";\n"), "{script}");
+        assert!(script.contains("SET LOCAL lockrun.schema = E'a\"b''$$\\\\';\n"), "{script}");
+        assert!(script.contains("CREATE TABLE IF NOT EXISTS \"a\"\"b'$$\\\".version"), "{script}");
+        assert!(script.contains("GRANT USAGE ON SCHEMA \"a\"\"b'$$\\\" TO \"x\n; DROP TABLE \"\"y\";\n"), "{script}");
     }
 }

@@ -53,6 +53,10 @@ const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"),
 /// The longest name of a schema, in bytes: PostgreSQL cuts longer ones off.
 const SCHEMA_MAX: usize = 63;
 
+/// Schemas that every database has, and everybody's tables: one of them may be called as one of lockrun's. Names that begin with `pg_` are
+/// PostgreSQL's own, too.
+const OTHERS_SCHEMAS: [&str; 2] = ["public", "information_schema"];
+
 /// A database, and what we are to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
@@ -104,7 +108,7 @@ impl Location for Server {
     }
 
     fn schema(&self) -> Option<String> {
-        Some(Tables::in_schema(&self.schema).script(&self.database, &self.user))
+        Some(Tables::in_schema(&self.schema).script(&self.schema, &self.database, &self.user))
     }
 }
 
@@ -149,6 +153,11 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     if schema.is_empty() || schema.len() > SCHEMA_MAX || schema.chars().any(char::is_control) {
         return Err(format!(
             "has the schema {schema:?}, which is empty, longer than {SCHEMA_MAX} bytes or has control characters in it"
+        ));
+    }
+    if schema.starts_with("pg_") || OTHERS_SCHEMAS.contains(&schema.as_str()) {
+        return Err(format!(
+            "has the schema {schema:?}, which has other tables in it; lockrun needs one of its own, for instance schema=lockrun"
         ));
     }
     let application_name = parameters.take("application_name").unwrap_or_else(|| "lockrun".into());
@@ -469,6 +478,10 @@ mod tests {
             ("postgres://u@h/db?user=v", "user twice"),
             ("postgres://h/db?schema=", "the schema \"\""),
             ("postgres://h/db?schema=a%00b", "control characters"),
+            ("postgres://h/db?schema=public", "needs one of its own"),
+            ("postgres://h/db?schema=information_schema", "needs one of its own"),
+            ("postgres://h/db?schema=pg_catalog", "needs one of its own"),
+            ("postgres://h/db?schema=pg%5Ftemp", "needs one of its own"),
             ("postgres://h/d%00b", "NUL"),
             ("postgres://u:p%00@h/db", "NUL"),
             ("postgres:///db?host=/a%00b", "NUL"),

@@ -19,9 +19,12 @@ fn with(settings: &[&str]) -> Postgres {
     Postgres::with(&Setup { settings, ..Setup::default() })
 }
 
+/// Settings without which a server may have a standby that is away.
+const NO_STANDBYS: [&str; 2] = ["wal_level=minimal", "max_wal_senders=0"];
+
 /// A server as README wants it.
 fn well_kept() -> Postgres {
-    with(&[])
+    with(&NO_STANDBYS)
 }
 
 /// Runs something under a lock there, which creates the tables.
@@ -32,14 +35,20 @@ fn use_lock(url: &str) {
 
 /// Gives a file to psql, as the user who may do everything.
 #[track_caller]
-fn run_sql(postgres: &Postgres, sql: &[u8]) -> Output {
+fn psql(postgres: &Postgres, sql: &[u8]) -> Output {
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("lockrun.sql");
     fs::write(&file, sql).expect("a file");
     let psql = find_program("psql");
     let words = [psql.to_str().expect("a plain path"), "-X", "-v", "ON_ERROR_STOP=1", "-f"];
     let words = words.into_iter().chain([file.to_str().expect("a plain path")]);
-    postgres.known_to(Lockrun::bare()).command(words).alone().exited(0).silent()
+    postgres.known_to(Lockrun::bare()).command(words).alone()
+}
+
+/// The same for a file that holds no error.
+#[track_caller]
+fn run_sql(postgres: &Postgres, sql: &[u8]) -> Output {
+    psql(postgres, sql).exited(0).silent()
 }
 
 /// Does what the first line with these words says: the GRANT or ALTER in it, to its end or a semicolon.
@@ -94,7 +103,7 @@ fn a_server_that_forgets() {
     finds(&doctor(&postgres.url()).exited(2), "fail", &["fsync off", "set fsync on"]);
     let postgres = with(&["full_page_writes=off"]);
     finds(&doctor(&postgres.url()).exited(1), "warn", &["full_page_writes off"]);
-    let postgres = with(&["synchronous_commit=off"]);
+    let postgres = with(&["synchronous_commit=off", NO_STANDBYS[0], NO_STANDBYS[1]]);
     use_lock(&postgres.url());
     finds(&doctor(&postgres.url()).exited(0), "ok", &["synchronous_commit off, but not for lockrun's"]);
     postgres.ask("ALTER TABLE lockrun.locks SET UNLOGGED");
@@ -120,6 +129,12 @@ fn a_standby_and_its_primary() {
     // A role that may not look at the standbys is told that there are some.
     primary.ask("CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO clerk");
     finds(&doctor(&primary.url_as("clerk", "schema=clerks")).exited(1), "warn", &["it has standbys (1 connected)"]);
+    // One that is away, for instance because it is being restarted, cannot be seen.
+    standby.stop_in_peace();
+    eventually(LONG, "the standby has gone", || primary.count("SELECT count(*) FROM pg_stat_replication") == 0);
+    let output = doctor(&primary.url()).exited(0);
+    finds(&output, "note", &["no standby is connected at this moment", "restarted", "archive"]);
+    assert!(!output.stdout().contains("no failover can lose a lock"), "{output}");
 }
 
 #[test]
@@ -132,7 +147,16 @@ fn a_primary_that_waits_for_its_standby() {
     let waits = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     eventually(LONG, "the standby is waited for", || primary.count(waits) == 1);
     follow(&primary, &output, "does not wait");
-    finds(&doctor(&primary.url()).exited(0), "ok", &["a commit waits for a synchronous standby"]);
+    finds(
+        &doctor(&primary.url()).exited(0),
+        "ok",
+        &["is on the disk of a synchronous standby", "keep both clocks in step"],
+    );
+    primary.ask("ALTER ROLE postgres SET synchronous_commit = remote_write");
+    let output = doctor(&primary.url()).exited(1);
+    finds(&output, "warn", &["not for its disk", "synchronous_commit remote_write"]);
+    follow(&primary, &output, "not for its disk");
+    doctor(&primary.url()).exited(0);
     drop(standby);
 }
 
@@ -295,6 +319,134 @@ fn a_role_that_may_not_create() {
     doctor(&other).exited(69);
     run_sql(&postgres, &call(&other).arg("--schema").run().exited(0).silent().stdout);
     is_well(doctor(&other), 12);
+    is_well(doctor(&url), 12);
+}
+
+/// What a role `mallory` does, which may create schemas, so that others run code of its own: they leave their names in `mallory.victims`.
+const MALLORY: &str = "CREATE ROLE mallory; CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO mallory;
+    SET ROLE mallory;
+    CREATE SCHEMA mallory; GRANT USAGE ON SCHEMA mallory TO public;
+    CREATE TABLE mallory.victims (name text); GRANT INSERT ON mallory.victims TO public;
+    CREATE FUNCTION mallory.trap() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO mallory.victims VALUES (current_user); RETURN NEW; END $$;
+    CREATE SCHEMA team; GRANT ALL ON SCHEMA team TO public;
+    ALTER DEFAULT PRIVILEGES IN SCHEMA team GRANT ALL ON TABLES TO public;
+    CREATE TABLE team.version (version bigint PRIMARY KEY);
+    RESET ROLE";
+
+/// A trap on that table.
+const TRAP: &str = "CREATE TRIGGER trap BEFORE INSERT ON team.version FOR EACH ROW EXECUTE FUNCTION mallory.trap()";
+
+// "Whoever creates the schema first" does not run code as the one who runs the printed SQL: here a superuser.
+#[test]
+fn the_schema_runs_no_code_of_others() {
+    let postgres = well_kept();
+    postgres.ask(MALLORY);
+    let url = postgres.url_as("clerk", "schema=team");
+    let script = call(&url).arg("--schema").run().exited(0).silent().stdout;
+    let victims = || postgres.count("SELECT count(*) FROM mallory.victims");
+    let untouched = |words: &[&str]| {
+        let before = "SELECT relname, relowner FROM pg_class WHERE relnamespace = 'team'::regnamespace ORDER BY 1";
+        let there = postgres.ask(before);
+        let output = psql(&postgres, &script);
+        assert_ne!(output.status, Some(0), "{output}");
+        assert!(words.iter().all(|word| output.stderr().contains(word)), "{words:?}: {output}");
+        assert_eq!((postgres.ask(before), victims()), (there, 0));
+    };
+    for trap in [
+        TRAP,
+        "CREATE TABLE team.locks (key text, state json)",
+        "DROP TABLE team.version; CREATE VIEW team.version AS SELECT 1::bigint AS version WHERE false;
+         CREATE RULE trap AS ON INSERT TO team.version DO INSTEAD INSERT INTO mallory.victims VALUES (current_user)",
+        "DROP VIEW team.version",
+    ] {
+        postgres.ask(&format!("SET ROLE mallory; {trap}; RESET ROLE"));
+        untouched(&["belongs to the role mallory", "SET ROLE mallory"]);
+    }
+    // Its tables are no better in a schema of somebody else's.
+    postgres.ask("ALTER SCHEMA team OWNER TO postgres; GRANT CREATE ON SCHEMA team TO mallory");
+    untouched(&["team.locks belongs to the role mallory"]);
+    // Nor is what it has left on tables that belong to others now.
+    postgres.ask("ALTER TABLE team.locks OWNER TO postgres");
+    postgres.ask("CREATE TRIGGER trap BEFORE INSERT ON team.locks FOR EACH ROW EXECUTE FUNCTION mallory.trap()");
+    untouched(&["team.locks has a trigger or a rule"]);
+    postgres.ask("DROP TABLE team.locks; CREATE VIEW team.locks AS SELECT 1 AS one");
+    untouched(&["team.locks is not an ordinary table"]);
+    postgres.ask("DROP VIEW team.locks");
+    // With nothing of all that the SQL does its work, whatever stands first in the search path.
+    postgres.ask(
+        "CREATE FUNCTION mallory.current_setting(text) RETURNS text LANGUAGE sql AS
+             $$ INSERT INTO mallory.victims VALUES (current_user) RETURNING 'team' $$;
+         ALTER DATABASE postgres SET search_path = mallory, pg_catalog",
+    );
+    run_sql(&postgres, &script);
+    use_lock(&url);
+    is_well(doctor(&url), 12);
+    assert_eq!(victims(), 0);
+}
+
+// "Run the SQL as that role": the owner of a schema makes its tables for others, also without the right to create schemas.
+#[test]
+fn the_owner_of_a_schema_runs_its_sql() {
+    let postgres = well_kept();
+    postgres.ask("CREATE ROLE \"the team\"; CREATE ROLE clerk LOGIN; CREATE SCHEMA lockrun AUTHORIZATION \"the team\"");
+    let url = postgres.url_as("clerk", "");
+    let script = call(&url).arg("--schema").run().exited(0).silent().stdout();
+    let refused = psql(&postgres, script.as_bytes());
+    assert!(refused.stderr().contains("SET ROLE \"the team\""), "{refused}");
+    for _ in 0..2 {
+        run_sql(&postgres, format!("SET ROLE \"the team\";\n{script}").as_bytes());
+    }
+    use_lock(&url);
+    // Which is what the doctor says of it, until the owner of the database has it.
+    let output = doctor(&url).exited(1);
+    finds(
+        &output,
+        "warn",
+        &["role \"the team\" owns lockrun, lockrun.locks", "trust it, or ALTER SCHEMA lockrun OWNER TO postgres"],
+    );
+    let text = output.stdout();
+    let advice = text.lines().find_map(|line| line.split_once("trust it, or ")).expect("is there").1;
+    postgres.ask(advice);
+    is_well(doctor(&url), 12);
+}
+
+// A trigger, a rule or a view runs with the rights of the role that uses a lock: the doctor names it, and does not set it off.
+#[test]
+fn code_in_the_tables() {
+    let postgres = well_kept();
+    postgres.ask(MALLORY);
+    let url = postgres.url_as("clerk", "schema=lockrun");
+    run_sql(&postgres, &call(&url).arg("--schema").run().exited(0).silent().stdout);
+    let insert = "INSERT INTO mallory.victims VALUES (current_user)";
+    for (make, words) in [
+        (
+            "CREATE TRIGGER trap BEFORE INSERT ON lockrun.locks FOR EACH ROW EXECUTE FUNCTION mallory.trap()".to_owned(),
+            "TRIGGER trap is on lockrun.locks",
+        ),
+        (format!("CREATE RULE \"a trap\" AS ON UPDATE TO lockrun.waiters DO ALSO {insert}"), "RULE \"a trap\" is on lockrun.waiters"),
+        (
+            "ALTER TABLE lockrun.version RENAME TO former; CREATE VIEW lockrun.version AS SELECT version FROM lockrun.former;
+             GRANT SELECT ON lockrun.version TO clerk"
+                .to_owned(),
+            "lockrun.version is not an ordinary table",
+        ),
+    ] {
+        is_well(doctor(&url), 12);
+        postgres.ask(&make);
+        let output = doctor(&url).exited(2);
+        finds(&output, "fail", &[words, "no lock was tried"]);
+        assert!(!output.stdout().contains("a lock was acquired"), "{output}");
+        let text = output.stdout();
+        let advice = text.lines().find(|line| line.contains(words)).expect("is there");
+        let drop = &advice[advice.find("DROP ").expect("advice")..];
+        postgres.ask(drop.split(',').next().expect("is there"));
+    }
+    assert_eq!(postgres.count("SELECT count(*) FROM mallory.victims"), 0);
+    // The table has lost its place.
+    let output = doctor(&url);
+    finds(&output, "fail", &["may not create them"]);
+    postgres.ask("ALTER TABLE lockrun.former RENAME TO version");
     is_well(doctor(&url), 12);
 }
 

@@ -8,6 +8,8 @@ mod group_planted;
 mod postgres_faults;
 mod postgres_first_use;
 mod postgres_hosts;
+mod postgres_many;
+mod postgres_mismatch;
 mod postgres_others;
 mod postgres_passwords;
 mod postgres_pooler;

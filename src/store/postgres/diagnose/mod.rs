@@ -8,6 +8,7 @@ mod rights;
 mod server;
 mod settings;
 mod tables;
+mod trust;
 mod vacuum;
 
 use std::mem;
@@ -27,6 +28,7 @@ use rights::{Readiness, Rights};
 use server::Introduction;
 use settings::Settings;
 use tables::Table;
+use trust::Trust;
 
 /// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
 pub(super) fn diagnose(store: &mut PostgresStore) -> Vec<Diagnostic> {
@@ -48,13 +50,12 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(encryption::diagnose(&store.server, is_encrypted, store.timeout));
 
     let found = Table::ask_all(store)?;
-    let rights = Rights::ask(store, &introduction.role)?;
-    let (findings, readiness) = rights::judge(&rights, &found, &store.tables, &store.server);
+    let (findings, is_safe) = Trust::ask(store)?.judge();
     diagnostics.extend(findings);
-    if readiness == Readiness::Ready {
-        diagnostics.extend(tables::judge_version(store)?);
+    if is_safe {
+        let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
+        diagnostics.extend(try_a_lock(store, readiness)?);
     }
-    diagnostics.extend(try_a_lock(store, readiness)?);
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 
     diagnostics.extend(tables::judge(&found, &store.tables));
@@ -63,6 +64,26 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(connections::diagnose(store, &settings, introduction.is_pooled)?);
     diagnostics.extend(vacuum::judge(&settings, &found, &store.tables));
     Ok(())
+}
+
+/// Adds to `diagnostics` whether the tables that were found are lockrun's, and ours to use.
+fn judge_tables(
+    store: &mut PostgresStore,
+    found: &[Table],
+    role: &str,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Result<Readiness, Failure> {
+    if let Some(mismatch) = store.mismatch(Moment::now() + store.timeout)? {
+        diagnostics.push(Diagnostic::unusable(store.explain(&mismatch).to_string(), ""));
+        return Ok(Readiness::Unusable);
+    }
+    let rights = Rights::ask(store, role)?;
+    let (findings, readiness) = rights::judge(&rights, found, &store.tables, &store.server);
+    diagnostics.extend(findings);
+    if readiness == Readiness::Ready {
+        diagnostics.extend(tables::judge_version(store)?);
+    }
+    Ok(readiness)
 }
 
 fn is_encrypted(store: &PostgresStore) -> bool {

@@ -25,8 +25,17 @@ fn judge(standbys: Option<i64>, settings: &Settings, role: &str) -> Diagnostic {
     let lost = "a failover may lose what was committed last: a lock that was just granted is free on the new primary, \
                 and another run gets it while the first command runs; let the fence guard what matters";
     let commit = settings.text("synchronous_commit").unwrap_or("on");
+    let wait = format!("ALTER ROLE {} SET synchronous_commit = on", escape_identifier(role));
     match (settings.text("synchronous_standby_names"), standbys) {
-        (Some(""), Some(0)) => Diagnostic::ok("no standby is connected, so no failover can lose a lock"),
+        // Neither a standby nor an archive is of any use then.
+        (Some(""), _) if settings.text("wal_level") == Some("minimal") => {
+            Diagnostic::ok("it can have no standby (wal_level minimal), so no failover can lose a lock")
+        }
+        (Some(""), Some(0)) => Diagnostic::note(
+            "no standby is connected at this moment",
+            "one that is being restarted, or that reads the WAL from an archive, cannot be seen from here; if there is one, a failover to it \
+             may lose a lock that was just granted, unless synchronous_standby_names names it",
+        ),
         (Some(""), Some(standbys)) => Diagnostic::warn(
             format!(
                 "it has standbys ({standbys} connected), which get each commit later (synchronous_standby_names is empty)"
@@ -37,11 +46,21 @@ fn judge(standbys: Option<i64>, settings: &Settings, role: &str) -> Diagnostic {
             format!(
                 "a commit does not wait for the synchronous standbys (synchronous_commit {commit} for role \"{role}\")"
             ),
-            format!("{lost}, and ALTER ROLE {} SET synchronous_commit = on", escape_identifier(role)),
+            format!("{lost}, and {wait}"),
+        ),
+        (Some(names), _) if !names.is_empty() && commit == "remote_write" => Diagnostic::warn(
+            format!(
+                "a commit waits until a synchronous standby has received it, but not for its disk \
+                 (synchronous_standby_names {names}, synchronous_commit {commit} for role \"{role}\")"
+            ),
+            format!(
+                "if that one's machine crashes, too, a failover to it may lose a lock that was just granted; {wait}"
+            ),
         ),
         (Some(names), _) if !names.is_empty() => Diagnostic::ok(format!(
-            "a commit waits for a synchronous standby (synchronous_standby_names {names}, synchronous_commit {commit}), \
-             so a failover to that one loses no lock"
+            "a commit waits until it is on the disk of a synchronous standby (synchronous_standby_names {names}, \
+             synchronous_commit {commit}): a failover to that one keeps each lock until its lease ends by that one's clock, \
+             so keep both clocks in step"
         )),
         _ => Diagnostic::note(
             "the server does not tell of its standbys",
@@ -57,14 +76,20 @@ mod tests {
 
     #[test]
     fn standbys_are_a_risk_unless_they_are_waited_for() {
-        let level = |standbys, names, commit| {
-            let settings = Settings::from([("synchronous_standby_names", names), ("synchronous_commit", commit)]);
-            judge(standbys, &settings, "app").level
+        let judged = |standbys, names, commit, wal_level| {
+            let names = ("synchronous_standby_names", names);
+            let settings = Settings::from([names, ("synchronous_commit", commit), ("wal_level", wal_level)]);
+            judge(standbys, &settings, "app")
         };
-        assert_eq!(level(Some(0), "", "on"), Level::Ok);
+        let level = |standbys, names, commit| judged(standbys, names, commit, "replica").level;
+        assert_eq!(judged(Some(0), "", "on", "minimal").level, Level::Ok);
+        // One may be on its way, or read an archive.
+        assert_eq!(level(Some(0), "", "on"), Level::Note);
         assert_eq!(level(Some(2), "", "on"), Level::Warn);
         assert_eq!(level(Some(2), "ANY 1 (a, b)", "on"), Level::Ok);
         assert_eq!(level(None, "*", "remote_apply"), Level::Ok);
+        assert!(judged(Some(1), "*", "on", "replica").text.ends_with("so keep both clocks in step"));
+        assert_eq!(level(Some(2), "*", "remote_write"), Level::Warn);
         assert_eq!(level(Some(2), "*", "local"), Level::Warn);
         assert_eq!(level(Some(0), "*", "off"), Level::Warn);
         assert_eq!(level(None, "", "on"), Level::Note);

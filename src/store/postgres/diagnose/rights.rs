@@ -37,7 +37,7 @@ pub(super) enum Readiness {
         /// Whether it could do so in any schema.
         may_create_schemas: bool,
     },
-    /// The role may not do what is needed.
+    /// The role may not do what is needed, or the tables are not those of this version.
     Unusable,
 }
 

@@ -7,7 +7,7 @@ use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
 
 /// Those that matter to locks. Spans of time are in milliseconds.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "autovacuum",
     "fsync",
     "full_page_writes",
@@ -19,6 +19,7 @@ const NAMES: [&str; 11] = [
     "synchronous_commit",
     "synchronous_standby_names",
     "track_counts",
+    "wal_level",
 ];
 
 /// Their values; a server need not have all of them.

@@ -1,0 +1,106 @@
+//! Tables that the statements of this version do not fit: those of a later version, or of another program.
+//!
+//! The version is read together with the lock. But a statement that names a column that a later version has renamed is refused before
+//! that, and a table that it has renamed must not be created anew.
+
+use super::PostgresStore;
+use super::batch::{Batch, SNAPSHOT};
+use super::connection::Row;
+use super::failure::{Failure, Refusal};
+use super::schema::VERSION;
+use crate::sys::clock::Moment;
+
+/// The columns that the statements name, and the kind of their types: `pg_type.typcategory`.
+const COLUMNS: [(&str, &[(&str, &str)]); 3] = [
+    ("version", &[("version", "N")]),
+    ("locks", &[("key", "S"), ("state", "U")]),
+    (
+        "waiters",
+        &[
+            ("key", "S"),
+            ("place", "N"),
+            ("token", "S"),
+            ("waiter", "U"),
+            ("is_granted", "B"),
+            ("grant_ends_ms", "N"),
+            ("is_unresponsive", "B"),
+            ("session", "N"),
+            ("looked_at_ms", "N"),
+            ("looks_at_ms", "N"),
+        ],
+    ),
+];
+
+/// Fails if this is the version of tables of a later lockrun, or is none at all. Without one the tables count as of this version.
+pub(super) fn check_version(version: Option<&str>) -> Result<(), Failure> {
+    match version.map(str::parse) {
+        Some(Ok(version)) if version > VERSION => Err(Failure::NewerTables(version)),
+        Some(Err(_)) => Err(Failure::ForeignTable("version")),
+        _ => Ok(()),
+    }
+}
+
+impl Refusal {
+    /// Returns whether the statement may not fit the table: the table or a column is not there, or is of another type.
+    fn may_be_mismatch(&self) -> bool {
+        // Syntax errors and what is missing, but for insufficient_privilege; invalid_text_representation, not_null_violation.
+        self.code.starts_with("42") && !self.lacks_rights() || matches!(self.code.as_str(), "22P02" | "23502")
+    }
+}
+
+impl PostgresStore {
+    /// Returns what is behind a `failure` if the statement does not fit the tables, else the failure itself.
+    pub(super) fn find_mismatch(&mut self, failure: Failure, deadline: Moment) -> Failure {
+        match &failure {
+            Failure::Refused(refusal) if refusal.may_be_mismatch() => match self.mismatch(deadline) {
+                Ok(None) => failure,
+                Ok(Some(found)) | Err(found) => found,
+            },
+            _ => failure,
+        }
+    }
+
+    /// Looks whether what there is of the tables is of this version. Returns what is wrong with it. Changes nothing.
+    pub(super) fn mismatch(&mut self, deadline: Moment) -> Result<Option<Failure>, Failure> {
+        let names = COLUMNS.map(|(table, _)| table).join(",");
+        let rows = self.rows(
+            "SELECT c.relname, a.attname, t.typcategory \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+             JOIN pg_type t ON t.oid = a.atttypid WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])",
+            &[Some(&self.server.schema.clone()), Some(&format!("{{{names}}}"))],
+            deadline,
+        )?;
+        let has = |(column, kind): (&str, &str), table: &str| {
+            rows.iter().any(|row| row.iter().flatten().eq([table, column, kind]))
+        };
+        if has(("version", "N"), "version")
+            && let Err(newer) = check_version(self.version(deadline)?.as_deref())
+        {
+            return Ok(Some(newer));
+        }
+        let is_there = |table: &str| rows.iter().any(|row| row.first() == Some(&Some(table.to_owned())));
+        let is_foreign =
+            |(table, columns): &(&str, &[(&str, &str)])| is_there(table) && !columns.iter().all(|it| has(*it, table));
+        Ok(COLUMNS.into_iter().find(is_foreign).map(|(table, _)| Failure::ForeignTable(table)))
+    }
+
+    /// Returns the version of the tables; nothing if there is none, or it may not be read.
+    fn version(&mut self, deadline: Moment) -> Result<Option<String>, Failure> {
+        let statement = format!("SELECT max(version) FROM {}", self.tables.version);
+        match self.rows(&statement, &[], deadline) {
+            Ok(rows) => Ok(rows.into_iter().flatten().flatten().next()),
+            Err(Failure::Refused(refusal)) if !refusal.is_fatal() && !refusal.is_transient() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Sends a statement that only reads, by itself, and returns its rows.
+    fn rows(&mut self, statement: &str, parameters: &[Option<&str>], deadline: Moment) -> Result<Vec<Row>, Failure> {
+        let mut batch = Batch::transaction(SNAPSHOT, deadline);
+        batch.add(statement, parameters);
+        batch.add("COMMIT", &[]);
+        let answers = self.connected(deadline)?.run(&batch, deadline)?;
+        Ok(answers.into_iter().next().map(|answer| answer.rows).unwrap_or_default())
+    }
+}
