@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use postgres_protocol::message::backend::ErrorFields;
 
 use super::url::Server;
+use crate::net::tls::certificate_alert;
 use crate::store::StoreError;
 use crate::text::escape::escaped;
 
@@ -134,6 +135,9 @@ impl Refusal {
 impl Failure {
     /// Returns the failure of an operation on a stream.
     pub(super) fn of_stream(error: &io::Error) -> Self {
+        if let Some(alert) = certificate_alert(error) {
+            return Failure::of_certificate(&alert);
+        }
         match error.kind() {
             io::ErrorKind::TimedOut => Failure::Silent,
             io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
@@ -141,6 +145,14 @@ impl Failure {
             }
             _ => Failure::Closed,
         }
+    }
+
+    /// Returns the failure of a connection that the server has ended by this TLS alert because of the client's certificate.
+    fn of_certificate(alert: &str) -> Self {
+        let why = format!(
+            "rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
+        );
+        Failure::NotAdmitted(why)
     }
 
     /// Returns whether the connection is closed, by whatever.

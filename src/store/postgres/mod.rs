@@ -18,6 +18,7 @@ mod operation;
 mod password;
 mod reading;
 mod schema;
+mod scram;
 mod url;
 mod waiting;
 mod writing;
