@@ -21,6 +21,8 @@ pub(super) enum Failure {
     Unwritten,
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
     Unreachable(String),
+    /// The server is a standby.
+    Standby,
     /// The process has no descriptor or memory left for a connection.
     NoResources(String),
     /// The password cannot be read: what is wrong.
@@ -56,6 +58,8 @@ pub(super) struct Refusal {
     pub(super) message: String,
     /// Whether the server has closed the connection with it.
     is_fatal: bool,
+    /// Whether it says that the server is a standby.
+    is_of_standby: bool,
 }
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
@@ -89,7 +93,17 @@ impl Refusal {
                 _ => {}
             }
         }
+        // read_only_sql_transaction: "cannot execute ... in a read-only transaction"
+        refusal.is_of_standby = refusal.code == "25006";
         refusal
+    }
+
+    /// Returns the refusal as the answer to the begin of a transaction that writes, which a server takes unless it is a standby: "cannot set
+    /// transaction read-write mode during recovery", in the server's language.
+    pub(super) fn of_begin(self) -> Self {
+        // feature_not_supported
+        let is_of_standby = self.is_of_standby || self.code == "0A000";
+        Refusal { is_of_standby, ..self }
     }
 
     /// Returns whether the tables are not there.
@@ -105,7 +119,7 @@ impl Refusal {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.is_of_standby() || self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
+        self.is_of_standby || self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
     }
 
     /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
@@ -122,13 +136,7 @@ impl Refusal {
 
     /// Returns whether the connection is of no use any more: the server has closed it with this message, or is a standby now.
     pub(super) fn is_fatal(&self) -> bool {
-        self.is_fatal || self.is_of_standby()
-    }
-
-    /// Returns whether a standby refuses to change something: "cannot execute ... in a read-only transaction", or "cannot set transaction
-    /// read-write mode during recovery".
-    fn is_of_standby(&self) -> bool {
-        self.code == "25006" || self.code == "0A000" && self.message.contains("recovery")
+        self.is_fatal || self.is_of_standby
     }
 }
 
@@ -155,6 +163,11 @@ impl Failure {
         Failure::NotAdmitted(why)
     }
 
+    /// Returns whether a standby was asked to write.
+    pub(super) fn is_of_standby(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.is_of_standby)
+    }
+
     /// Returns whether the connection is closed, by whatever.
     pub(super) fn is_closed(&self) -> bool {
         match self {
@@ -173,7 +186,7 @@ impl Failure {
     /// for a moment.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent => true,
+            Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent => true,
             Failure::Refused(refusal) => refusal.is_transient(),
             Failure::NoHost { is_transient, .. } => *is_transient,
             Failure::Unwritten
@@ -199,6 +212,9 @@ impl Failure {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoResources(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Standby => {
+                anyhow!("{server} is a standby, which takes no writes; name the primary in the store's URL")
+            }
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
@@ -225,7 +241,7 @@ impl Failure {
             Failure::Refused(refusal) => {
                 let Refusal { code, message, .. } = refusal;
                 let advice = match code.as_str() {
-                    _ if refusal.is_of_standby() => "; this is a standby: name the primary in the store's URL",
+                    _ if refusal.is_of_standby => "; this is a standby: name the primary in the store's URL",
                     "42501" => "; lockrun doctor --schema prints the rights that the user needs",
                     "53300" => {
                         "; raise that limit (of the server, the database or the role), or use a connection pooler"

@@ -44,7 +44,10 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
         let share = deadline.since(now) / u32::try_from(server.hosts.len() - at).unwrap_or(1);
         let deadline = now + share.max(Duration::from_millis(1));
         match (Login { server, endpoint, deadline }).connect(tls.as_ref()) {
-            Ok(connection) => return Ok(connection),
+            Ok(mut connection) => {
+                connection.host = at;
+                return Ok(connection);
+            }
             Err(failure) => failures.push((endpoint, failure)),
         }
     }
@@ -77,12 +80,12 @@ impl Login<'_> {
         };
         let mut connection = Connection::over(stream);
         self.introduce(&mut connection)?;
-        let mut is_standby = None;
+        let mut says_primary = false;
         loop {
             match connection.next_of_any_kind(self.deadline)? {
                 Message::ParameterStatus(body) => {
                     if body.name().is_ok_and(|name| name == "in_hot_standby") {
-                        is_standby = body.value().ok().map(|value| value == "on");
+                        says_primary = body.value().is_ok_and(|value| value == "off");
                     }
                 }
                 Message::BackendKeyData(body) => connection.process = body.process_id(),
@@ -92,10 +95,10 @@ impl Login<'_> {
                 _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
             }
         }
-        // Servers older than PostgreSQL 14, and poolers, do not say it by themselves.
-        let is_standby = is_standby.map_or_else(|| connection.is_in_recovery(self.deadline), Ok)?;
-        if is_standby {
-            return Err(Failure::Unreachable("it is a standby, which takes no writes; name the primary".to_owned()));
+        // Servers older than PostgreSQL 14 do not say it by themselves. A pooler says what its server said when the two first met: a standby
+        // may have been promoted since. If a primary has become a standby, it refuses the first transaction.
+        if !says_primary && connection.is_in_recovery(self.deadline)? {
+            return Err(Failure::Standby);
         }
         Ok(connection)
     }

@@ -107,15 +107,17 @@ impl PostgresStore {
     }
 
     /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is
-    /// opened anew, once.
+    /// opened anew, once; and if a host turns out to be a standby, which a pooler in front of it may conceal, the others are tried.
     fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Option<Found>, Failure> {
         let tables = self.tables.clone();
-        let was_open = self.is_connected();
-        match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
-            Err(failure) if was_open && failure.is_closed() => {
-                Found::read(self.connected(deadline)?, &tables, subject, deadline)
+        let mut others = self.server.hosts.len() - 1;
+        loop {
+            let was_open = self.is_connected();
+            match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
+                Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
+                Err(failure) if was_open && failure.is_closed() => {}
+                found => return found,
             }
-            found => found,
         }
     }
 
@@ -141,8 +143,17 @@ impl PostgresStore {
 
     /// Returns the connection. It is opened if there is none, or it is broken.
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
-        let open = self.connection.take().filter(|connection| !connection.is_broken);
-        let open = open.map_or_else(|| login::open(&self.server, &self.tls, deadline), Ok)?;
+        let open = match self.connection.take() {
+            Some(connection) if !connection.is_broken => connection,
+            broken => {
+                // A host that is a standby is tried last: it would let us in again if it does not say so.
+                if let Some(standby) = broken.filter(|connection| connection.is_to_standby) {
+                    self.server.hosts[standby.host..].rotate_left(1);
+                    self.tls[standby.host..].rotate_left(1);
+                }
+                login::open(&self.server, &self.tls, deadline)?
+            }
+        };
         Ok(self.connection.insert(open))
     }
 }
