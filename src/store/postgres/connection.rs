@@ -126,7 +126,7 @@ impl Connection {
         let mut answers = Vec::with_capacity(batch.len());
         let mut refusal: Option<Refusal> = None;
         for at in 0..batch.len() {
-            match self.answer(deadline)? {
+            match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
                 Ok(answer) => answers.push(answer),
                 Err(refused) if at < batch.preparations => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
@@ -142,7 +142,7 @@ impl Connection {
     fn answer(&mut self, deadline: Moment) -> Result<Result<Answer, Refusal>, Failure> {
         let mut answer = Ok(Answer::default());
         loop {
-            match self.next(deadline)? {
+            match self.next(deadline).map_err(|failure| failure.after(answer.as_ref().err()))? {
                 Message::DataRow(row) => {
                     let row = read_row(&row)?;
                     if let Ok(answer) = &mut answer {

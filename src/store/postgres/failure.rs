@@ -35,6 +35,10 @@ pub(super) enum Failure {
     NoWait(Errno),
     /// An answer came that PostgreSQL would not give: what is strange about it.
     Strange(&'static str),
+    /// The same before the server has let us in: it may be no PostgreSQL at all.
+    NotPostgres(&'static str),
+    /// The lock's row was deleted each time when it was to be locked.
+    RowDeleted,
     /// The server does not let us in, or we do not trust it.
     NotAdmitted(String),
     /// The server has refused a statement.
@@ -84,15 +88,20 @@ impl Refusal {
     pub(super) fn read(fields: ErrorFields<'_>) -> Self {
         let mut refusal = Refusal::default();
         let mut fields = fields;
+        // The severity as it is shown, in the server's language, and as it is called. Poolers leave the second one out.
+        let (mut shown, mut called) = (None, None);
         while let Ok(Some(field)) = fields.next() {
             let value = || String::from_utf8_lossy(field.value_bytes()).into_owned();
+            let is_fatal = || Some(matches!(field.value_bytes(), b"FATAL" | b"PANIC"));
             match field.type_() {
                 b'C' => refusal.code = value(),
                 b'M' => refusal.message = value(),
-                b'V' => refusal.is_fatal = matches!(field.value_bytes(), b"FATAL" | b"PANIC"),
+                b'S' => shown = is_fatal(),
+                b'V' => called = is_fatal(),
                 _ => {}
             }
         }
+        refusal.is_fatal = called.or(shown).unwrap_or(false);
         // read_only_sql_transaction: "cannot execute ... in a read-only transaction"
         refusal.is_of_standby = refusal.code == "25006";
         refusal
@@ -119,7 +128,11 @@ impl Refusal {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.is_of_standby || self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
+        // Tables that were dropped are created anew.
+        self.is_of_standby
+            || self.lacks_tables()
+            || self.code.starts_with("08")
+            || TRANSIENT.contains(&self.code.as_str())
     }
 
     /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
@@ -163,6 +176,15 @@ impl Failure {
         Failure::NotAdmitted(why)
     }
 
+    /// Returns the failure of a connection on which a `refusal` came before: if it was closed then, that says why. A server calls such a
+    /// refusal fatal by itself, a pooler does not always.
+    pub(super) fn after(self, refusal: Option<&Refusal>) -> Self {
+        match (self, refusal) {
+            (Failure::Closed, Some(refusal)) => Failure::Refused(Refusal { is_fatal: true, ..refusal.clone() }),
+            (failure, _) => failure,
+        }
+    }
+
     /// Returns whether a standby was asked to write.
     pub(super) fn is_of_standby(&self) -> bool {
         matches!(self, Failure::Refused(refusal) if refusal.is_of_standby)
@@ -186,7 +208,9 @@ impl Failure {
     /// for a moment.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent => true,
+            Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
+                true
+            }
             Failure::Refused(refusal) => refusal.is_transient(),
             Failure::NoHost { is_transient, .. } => *is_transient,
             Failure::Unwritten
@@ -194,6 +218,7 @@ impl Failure {
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
             | Failure::Strange(_)
+            | Failure::NotPostgres(_)
             | Failure::NotAdmitted(_)
             | Failure::Broken(_)
             | Failure::NoTables
@@ -218,7 +243,15 @@ impl Failure {
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?"),
+            Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}"),
+            Failure::NotPostgres(what) => {
+                anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?")
+            }
+            Failure::RowDeleted => {
+                anyhow!(
+                    "its row in {server} was deleted each time that it was read; see what deletes rows of the table locks"
+                )
+            }
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
             Failure::Unwritten => anyhow!(
                 "{server} has not stored what it was told to; see whether a rule or trigger on the tables of lockrun prevents it"

@@ -48,6 +48,7 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
                 connection.host = at;
                 return Ok(connection);
             }
+            Err(Failure::Strange(what)) => failures.push((endpoint, Failure::NotPostgres(what))),
             Err(failure) => failures.push((endpoint, failure)),
         }
     }

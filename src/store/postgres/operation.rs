@@ -56,16 +56,20 @@ impl PostgresStore {
         // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have been
         // closed for reasons that do not concern this request.
         let mut may_be_repeated = subject.asking.is_some() && self.is_connected();
+        let mut last = Failure::RowDeleted;
         for _ in 0..ATTEMPTS {
             let found = match self.first_trip(subject, deadline) {
                 Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
                     self.create_tables(deadline)?;
+                    last = Failure::Refused(refusal);
                     continue;
                 }
                 found => found?,
             };
-            // Deleted in the middle.
-            let Some(mut found) = found else { continue };
+            let Some(mut found) = found else {
+                last = Failure::RowDeleted;
+                continue;
+            };
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             let (state, applied) = loop {
                 let mut state = found.state(subject);
@@ -95,15 +99,21 @@ impl PostgresStore {
                 }
                 Ok(_) => return Err(Failure::Unwritten),
                 // It was rolled back.
-                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => self.may_be_done = was_open,
-                Err(failure) if failure.is_closed() && may_be_repeated => may_be_repeated = false,
+                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
+                    self.may_be_done = was_open;
+                    last = Failure::Refused(refusal);
+                }
+                Err(failure) if failure.is_closed() && may_be_repeated => {
+                    may_be_repeated = false;
+                    last = failure;
+                }
                 Err(failure) => {
                     self.may_be_done = was_open || failure.is_out_of_step();
                     return Err(failure);
                 }
             }
         }
-        Err(Failure::Strange("the row of the lock comes and goes"))
+        Err(last)
     }
 
     /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is

@@ -159,6 +159,29 @@ fn lets_in_and_answers(answer: Vec<u8>) -> Fake {
     Fake::start(Manner::InTurn(Box::leak(Box::new(answers))))
 }
 
+// Before its connection is closed, a request is refused: that is why, also where a pooler says so, whose errors have no field V.
+#[test]
+fn a_refusal_before_the_end() {
+    for severity in ["SFATAL\0", "SERROR\0", "SFATAL\0VFATAL\0", "SPANIK\0VPANIC\0"] {
+        let refusal = message(b'E', format!("{severity}C08P01\0Mquery_wait_timeout\0\0").as_bytes());
+        let fake = lets_in_and_answers(refusal);
+        let said = is_unusable(&(at(fake.port()) + "?sslmode=disable"), &[]);
+        assert!(said.contains("query_wait_timeout (SQLSTATE 08P01)"), "{severity:?}: {said:?}");
+    }
+}
+
+// "Is it a PostgreSQL server?" is a question to one that has not let us in.
+#[test]
+fn whether_it_is_a_postgres() {
+    const QUESTION: &str = "is it a PostgreSQL server?";
+    let web = Fake::start(Manner::Answer(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
+    let said = is_unusable(&(at(web.port()) + "?sslmode=disable"), &[]);
+    assert!(said.contains("unexpected reply") && said.contains(QUESTION), "{said:?}");
+    let odd = lets_in_and_answers(message(b'R', &[0; 4]));
+    let said = is_unusable(&(at(odd.port()) + "?sslmode=disable"), &[]);
+    assert!(said.contains("unexpected reply") && !said.contains(QUESTION), "{said:?}");
+}
+
 // "Bounded message size": a server that sends without an end takes little of the memory.
 #[test]
 fn answers_beyond_all_bounds() {
