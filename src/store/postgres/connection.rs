@@ -1,6 +1,6 @@
 //! A connection to PostgreSQL: batches of statements with one deadline each, and notifications.
 //!
-//! The messages, and the authentication, are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
+//! The messages are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
 //! connecting included, and a wait for a notification also hears signals.
 
 use std::io::{self, Read, Write};
@@ -128,6 +128,7 @@ impl Connection {
         for at in 0..batch.len() {
             match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
                 Ok(answer) => answers.push(answer),
+                // The first of these begins it.
                 Err(refused) if at < batch.preparations => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }

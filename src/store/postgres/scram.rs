@@ -25,8 +25,7 @@ const ROUNDS_AT_A_TIME: u64 = 2048;
 pub(super) enum ChannelBinding {
     /// To nothing: the client cannot, or is not to.
     None,
-    /// To nothing, because the server does not offer it. One that does offer it learns from this that its offer was
-    /// withheld.
+    /// To nothing, because the server does not offer it. One that does offer it learns from this that its offer was withheld.
     NotOffered,
     /// To the server's certificate, by the binding data `tls-server-end-point`.
     EndPoint(Vec<u8>),
