@@ -9,7 +9,8 @@ use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, Error, InvalidMessage, RootCertStore, StreamOwned,
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, ConfigBuilder, Error, InvalidMessage,
+    RootCertStore, StreamOwned,
 };
 
 use super::endpoint::TlsFiles;
@@ -63,6 +64,27 @@ impl fmt::Display for HandshakeFailure {
 }
 
 impl std::error::Error for HandshakeFailure {}
+
+/// Returns the name of the TLS alert by which the server has rejected the client's certificate, or the lack of one, if `error` reports
+/// that. A server of TLS 1.3 judges the certificate when the client has completed the handshake, so the error may be that of a read
+/// afterwards.
+pub fn certificate_alert(error: &io::Error) -> Option<String> {
+    let Some(Error::AlertReceived(alert)) = error.get_ref()?.downcast_ref() else { return None };
+    let is_about_certificate = matches!(
+        alert,
+        AlertDescription::NoCertificate
+            | AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::CertificateRequired
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::DecryptError
+    );
+    is_about_certificate.then(|| format!("{alert:?}"))
+}
 
 /// What a server's certificate must prove, besides that the server has its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! A connection to PostgreSQL: batches of statements with one deadline each, and notifications.
 //!
-//! The messages, and the authentication, are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
+//! The messages are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
 //! connecting included, and a wait for a notification also hears signals.
 
 use std::io::{self, Read, Write};
@@ -37,6 +37,10 @@ pub(super) struct Connection {
     transaction: Transaction,
     /// Whether it is out of step: closed, or an answer may still come.
     pub(super) is_broken: bool,
+    /// Whether it was refused a transaction that writes, because the server is a standby.
+    pub(super) is_to_standby: bool,
+    /// Which of the hosts it goes to.
+    pub(super) host: usize,
     /// The advisory lock that this session holds while it listens: a number of its own.
     pub(super) session: i64,
     /// The token for which this session listens.
@@ -86,6 +90,8 @@ impl Connection {
             received: 0,
             transaction: Transaction::None,
             is_broken: false,
+            is_to_standby: false,
+            host: 0,
             session: Uuid::new_v4().as_u64_pair().0.cast_signed(),
             listens_for: None,
         }
@@ -110,6 +116,7 @@ impl Connection {
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         let answers = self.try_exchange(batch, deadline);
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
+        self.is_to_standby |= answers.as_ref().is_err_and(Failure::is_of_standby);
         answers
     }
 
@@ -119,10 +126,12 @@ impl Connection {
         }
         self.send(&batch.messages, deadline)?;
         let mut answers = Vec::with_capacity(batch.len());
-        let mut refusal = None;
-        for _ in 0..batch.len() {
-            match self.answer(deadline)? {
+        let mut refusal: Option<Refusal> = None;
+        for at in 0..batch.len() {
+            match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
                 Ok(answer) => answers.push(answer),
+                // The first of these begins it.
+                Err(refused) if at < batch.preparations => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
@@ -136,7 +145,7 @@ impl Connection {
     fn answer(&mut self, deadline: Moment) -> Result<Result<Answer, Refusal>, Failure> {
         let mut answer = Ok(Answer::default());
         loop {
-            match self.next(deadline)? {
+            match self.next(deadline).map_err(|failure| failure.after(answer.as_ref().err()))? {
                 Message::DataRow(row) => {
                     let row = read_row(&row)?;
                     if let Ok(answer) = &mut answer {

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use postgres_protocol::message::backend::ErrorFields;
 
 use super::url::Server;
+use crate::net::tls::certificate_alert;
 use crate::store::StoreError;
 use crate::text::escape::escaped;
 
@@ -20,6 +21,8 @@ pub(super) enum Failure {
     Unwritten,
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
     Unreachable(String),
+    /// The server is a standby.
+    Standby,
     /// The process has no descriptor or memory left for a connection.
     NoResources(String),
     /// The password cannot be read: what is wrong.
@@ -32,6 +35,10 @@ pub(super) enum Failure {
     NoWait(Errno),
     /// An answer came that PostgreSQL would not give: what is strange about it.
     Strange(&'static str),
+    /// The same before the server has let us in: it may be no PostgreSQL at all.
+    NotPostgres(&'static str),
+    /// The lock's row was deleted each time when it was to be locked.
+    RowDeleted,
     /// The server does not let us in, or we do not trust it.
     NotAdmitted(String),
     /// The server has refused a statement.
@@ -57,6 +64,8 @@ pub(super) struct Refusal {
     pub(super) message: String,
     /// Whether the server has closed the connection with it.
     is_fatal: bool,
+    /// Whether it says that the server is a standby.
+    is_of_standby: bool,
 }
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
@@ -81,16 +90,31 @@ impl Refusal {
     pub(super) fn read(fields: ErrorFields<'_>) -> Self {
         let mut refusal = Refusal::default();
         let mut fields = fields;
+        // The severity as it is shown, in the server's language, and as it is called. Poolers leave the second one out.
+        let (mut shown, mut called) = (None, None);
         while let Ok(Some(field)) = fields.next() {
             let value = || String::from_utf8_lossy(field.value_bytes()).into_owned();
+            let is_fatal = || Some(matches!(field.value_bytes(), b"FATAL" | b"PANIC"));
             match field.type_() {
                 b'C' => refusal.code = value(),
                 b'M' => refusal.message = value(),
-                b'V' => refusal.is_fatal = matches!(field.value_bytes(), b"FATAL" | b"PANIC"),
+                b'S' => shown = is_fatal(),
+                b'V' => called = is_fatal(),
                 _ => {}
             }
         }
+        refusal.is_fatal = called.or(shown).unwrap_or(false);
+        // read_only_sql_transaction: "cannot execute ... in a read-only transaction"
+        refusal.is_of_standby = refusal.code == "25006";
         refusal
+    }
+
+    /// Returns the refusal as the answer to the begin of a transaction that writes, which a server takes unless it is a standby: "cannot set
+    /// transaction read-write mode during recovery", in the server's language.
+    pub(super) fn of_begin(self) -> Self {
+        // feature_not_supported
+        let is_of_standby = self.is_of_standby || self.code == "0A000";
+        Refusal { is_of_standby, ..self }
     }
 
     /// Returns whether the tables are not there.
@@ -106,7 +130,11 @@ impl Refusal {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.is_of_standby() || self.code.starts_with("08") || TRANSIENT.contains(&self.code.as_str())
+        // Tables that were dropped are created anew.
+        self.is_of_standby
+            || self.lacks_tables()
+            || self.code.starts_with("08")
+            || TRANSIENT.contains(&self.code.as_str())
     }
 
     /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
@@ -123,19 +151,16 @@ impl Refusal {
 
     /// Returns whether the connection is of no use any more: the server has closed it with this message, or is a standby now.
     pub(super) fn is_fatal(&self) -> bool {
-        self.is_fatal || self.is_of_standby()
-    }
-
-    /// Returns whether a standby refuses to change something: "cannot execute ... in a read-only transaction", or "cannot set transaction
-    /// read-write mode during recovery".
-    fn is_of_standby(&self) -> bool {
-        self.code == "25006" || self.code == "0A000" && self.message.contains("recovery")
+        self.is_fatal || self.is_of_standby
     }
 }
 
 impl Failure {
     /// Returns the failure of an operation on a stream.
     pub(super) fn of_stream(error: &io::Error) -> Self {
+        if let Some(alert) = certificate_alert(error) {
+            return Failure::of_certificate(&alert);
+        }
         match error.kind() {
             io::ErrorKind::TimedOut => Failure::Silent,
             io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
@@ -143,6 +168,28 @@ impl Failure {
             }
             _ => Failure::Closed,
         }
+    }
+
+    /// Returns the failure of a connection that the server has ended by this TLS alert because of the client's certificate.
+    fn of_certificate(alert: &str) -> Self {
+        let why = format!(
+            "rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
+        );
+        Failure::NotAdmitted(why)
+    }
+
+    /// Returns the failure of a connection on which a `refusal` came before: if it was closed then, that says why. A server calls such a
+    /// refusal fatal by itself, a pooler does not always.
+    pub(super) fn after(self, refusal: Option<&Refusal>) -> Self {
+        match (self, refusal) {
+            (Failure::Closed, Some(refusal)) => Failure::Refused(Refusal { is_fatal: true, ..refusal.clone() }),
+            (failure, _) => failure,
+        }
+    }
+
+    /// Returns whether a standby was asked to write.
+    pub(super) fn is_of_standby(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.is_of_standby)
     }
 
     /// Returns whether the connection is closed, by whatever.
@@ -163,7 +210,9 @@ impl Failure {
     /// for a moment.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent => true,
+            Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
+                true
+            }
             Failure::Refused(refusal) => refusal.is_transient(),
             Failure::NoHost { is_transient, .. } => *is_transient,
             Failure::Unwritten
@@ -171,6 +220,7 @@ impl Failure {
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
             | Failure::Strange(_)
+            | Failure::NotPostgres(_)
             | Failure::NotAdmitted(_)
             | Failure::Broken(_)
             | Failure::NoTables
@@ -190,10 +240,21 @@ impl Failure {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoResources(error) => anyhow!("cannot reach {server}: {error}"),
+            Failure::Standby => {
+                anyhow!("{server} is a standby, which takes no writes; name the primary in the store's URL")
+            }
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?"),
+            Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}"),
+            Failure::NotPostgres(what) => {
+                anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?")
+            }
+            Failure::RowDeleted => {
+                anyhow!(
+                    "its row in {server} was deleted each time that it was read; see what deletes rows of the table locks"
+                )
+            }
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
             Failure::Unwritten => anyhow!(
                 "{server} has not stored what it was told to; see whether a rule or trigger on the tables of lockrun prevents it"
@@ -221,7 +282,7 @@ impl Failure {
             Failure::Refused(refusal) => {
                 let Refusal { code, message, .. } = refusal;
                 let advice = match code.as_str() {
-                    _ if refusal.is_of_standby() => "; this is a standby: name the primary in the store's URL",
+                    _ if refusal.is_of_standby => "; this is a standby: name the primary in the store's URL",
                     "42501" => "; lockrun doctor --schema prints the rights that the user needs",
                     "53300" => {
                         "; raise that limit (of the server, the database or the role), or use a connection pooler"
@@ -231,7 +292,9 @@ impl Failure {
                     "22P05" => {
                         "; its database cannot store this key: choose another one, or a database with the encoding UTF8"
                     }
-                    _ if refusal.is_busy() => "; others have used the lock, or its tables, all the time",
+                    _ if refusal.is_busy() => {
+                        "; others have used the lock, or its tables, all the time, or their commits wait for a standby"
+                    }
                     _ => "",
                 };
                 anyhow!("{server} rejects the request: {} (SQLSTATE {}){advice}", escaped(message), escaped(code))

@@ -7,22 +7,19 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use nix::errno::Errno;
 use postgres_protocol::authentication::md5_hash;
-use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
 use super::connection::Connection;
 use super::failure::{Failure, Refusal};
 use super::password;
+use super::scram::{ChannelBinding, NoProof, SCRAM, SCRAM_PLUS, Scram};
 use super::url::{Binding, Encryption, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
-use crate::net::tls::{HandshakeFailure, Tls, Verification};
+use crate::net::tls::{HandshakeFailure, Tls, Verification, certificate_alert};
 use crate::sys::clock::Moment;
-
-/// The most rounds of hashing that a server may ask for: a hostile one could keep us busy for ever. PostgreSQL's default is 4096.
-const ROUNDS_MAX: u32 = 100_000;
 
 /// What TLS needs to reach each of the server's hosts; `None` where it is not used. Fails if a file cannot be used: says which and why.
 pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
@@ -47,7 +44,11 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
         let share = deadline.since(now) / u32::try_from(server.hosts.len() - at).unwrap_or(1);
         let deadline = now + share.max(Duration::from_millis(1));
         match (Login { server, endpoint, deadline }).connect(tls.as_ref()) {
-            Ok(connection) => return Ok(connection),
+            Ok(mut connection) => {
+                connection.host = at;
+                return Ok(connection);
+            }
+            Err(Failure::Strange(what)) => failures.push((endpoint, Failure::NotPostgres(what))),
             Err(failure) => failures.push((endpoint, failure)),
         }
     }
@@ -73,19 +74,19 @@ struct Login<'a> {
 
 impl Login<'_> {
     fn connect(&self, tls: Option<&Tls>) -> Result<Connection, Failure> {
-        let stream = dial(self.endpoint, None, self.deadline).map_err(|error| self.unreachable(&error))?;
+        let stream = dial(self.endpoint, None, self.deadline).map_err(|error| unreachable(&error))?;
         let stream = match tls {
             Some(tls) => self.encrypt(stream, tls)?,
             None => stream,
         };
         let mut connection = Connection::over(stream);
         self.introduce(&mut connection)?;
-        let mut is_standby = None;
+        let mut says_primary = false;
         loop {
             match connection.next_of_any_kind(self.deadline)? {
                 Message::ParameterStatus(body) => {
                     if body.name().is_ok_and(|name| name == "in_hot_standby") {
-                        is_standby = body.value().ok().map(|value| value == "on");
+                        says_primary = body.value().is_ok_and(|value| value == "off");
                     }
                 }
                 Message::BackendKeyData(body) => connection.process = body.process_id(),
@@ -95,10 +96,10 @@ impl Login<'_> {
                 _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
             }
         }
-        // Servers older than PostgreSQL 14, and poolers, do not say it by themselves.
-        let is_standby = is_standby.map_or_else(|| connection.is_in_recovery(self.deadline), Ok)?;
-        if is_standby {
-            return Err(Failure::Unreachable("it is a standby, which takes no writes; name the primary".to_owned()));
+        // Servers older than PostgreSQL 14 do not say it by themselves. A pooler says what its server said when the two first met: a standby
+        // may have been promoted since. If a primary has become a standby, it refuses the first transaction.
+        if !says_primary && connection.is_in_recovery(self.deadline)? {
+            return Err(Failure::Standby);
         }
         Ok(connection)
     }
@@ -114,7 +115,7 @@ impl Login<'_> {
         let answered = asked.and_then(|()| stream.read_exact(&mut answer));
         answered.map_err(|error| Failure::of_stream(&error))?;
         match answer {
-            [b'S'] => stream.upgrade(tls).map_err(|error| self.unreachable(&error)),
+            [b'S'] => stream.upgrade(tls).map_err(|error| self.failed_handshake(&error)),
             [b'N'] if self.server.encryption == Encryption::IfOffered => Ok(stream),
             [b'N'] => {
                 let why =
@@ -145,7 +146,7 @@ impl Login<'_> {
         }
         match asked {
             Message::AuthenticationOk => Ok(()),
-            // Whoever stands in between may have said that there is no TLS.
+            // It may be another server in between that has said that there is no TLS.
             Message::AuthenticationCleartextPassword
                 if self.server.encryption == Encryption::IfOffered && !connection.is_private() =>
             {
@@ -185,48 +186,64 @@ impl Login<'_> {
     /// TLS connection where that can be done.
     fn scram(&self, connection: &mut Connection, offered: &[String]) -> Result<(), Failure> {
         let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
-        let end_point = connection.server_end_point().filter(|_| self.server.binding != Binding::Never);
-        let (mechanism, binding) = match end_point {
-            Some(end_point) if offers(SCRAM_SHA_256_PLUS) => {
-                (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point))
-            }
-            _ if self.server.binding == Binding::Required => {
-                let why = "cannot bind its authentication to the TLS connection, which channel_binding=require wants";
-                return Err(Failure::NotAdmitted(why.to_owned()));
-            }
-            Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested()),
-            None => (SCRAM_SHA_256, ChannelBinding::unsupported()),
-        };
+        let binding = self.binding(connection, offers(SCRAM_PLUS))?;
+        let mechanism = if matches!(binding, ChannelBinding::EndPoint(_)) { SCRAM_PLUS } else { SCRAM };
         if !offers(mechanism) {
             return Err(Failure::NotAdmitted("wants an authentication that lockrun does not know".to_owned()));
         }
         let strange = || Failure::Strange("its authentication is not SCRAM's");
-        let mut scram = ScramSha256::new(self.password()?.as_bytes(), binding);
+        let scram = Scram::new(&self.password()?, binding);
         let mut buffer = BytesMut::new();
-        frontend::sasl_initial_response(mechanism, scram.message(), &mut buffer).map_err(|_| strange())?;
+        frontend::sasl_initial_response(mechanism, scram.first_message().as_bytes(), &mut buffer)
+            .map_err(|_| strange())?;
         connection.send(&buffer, self.deadline)?;
-        match connection.next(self.deadline)? {
-            Message::AuthenticationSaslContinue(body) if rounds(body.data()) <= ROUNDS_MAX => {
-                scram.update(body.data()).map_err(|_| strange())?;
-            }
-            Message::AuthenticationSaslContinue(_) => {
-                return Err(Failure::NotAdmitted("wants more rounds of hashing than any password needs".to_owned()));
-            }
+        let proved = match connection.next(self.deadline)? {
+            Message::AuthenticationSaslContinue(body) => scram.prove(body.data(), self.deadline),
             Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
             _ => return Err(strange()),
-        }
+        };
+        let (answer, proof) = proved.map_err(|why| match why {
+            NoProof::Malformed => strange(),
+            NoProof::Late { rounds } => Failure::Unreachable(format!(
+                "it wants the password hashed {rounds} times, and the time was over before that was done; \
+                 raise --store-timeout, or lower scram_iterations there and set the password anew"
+            )),
+        })?;
         let mut buffer = BytesMut::new();
-        frontend::sasl_response(scram.message(), &mut buffer).map_err(|_| strange())?;
+        frontend::sasl_response(answer.as_bytes(), &mut buffer).map_err(|_| strange())?;
         connection.send(&buffer, self.deadline)?;
         match connection.next(self.deadline)? {
-            Message::AuthenticationSaslFinal(body) => scram.finish(body.data()).map_err(|_| {
+            Message::AuthenticationSaslFinal(body) if proof.is_in(body.data()) => self.expect_welcome(connection),
+            Message::AuthenticationSaslFinal(_) => {
                 let why = "does not know the password itself: it is not the server that it claims to be";
-                Failure::NotAdmitted(why.to_owned())
-            })?,
-            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
-            _ => return Err(strange()),
+                Err(Failure::NotAdmitted(why.to_owned()))
+            }
+            Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
+            _ => Err(strange()),
         }
-        self.expect_welcome(connection)
+    }
+
+    /// Returns to what SCRAM is bound on this connection; the server offers to bind it, or does not.
+    fn binding(&self, connection: &Connection, is_offered: bool) -> Result<ChannelBinding, Failure> {
+        let Server { encryption, binding, .. } = self.server;
+        let is_verified = matches!(encryption, Encryption::Required(Verification::Full | Verification::Authority));
+        match connection.server_end_point().filter(|_| is_offered) {
+            _ if *binding == Binding::Never => Ok(ChannelBinding::None),
+            Some(end_point) => Ok(ChannelBinding::EndPoint(end_point)),
+            None if *binding == Binding::Required => {
+                let why = "cannot bind its authentication to the TLS connection, which channel_binding=require wants";
+                Err(Failure::NotAdmitted(why.to_owned()))
+            }
+            None if !connection.is_encrypted() => Ok(ChannelBinding::None),
+            None if !is_offered => Ok(ChannelBinding::NotOffered),
+            // A server in between could show such a certificate to keep the proof from being bound to it.
+            None if !is_verified => {
+                let why = "has a certificate that SCRAM cannot be bound to, such as one of Ed25519, and that is not verified; \
+                           write sslmode=verify-full in the store's URL, or channel_binding=disable if the network is safe";
+                Err(Failure::NotAdmitted(why.to_owned()))
+            }
+            None => Ok(ChannelBinding::None),
+        }
     }
 
     fn expect_welcome(&self, connection: &mut Connection) -> Result<(), Failure> {
@@ -246,12 +263,10 @@ impl Login<'_> {
         })
     }
 
-    /// Returns the failure of an attempt to reach the host.
-    fn unreachable(&self, error: &io::Error) -> Failure {
-        let errno = error.raw_os_error().map(Errno::from_raw);
-        if matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) {
-            // That does not pass by itself.
-            return Failure::NoResources(error.to_string());
+    /// Returns the failure of a TLS handshake.
+    fn failed_handshake(&self, error: &io::Error) -> Failure {
+        if certificate_alert(error).is_some() {
+            return Failure::of_stream(error);
         }
         let has_authority = self.server.tls.ca.is_some();
         let advice = match HandshakeFailure::of(error) {
@@ -261,17 +276,23 @@ impl Login<'_> {
             Some(HandshakeFailure::UnknownAuthority) => {
                 "; name the authority's certificate with ?ca=FILE in the store's URL"
             }
+            // Not by ourselves: a server in between could break the handshake for that.
+            _ if self.server.encryption == Encryption::IfOffered => {
+                "; if the connection need not be encrypted, write sslmode=disable in the store's URL"
+            }
             _ => "",
         };
         Failure::Unreachable(format!("{error}{advice}"))
     }
 }
 
-/// Returns how many rounds of hashing a server's first message of SCRAM asks for (RFC 5802, section 7: `i=`).
-fn rounds(message: &[u8]) -> u32 {
-    let text = String::from_utf8_lossy(message);
-    let rounds = text.split(',').find_map(|attribute| attribute.strip_prefix("i="));
-    rounds.map_or(0, |rounds| rounds.parse().unwrap_or(u32::MAX))
+/// Returns the failure of an attempt to reach the host.
+fn unreachable(error: &io::Error) -> Failure {
+    match error.raw_os_error().map(Errno::from_raw) {
+        // That does not pass by itself.
+        Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
+        _ => Failure::Unreachable(error.to_string()),
+    }
 }
 
 /// Returns the failure behind an error message that came instead of a welcome.

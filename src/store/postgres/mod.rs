@@ -19,6 +19,7 @@ mod operation;
 mod password;
 mod reading;
 mod schema;
+mod scram;
 mod url;
 mod waiting;
 mod writing;

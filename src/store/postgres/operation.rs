@@ -69,16 +69,20 @@ impl PostgresStore {
         // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have been
         // closed for reasons that do not concern this request.
         let mut may_be_repeated = subject.asking.is_some() && self.is_connected();
+        let mut last = Failure::RowDeleted;
         for _ in 0..ATTEMPTS {
             let found = match self.first_trip(subject, deadline) {
                 Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
                     self.create_tables(deadline)?;
+                    last = Failure::Refused(refusal);
                     continue;
                 }
                 found => found?,
             };
-            // Deleted in the middle.
-            let Some(mut found) = found else { continue };
+            let Some(mut found) = found else {
+                last = Failure::RowDeleted;
+                continue;
+            };
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             let (state, applied) = loop {
                 let mut state = found.state(subject);
@@ -102,29 +106,36 @@ impl PostgresStore {
                 }
                 Ok(_) => return Err(Failure::Unwritten),
                 // It was rolled back.
-                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => self.may_be_done = was_open,
-                Err(failure) if failure.is_closed() && may_be_repeated => may_be_repeated = false,
+                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
+                    self.may_be_done = was_open;
+                    last = Failure::Refused(refusal);
+                }
+                Err(failure) if failure.is_closed() && may_be_repeated => {
+                    may_be_repeated = false;
+                    last = failure;
+                }
                 Err(failure) => {
                     self.may_be_done = was_open || failure.is_out_of_step();
                     return Err(failure);
                 }
             }
         }
-        Err(Failure::Strange("the row of the lock comes and goes"))
+        Err(last)
     }
 
     /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is
-    /// opened anew, once.
+    /// opened anew, once; and if a host turns out to be a standby, which a pooler in front of it may conceal, the others are tried.
     fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Option<Found>, Failure> {
         let tables = self.tables.clone();
-        let was_open = self.is_connected();
-        let found = match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
-            Err(failure) if was_open && failure.is_closed() => {
-                Found::read(self.connected(deadline)?, &tables, subject, deadline)
+        let mut others = self.server.hosts.len() - 1;
+        loop {
+            let was_open = self.is_connected();
+            match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
+                Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
+                Err(failure) if was_open && failure.is_closed() => {}
+                found => return found.map_err(|failure| self.find_mismatch(failure, deadline)),
             }
-            found => found,
-        };
-        found.map_err(|failure| self.find_mismatch(failure, deadline))
+        }
     }
 
     /// Creates the tables, and the schema if it is missing, too.
@@ -149,8 +160,17 @@ impl PostgresStore {
 
     /// Returns the connection. It is opened if there is none, or it is broken.
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
-        let open = self.connection.take().filter(|connection| !connection.is_broken);
-        let open = open.map_or_else(|| login::open(&self.server, &self.tls, deadline), Ok)?;
+        let open = match self.connection.take() {
+            Some(connection) if !connection.is_broken => connection,
+            broken => {
+                // A host that is a standby is tried last: it would let us in again if it does not say so.
+                if let Some(standby) = broken.filter(|connection| connection.is_to_standby) {
+                    self.server.hosts[standby.host..].rotate_left(1);
+                    self.tls[standby.host..].rotate_left(1);
+                }
+                login::open(&self.server, &self.tls, deadline)?
+            }
+        };
         Ok(self.connection.insert(open))
     }
 }

@@ -118,7 +118,7 @@ fn a_standby_and_its_primary() {
     let primary = with(&["synchronous_standby_names="]);
     use_lock(&primary.url());
     let standby = Postgres::standby_of(&primary);
-    finds(&doctor(&standby.url()).exited(69), "fail", &["it is a standby", "name the primary"]);
+    finds(&doctor(&standby.url()).exited(69), "fail", &["is a standby", "name the primary"]);
     let replicas = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
     eventually(LONG, "the standby follows", || primary.count(replicas) == 1);
     finds(

@@ -151,6 +151,32 @@ on_postgres!(many_waiters_are_far_away, |store, postgres| {
     queue.end().in_any_order(0..MANY);
 });
 
+// "40P01, 40001": a transaction that is rolled back is begun anew; if that is so each time, the last refusal is the failure, and it passes.
+on_postgres!(each_transaction_is_rolled_back, |store, postgres| {
+    assert!(is_free(store, "free"));
+    postgres.ask("CREATE SEQUENCE tries");
+    for code in ["40P01", "40001"] {
+        let held = token(store, "held", &["--ttl", "none"]);
+        postgres.ask(&format!(
+            "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM nextval('public.tries'); RAISE EXCEPTION 'not now' USING ERRCODE = '{code}';
+             END $$"
+        ));
+        postgres.ask("CREATE TRIGGER refuse BEFORE UPDATE ON lockrun.locks FOR EACH ROW EXECUTE FUNCTION refuse()");
+        let output = Lockrun::new(store).key("free").command(["echo", "ran"]).run().exited(69).printed("");
+        let said = format!("not now (SQLSTATE {code})");
+        assert!(output.stderr().contains(&said) && !output.stderr().contains("is it a PostgreSQL"), "{output}");
+        let tries = || postgres.count("SELECT last_value FROM tries");
+        let before = tries();
+        let release = Lockrun::other("release", store).key("held").args(["--token", &held, "--store-timeout", "60s"]);
+        let release = release.spawn();
+        eventually(LONG, "it has tried more often than one request does", || tries() > before + 5);
+        postgres.ask("DROP TRIGGER refuse ON lockrun.locks");
+        release.wait().exited(0);
+        assert!(is_free(store, "held"));
+    }
+});
+
 // "A broken record is an error, never a free lock": 69, and `status` still tells of the others.
 on_postgres!(broken_records, |store, postgres| {
     token(store, "fine", &["--ttl", "none"]);

@@ -150,6 +150,46 @@ fn bound_to_the_connection() {
     is_refused(Lockrun::at(&url).env("PGPASSWORD", "pencil"), "channel");
 }
 
+// A certificate to which nothing can be bound must be verified: a server in between could show one so that the proof is good for both.
+#[test]
+fn a_certificate_that_nothing_can_be_bound_to() {
+    let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 scram-sha-256"]);
+    postgres.ask("CREATE ROLE app LOGIN PASSWORD 'pencil'; GRANT CREATE ON DATABASE postgres TO app");
+    postgres.certificates().add_unbound();
+    postgres.shows("unbound");
+    let call = |parameters: &str| Lockrun::at(&postgres.url_as("app", parameters)).env("PGPASSWORD", "pencil");
+    for mode in ["sslmode=prefer", "sslmode=require"] {
+        is_refused(call(mode), "sslmode=verify-full");
+        is_refused(call(mode), "channel_binding=disable");
+        works(call(&format!("{mode}&channel_binding=disable")));
+    }
+    let ca = postgres.certificates().path("modern.crt");
+    for mode in ["verify-ca", "verify-full"] {
+        let verified = format!("sslmode={mode}&ca={ca}");
+        works(call(&verified));
+        works(call(&format!("{verified}&channel_binding=disable")));
+        is_refused(call(&format!("{verified}&channel_binding=require")), "channel_binding=require");
+    }
+}
+
+// "`scram_iterations`", which PostgreSQL 16 and later have: as many as guides ask for, and as can be done in time.
+#[test]
+fn a_password_that_was_hashed_often() {
+    let postgres = server();
+    let hashed = |rounds: u32| {
+        let verifier = format!(
+            "SCRAM-SHA-256${rounds}:c2FsdHlzYWx0$H+0zM4cLGjzc7dIveVWZLc8C1yBr4C0hCpqvt3lKDE8=:12/LyfQDF2bSi0iR0TtrbnyglLirY2FJC8fEEZD2X/A="
+        );
+        // ALTER ROLE would hash the empty password as often, to see whether it is that.
+        postgres.ask(&format!("UPDATE pg_authid SET rolpassword = '{verifier}' WHERE rolname = 'app'"));
+        Lockrun::at(&postgres.url_as("app:pencil", "sslmode=disable"))
+    };
+    works(hashed(600_000).args(["--store-timeout", "20s", "--ttl", "10m"]));
+    // They would take half an hour.
+    let endless = hashed(2_000_000_000).args(["--store-timeout", "1s"]);
+    is_refused(endless, "scram_iterations");
+}
+
 // `postgres:///DB?host=/DIR`: over a socket, to which no TLS and none of the above needs to be said.
 #[test]
 fn over_a_socket() {

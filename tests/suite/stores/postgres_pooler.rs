@@ -6,9 +6,9 @@ use crate::support::calm::in_time;
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::places::keep_their_places;
-use crate::support::postgres::SESSIONS;
+use crate::support::postgres::{SESSIONS, Setup};
 use crate::support::store::on_pooled;
-use crate::support::{Holder, LONG, LeaseServer, Lockrun, Pooled, Queue, Store, eventually, stays_true_for};
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Pooled, Postgres, Queue, Store, eventually, stays_true_for};
 
 /// The sessions that the pooler has at the server.
 const POOLED: &str = "SELECT count(*) FROM pg_stat_activity
@@ -114,6 +114,36 @@ on_pooled!(the_server_behind_the_pooler_is_gone, |store, pooled| {
         Lockrun::new(store).key("gone").command(["true"]).run().status == Some(0)
     });
 });
+
+// A pooler says of its server what that was when the two first met, until it reads its configuration anew. A standby that is promoted
+// behind it is used all the same.
+#[test]
+fn the_standby_behind_the_pooler_is_promoted() {
+    let pooled = Pooled::before(Postgres::with(&Setup { follows: Some(0), ..Setup::default() }));
+    let call = Lockrun::at(&pooled.url_at(pooled.port())).key("promoted").command(["echo", "ran"]);
+    call.clone().run().exited(69).printed("").said("is a standby");
+    pooled.postgres().ask("SELECT pg_promote()");
+    call.run().exited(0).printed("ran\n").silent();
+}
+
+// And if a primary becomes a standby behind it, the other hosts are tried within the same request, each of them.
+#[test]
+fn the_primary_behind_the_pooler_is_demoted() {
+    let demoted = [Pooled::start(), Pooled::start()];
+    let other = Postgres::start();
+    let run = |hosts: &[&dyn LeaseServer]| {
+        let hosts: Vec<String> = hosts.iter().map(|host| format!("127.0.0.1:{}", host.port())).collect();
+        let url = format!("postgres://postgres@{}/postgres?sslmode=disable", hosts.join(","));
+        Lockrun::at(&url).key("demoted").command(["echo", "ran"]).run()
+    };
+    for pooled in &demoted {
+        run(&[pooled, &other]).exited(0).printed("ran\n").silent();
+        pooled.postgres().demote();
+        run(&[pooled]).exited(69).printed("").said("this is a standby");
+    }
+    run(&[&demoted[0], &demoted[1], &other]).exited(0).printed("ran\n").silent();
+    assert_eq!(other.count("SELECT count(*) FROM lockrun.locks"), 1);
+}
 
 // One client that stops between the two halves of a request keeps one session of the pool, for a moment; the others go on.
 on_pooled!(requests_that_stop_half_way, |store, pooled| {

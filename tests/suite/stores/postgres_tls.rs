@@ -1,5 +1,8 @@
 //! TLS before a PostgreSQL server: `sslmode`, private authorities, and certificates of clients.
 
+use crate::support::fake::{Fake, Manner};
+use crate::support::postgres::Setup;
+use crate::support::tls::Certificates;
 use crate::support::{LeaseServer, Lockrun, Output, Postgres};
 
 /// Whoever comes encrypted is let in.
@@ -59,6 +62,21 @@ fn sslmode_words() {
     }
 }
 
+// A handshake that fails under `prefer` is an error that names the way out: lockrun does not take it by itself.
+#[test]
+fn a_handshake_that_fails() {
+    for manner in [Manner::Answer(b"S"), Manner::InTurn(&[b"S"])] {
+        let fake = Fake::start(manner);
+        let fails =
+            |mode: &str| run(&format!("postgres://u@127.0.0.1:{}/db{mode}", fake.port())).exited(69).printed("");
+        for mode in ["", "?sslmode=prefer", "?sslmode=allow"] {
+            fails(mode).said("sslmode=disable");
+        }
+        let output = fails("?sslmode=require");
+        assert!(!output.stderr().contains("sslmode=disable"), "{output}");
+    }
+}
+
 // "Private authority (ca)": it vouches for the server, and `verify-full` for its name as well.
 #[test]
 fn a_private_authority() {
@@ -96,7 +114,6 @@ fn a_clients_certificate() {
     works(&postgres, &format!("ca={}&{}", at("ca.crt"), pair("client")));
     let libpqs = pair("client").replace("cert=/", "sslcert=/").replace("key=/", "sslkey=/");
     works(&postgres, &format!("sslmode=require&{libpqs}"));
-    fails(&postgres, &format!("sslmode=require&{}", pair("stranger")));
     // It may say who one is.
     let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 cert"]);
     let at = |name: &str| postgres.certificates().path(name);
@@ -104,6 +121,25 @@ fn a_clients_certificate() {
     let parameters = format!("ca={}&cert={}&key={}", at("ca.crt"), at("client.crt"), at("client.key"));
     run(&postgres.url_as("client", &parameters)).exited(0).printed("ran\n").silent();
     fails(&postgres, &parameters);
+}
+
+// One that it does not vouch for: TLS 1.3 says so after the handshake, TLS 1.2 within.
+#[test]
+fn a_strangers_certificate() {
+    for latest in ["TLSv1.2", "TLSv1.3"] {
+        let postgres = Postgres::with(&Setup {
+            settings: vec![format!("ssl_max_protocol_version={latest}")],
+            access: vec!["hostssl all all 127.0.0.1/32 trust clientcert=verify-ca".to_owned()],
+            certificates: Some(Certificates::make()),
+            ..Setup::default()
+        });
+        let [certificate, key] = ["crt", "key"].map(|kind| postgres.certificates().path(&format!("stranger.{kind}")));
+        for mode in ["prefer", "require"] {
+            let parameters = format!("sslmode={mode}&cert={certificate}&key={key}");
+            let output = run(&postgres.url_as("postgres", &parameters)).exited(69).printed("");
+            output.said("rejects the client's certificate (TLS alert UnknownCA); check cert=FILE and key=FILE");
+        }
+    }
 }
 
 // The same lock over both: what is encrypted is the way there, not the store.

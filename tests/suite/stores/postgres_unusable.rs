@@ -151,6 +151,37 @@ fn answers_that_no_server_gives() {
     }
 }
 
+/// A listener that lets everybody in as a primary does, answers the first request with this, and hangs up.
+fn lets_in_and_answers(answer: Vec<u8>) -> Fake {
+    let primary = message(b'S', b"in_hot_standby\0off\0");
+    let welcome = [message(b'R', &[0; 4]), primary, message(b'Z', b"I")].concat();
+    let answers: [&'static [u8]; 2] = [welcome.leak(), answer.leak()];
+    Fake::start(Manner::InTurn(Box::leak(Box::new(answers))))
+}
+
+// Before its connection is closed, a request is refused: that is why, also where a pooler says so, whose errors have no field V.
+#[test]
+fn a_refusal_before_the_end() {
+    for severity in ["SFATAL\0", "SERROR\0", "SFATAL\0VFATAL\0", "SPANIK\0VPANIC\0"] {
+        let refusal = message(b'E', format!("{severity}C08P01\0Mquery_wait_timeout\0\0").as_bytes());
+        let fake = lets_in_and_answers(refusal);
+        let said = is_unusable(&(at(fake.port()) + "?sslmode=disable"), &[]);
+        assert!(said.contains("query_wait_timeout (SQLSTATE 08P01)"), "{severity:?}: {said:?}");
+    }
+}
+
+// "Is it a PostgreSQL server?" is a question to one that has not let us in.
+#[test]
+fn whether_it_is_a_postgres() {
+    const QUESTION: &str = "is it a PostgreSQL server?";
+    let web = Fake::start(Manner::Answer(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
+    let said = is_unusable(&(at(web.port()) + "?sslmode=disable"), &[]);
+    assert!(said.contains("unexpected reply") && said.contains(QUESTION), "{said:?}");
+    let odd = lets_in_and_answers(message(b'R', &[0; 4]));
+    let said = is_unusable(&(at(odd.port()) + "?sslmode=disable"), &[]);
+    assert!(said.contains("unexpected reply") && !said.contains(QUESTION), "{said:?}");
+}
+
 // "Bounded message size": a server that sends without an end takes little of the memory.
 #[test]
 fn answers_beyond_all_bounds() {
@@ -175,6 +206,17 @@ fn a_standby_alone() {
     standby.ask("ALTER SYSTEM SET default_transaction_read_only = on");
     standby.ask("SELECT pg_reload_conf()");
     Lockrun::at(&standby.url()).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+}
+
+// One that a pooler has introduced as a primary refuses to begin a transaction, in its own language, and has no tables.
+#[test]
+fn a_standby_that_speaks_another_language() {
+    let refuses = |fields: &str| [message(b'E', fields.as_bytes()), message(b'Z', b"I")].concat();
+    let begin = refuses("SFEHLER\0VERROR\0C0A000\0Mkann den Modus w\u{e4}hrend der Wiederherstellung nicht setzen\0\0");
+    let others = refuses("SFEHLER\0VERROR\0C42P01\0MRelation existiert nicht\0\0").repeat(6);
+    let fake = lets_in_and_answers([begin, others].concat());
+    let said = is_unusable(&(at(fake.port()) + "?sslmode=disable"), &[]);
+    assert!(said.contains("0A000") && said.contains("this is a standby"), "{said:?}");
 }
 
 // "A URL's password never appears in a message", nor in the process list: also not when all goes well, and everything is said.

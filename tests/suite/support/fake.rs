@@ -18,6 +18,8 @@ pub(crate) enum Manner {
     HangUp,
     /// Answers whatever it is asked with these bytes.
     Answer(&'static [u8]),
+    /// Answers the first request on a connection with the first of these, the next with the second, and so on; then hangs up.
+    InTurn(&'static [&'static [u8]]),
     /// The same, and goes on to send without an end.
     Flood(&'static [u8]),
     /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
@@ -95,6 +97,10 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
     let mut asked = [0; 4096];
     let mut first = true;
     let mut has_answered = false;
+    let mut in_turn = match manner {
+        Manner::InTurn(answers) => answers.iter(),
+        _ => [].iter(),
+    };
     while !over.load(Ordering::Relaxed) {
         let count = match (manner, stream.read(&mut asked)) {
             (Manner::HangUp, _) | (_, Ok(0)) => return,
@@ -105,6 +111,7 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
             Manner::Trickle if first => stream.write_all(b"$1000000\r\n"),
             Manner::Trickle => stream.write_all(b"x"),
             Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
+            Manner::InTurn(_) if count > 0 => in_turn.next().map_or(Ok(()), |answer| stream.write_all(answer)),
             Manner::Flood(bytes) if count > 0 => stream.write_all(bytes).and_then(|()| flood(&mut stream, over)),
             // A request is longer than what is read at a time.
             Manner::SilentThen(once, then) if earlier > 0 && count > 0 && count < asked.len() => {
@@ -113,7 +120,7 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
             _ => Ok(()),
         };
         first = false;
-        if sent.is_err() {
+        if sent.is_err() || matches!(manner, Manner::InTurn(_)) && in_turn.len() == 0 {
             return;
         }
     }

@@ -9,6 +9,9 @@ use tempfile::TempDir;
 
 use super::processes::find_program;
 
+/// The usual kind of key.
+const ECDSA: &str = "ec -pkeyopt ec_paramgen_curve:prime256v1";
+
 /// A directory of certificates and keys in PEM form.
 #[derive(Clone)]
 pub(crate) struct Certificates(Rc<TempDir>);
@@ -16,12 +19,19 @@ pub(crate) struct Certificates(Rc<TempDir>);
 impl Certificates {
     pub(crate) fn make() -> Self {
         let made = Self(Rc::new(TempDir::new().expect("a temporary directory")));
-        made.authority("ca");
-        made.authority("stranger");
-        made.issue("server", "subjectAltName=IP:127.0.0.1,DNS:localhost");
-        made.issue("elsewhere", "subjectAltName=DNS:elsewhere.test");
-        made.issue("client", "extendedKeyUsage=clientAuth");
+        made.authority("ca", ECDSA);
+        made.authority("stranger", ECDSA);
+        made.issue("server", "ca", "subjectAltName=IP:127.0.0.1,DNS:localhost");
+        made.issue("elsewhere", "ca", "subjectAltName=DNS:elsewhere.test");
+        made.issue("client", "ca", "extendedKeyUsage=clientAuth");
         made
+    }
+
+    /// Adds another authority, `modern`, that signs by Ed25519, and a server that it vouches for, `unbound`: the algorithm has no hash of its
+    /// own, so no channel binding is defined.
+    pub(crate) fn add_unbound(&self) {
+        self.authority("modern", "ed25519");
+        self.issue("unbound", "modern", "subjectAltName=IP:127.0.0.1,DNS:localhost");
     }
 
     /// The options by which a Redis server uses them and asks its clients for theirs.
@@ -42,31 +52,25 @@ impl Certificates {
         path.to_str().expect("a plain path").to_owned()
     }
 
-    fn authority(&self, name: &str) {
+    fn authority(&self, name: &str, key: &str) {
         openssl(
             self.0.path(),
             &format!(
-                "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN={name} \
+                "req -x509 -newkey {key} -nodes -days 2 -subj /CN={name} \
                  -addext basicConstraints=critical,CA:TRUE -keyout {name}.key -out {name}.crt"
             ),
         );
     }
 
-    fn issue(&self, name: &str, extension: &str) {
+    fn issue(&self, name: &str, authority: &str, extension: &str) {
         let directory = self.0.path();
         fs::write(directory.join(format!("{name}.ext")), format!("basicConstraints=CA:FALSE\n{extension}\n"))
             .expect("the extensions are written");
+        openssl(directory, &format!("req -newkey {ECDSA} -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"));
         openssl(
             directory,
             &format!(
-                "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} \
-                 -keyout {name}.key -out {name}.csr"
-            ),
-        );
-        openssl(
-            directory,
-            &format!(
-                "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 \
+                "x509 -req -in {name}.csr -CA {authority}.crt -CAkey {authority}.key -CAcreateserial -days 2 \
                  -extfile {name}.ext -out {name}.crt"
             ),
         );

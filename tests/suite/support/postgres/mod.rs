@@ -254,6 +254,15 @@ impl Postgres {
         client
     }
 
+    /// Makes it a standby of nobody, which takes no writes.
+    pub(crate) fn demote(&self) {
+        self.stop_in_peace();
+        let signal = self.data().join("standby.signal");
+        fs::write(&signal, "").expect("our own directory");
+        give(&signal);
+        self.start_again();
+    }
+
     /// Stops it as an administrator does, who lets it write down everything.
     pub(crate) fn stop_in_peace(&self) {
         self.client.take();

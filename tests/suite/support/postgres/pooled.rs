@@ -28,7 +28,11 @@ pub(crate) struct Pooled {
 
 impl Pooled {
     pub(crate) fn start() -> Self {
-        let postgres = Postgres::start();
+        Self::before(Postgres::start())
+    }
+
+    /// A pooler before this server.
+    pub(crate) fn before(postgres: Postgres) -> Self {
         let pooler = Pooler::before(postgres.port);
         Self { pooler, postgres }
     }
