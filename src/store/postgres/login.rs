@@ -7,19 +7,22 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use nix::errno::Errno;
 use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
 use super::connection::Connection;
 use super::failure::{Failure, Refusal};
 use super::password;
-use super::scram::{ChannelBinding, NoProof, SCRAM, SCRAM_PLUS, Scram};
 use super::url::{Binding, Encryption, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
 use crate::net::tls::{HandshakeFailure, Tls, Verification, certificate_alert};
 use crate::sys::clock::Moment;
+
+/// The most rounds of hashing that the postgres-protocol crate does: a server names their number before it has proved anything.
+const ROUNDS_MAX: u64 = 100_000;
 
 /// What TLS needs to reach each of the server's hosts; `None` where it is not used. Fails if a file cannot be used: says which and why.
 pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
@@ -186,63 +189,65 @@ impl Login<'_> {
     /// TLS connection where that can be done.
     fn scram(&self, connection: &mut Connection, offered: &[String]) -> Result<(), Failure> {
         let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
-        let binding = self.binding(connection, offers(SCRAM_PLUS))?;
-        let mechanism = if matches!(binding, ChannelBinding::EndPoint(_)) { SCRAM_PLUS } else { SCRAM };
+        let (mechanism, binding) = self.binding(connection, offers(SCRAM_SHA_256_PLUS))?;
         if !offers(mechanism) {
             return Err(Failure::NotAdmitted("wants an authentication that lockrun does not know".to_owned()));
         }
         let strange = || Failure::Strange("its authentication is not SCRAM's");
-        let scram = Scram::new(&self.password()?, binding);
+        let mut scram = ScramSha256::new(self.password()?.as_bytes(), binding);
         let mut buffer = BytesMut::new();
-        frontend::sasl_initial_response(mechanism, scram.first_message().as_bytes(), &mut buffer)
-            .map_err(|_| strange())?;
-        connection.send(&buffer, self.deadline)?;
-        let proved = match connection.next(self.deadline)? {
-            Message::AuthenticationSaslContinue(body) => scram.prove(body.data(), self.deadline),
-            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
-            _ => return Err(strange()),
-        };
-        let (answer, proof) = proved.map_err(|why| match why {
-            NoProof::Malformed => strange(),
-            NoProof::Late { rounds } => Failure::Unreachable(format!(
-                "it wants the password hashed {rounds} times, and the time was over before that was done; \
-                 raise --store-timeout, or lower scram_iterations there and set the password anew"
-            )),
-        })?;
-        let mut buffer = BytesMut::new();
-        frontend::sasl_response(answer.as_bytes(), &mut buffer).map_err(|_| strange())?;
+        frontend::sasl_initial_response(mechanism, scram.message(), &mut buffer).map_err(|_| strange())?;
         connection.send(&buffer, self.deadline)?;
         match connection.next(self.deadline)? {
-            Message::AuthenticationSaslFinal(body) if proof.is_in(body.data()) => self.expect_welcome(connection),
-            Message::AuthenticationSaslFinal(_) => {
-                let why = "does not know the password itself: it is not the server that it claims to be";
-                Err(Failure::NotAdmitted(why.to_owned()))
+            Message::AuthenticationSaslContinue(body) if rounds(body.data()) <= ROUNDS_MAX => {
+                scram.update(body.data()).map_err(|_| strange())?;
             }
-            Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
-            _ => Err(strange()),
+            Message::AuthenticationSaslContinue(body) => {
+                return Err(Failure::NotAdmitted(format!(
+                    "wants the password hashed {} times, and lockrun does so {ROUNDS_MAX} times at most; lower \
+                     scram_iterations there, and set the password anew",
+                    rounds(body.data())
+                )));
+            }
+            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+            _ => return Err(strange()),
         }
+        let mut buffer = BytesMut::new();
+        frontend::sasl_response(scram.message(), &mut buffer).map_err(|_| strange())?;
+        connection.send(&buffer, self.deadline)?;
+        match connection.next(self.deadline)? {
+            Message::AuthenticationSaslFinal(body) => scram.finish(body.data()).map_err(|_| {
+                let why = "does not know the password itself: it is not the server that it claims to be";
+                Failure::NotAdmitted(why.to_owned())
+            })?,
+            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+            _ => return Err(strange()),
+        }
+        self.expect_welcome(connection)
     }
 
-    /// Returns to what SCRAM is bound on this connection; the server offers to bind it, or does not.
-    fn binding(&self, connection: &Connection, is_offered: bool) -> Result<ChannelBinding, Failure> {
+    /// Returns the mechanism, and to what it is bound on this connection; the server offers to bind it, or does not.
+    fn binding(&self, connection: &Connection, is_offered: bool) -> Result<(&'static str, ChannelBinding), Failure> {
+        let unbound = |binding| Ok((SCRAM_SHA_256, binding));
         let Server { encryption, binding, .. } = self.server;
         let is_verified = matches!(encryption, Encryption::Required(Verification::Full | Verification::Authority));
         match connection.server_end_point().filter(|_| is_offered) {
-            _ if *binding == Binding::Never => Ok(ChannelBinding::None),
-            Some(end_point) => Ok(ChannelBinding::EndPoint(end_point)),
+            _ if *binding == Binding::Never => unbound(ChannelBinding::unsupported()),
+            Some(end_point) => Ok((SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point))),
             None if *binding == Binding::Required => {
                 let why = "cannot bind its authentication to the TLS connection, which channel_binding=require wants";
                 Err(Failure::NotAdmitted(why.to_owned()))
             }
-            None if !connection.is_encrypted() => Ok(ChannelBinding::None),
-            None if !is_offered => Ok(ChannelBinding::NotOffered),
+            None if !connection.is_encrypted() => unbound(ChannelBinding::unsupported()),
+            // A server that does offer it learns from this that its offer was withheld.
+            None if !is_offered => unbound(ChannelBinding::unrequested()),
             // A server in between could show such a certificate to keep the proof from being bound to it.
             None if !is_verified => {
                 let why = "has a certificate that SCRAM cannot be bound to, such as one of Ed25519, and that is not verified; \
                            write sslmode=verify-full in the store's URL, or channel_binding=disable if the network is safe";
                 Err(Failure::NotAdmitted(why.to_owned()))
             }
-            None => Ok(ChannelBinding::None),
+            None => unbound(ChannelBinding::unsupported()),
         }
     }
 
@@ -293,6 +298,13 @@ fn unreachable(error: &io::Error) -> Failure {
         Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
         _ => Failure::Unreachable(error.to_string()),
     }
+}
+
+/// Returns how many rounds of hashing a server's first message of SCRAM asks for (RFC 5802, section 7: `i=`).
+fn rounds(message: &[u8]) -> u64 {
+    let text = String::from_utf8_lossy(message);
+    let rounds = text.split(',').find_map(|attribute| attribute.strip_prefix("i="));
+    rounds.map_or(0, |rounds| rounds.parse().unwrap_or(u64::MAX))
 }
 
 /// Returns the failure behind an error message that came instead of a welcome.

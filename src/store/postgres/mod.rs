@@ -19,7 +19,6 @@ mod operation;
 mod password;
 mod reading;
 mod schema;
-mod scram;
 mod url;
 mod waiting;
 mod writing;
