@@ -10,7 +10,7 @@ const MAX_LEN: usize = 128;
 
 /// Identifies one acquisition of a lock: normally a random UUID, which cannot be guessed. Every change in a store is checked
 /// against it. It is a secret, so `Debug` does not print it.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Token(String);
 
 impl Token {

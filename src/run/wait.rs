@@ -75,10 +75,8 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
             Ok(Acquired::Interrupted(signal))
         }
         Err(failed) => {
-            if attempt.heard_at.is_some() || !failed.left_nothing {
-                attempt.cancel();
-            }
-            Err(failed.error)
+            let is_clean = attempt.heard_at.is_none() && failed.left_nothing || attempt.cancel();
+            Err(failed.after_cancel(claim, is_clean))
         }
     }
 }
@@ -170,8 +168,9 @@ impl Attempt<'_> {
         self.heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX)
     }
 
-    fn cancel(&mut self) {
-        self.store.cancel(self.claim, false);
+    /// Leaves the queue. Returns whether the store has confirmed that.
+    fn cancel(&mut self) -> bool {
+        self.store.cancel(self.claim, false)
     }
 }
 

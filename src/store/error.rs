@@ -26,7 +26,13 @@ pub struct RequestError {
 impl RequestError {
     /// Cancels the `claim` that was asked for, which has not been answered before, and returns why it failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
-        if self.left_nothing || store.cancel(claim, false) || claim.ttl != Ttl::None {
+        let is_clean = self.left_nothing || store.cancel(claim, false);
+        self.after_cancel(claim, is_clean)
+    }
+
+    /// Returns why the `claim` failed, which was cancelled: with certainty if it `is_clean`.
+    pub fn after_cancel(self, claim: &Claim, is_clean: bool) -> StoreError {
+        if is_clean || claim.ttl != Ttl::None {
             return self.error;
         }
         // No lease ends what the request may have obtained.

@@ -11,11 +11,11 @@ use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 
 /// The least and the greatest pause between two rounds of KILL, for processes that were forked during the last round.
-const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
 
 /// Between those, a pause lasts this many times as long as the round before it: the killed processes need processor time to die, and
 /// lockrun and its guardian have priority over them.
-const PAUSE_TO_ROUND: u32 = 9;
+const PAUSE_TO_ROUND: u32 = 3;
 
 /// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, even if it has to wait
 /// for a processor first.

@@ -179,7 +179,11 @@ impl Store for FileStore {
             Ok(state.cancel(&claim.token, claim.request.as_ref(), in_flight, facts).answer)
         };
         // If this fails, the lock stays until its lease runs out.
-        self.lock_file(&claim.key).and_then(|file| file.map(|file| file.edit(cancel)).transpose()).is_ok()
+        let Ok(file) = self.lock_file(&claim.key) else {
+            // The request could not reach it either.
+            return true;
+        };
+        file.is_none_or(|file| file.edit(cancel).is_ok())
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {

@@ -30,13 +30,15 @@ pub(super) struct Batch {
     length: usize,
     /// How many of them nobody needs the answers of.
     pub(super) preparations: usize,
+    /// Whether the first of them begins a transaction that writes.
+    pub(super) writes: bool,
     /// A statement that cannot be sent at all.
     pub(super) failure: Option<io::Error>,
 }
 
 impl Batch {
     /// Returns a batch that begins a transaction as `begin` says. Each statement is bounded in time, and so is a pause between two. It is
-    /// committed to the server's disk whatever is the rule there: a lock must not be forgotten in a crash that another one was granted
+    /// committed to the server's disk whatever `synchronous_commit` is there: a lock must not be forgotten in a crash that another one was granted
     /// after. A commit has no bound on the server, where it may have to wait for a standby; we wait until the `deadline`.
     ///
     /// Names mean the server's own functions and operators in it, not what another user of the database has called the same.
@@ -55,6 +57,7 @@ impl Batch {
             &[Some(&patience), Some(&whole), Some(&idle)],
         );
         batch.preparations = batch.length;
+        batch.writes = begin == READ_WRITE;
         batch
     }
 

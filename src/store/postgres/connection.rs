@@ -130,8 +130,7 @@ impl Connection {
         for at in 0..batch.len() {
             match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
                 Ok(answer) => answers.push(answer),
-                // The first of these begins it.
-                Err(refused) if at < batch.preparations => refusal = refusal.or(Some(refused.of_begin())),
+                Err(refused) if at == 0 && batch.writes => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }

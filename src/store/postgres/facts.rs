@@ -1,5 +1,6 @@
 //! What the tables and the server know of one lock, for the rules in [`crate::lock::state`].
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -45,9 +46,11 @@ pub(super) struct TableFacts<'a> {
     /// Milliseconds of Unix time, by the server's clock.
     pub(super) now_ms: u64,
     /// The waiters that were read, in their order.
-    pub(super) queue: &'a [Queued],
+    queue: &'a [Queued],
+    /// The same, by their tokens.
+    rows: HashMap<&'a Token, &'a Queued>,
     /// The one that asks now.
-    pub(super) asking: Option<&'a Token>,
+    asking: Option<&'a Token>,
     /// Whether an earlier attempt at the same operation may have been committed.
     pub(super) may_be_done: bool,
 }
@@ -83,7 +86,12 @@ pub(super) struct RollCall {
     pub(super) called: Vec<Token>,
 }
 
-impl TableFacts<'_> {
+impl<'a> TableFacts<'a> {
+    /// Returns what is known at `now_ms`, when the waiters in the `queue` were read for the one that is `asking`, if one is.
+    pub(super) fn new(now_ms: u64, queue: &'a [Queued], asking: Option<&'a Token>) -> Self {
+        let rows = queue.iter().map(|row| (&row.waiter.token, row)).collect();
+        TableFacts { now_ms, queue, rows, asking, may_be_done: false }
+    }
     /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
     ///
     /// When a waiter is granted the lock, those behind it are asked to look one after the other whether it is claimed. When the first of
@@ -142,7 +150,7 @@ impl TableFacts<'_> {
 
     /// Returns the row of this waiter, if it has one.
     pub(super) fn row_of(&self, token: &Token) -> Option<&Queued> {
-        self.queue.iter().find(|row| row.waiter.token == *token)
+        self.rows.get(token).copied()
     }
 
     /// Returns whether the waiter would claim the lock if it were granted it.

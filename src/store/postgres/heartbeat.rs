@@ -77,7 +77,7 @@ impl PostgresStore {
             answers => answers.map_err(|failure| self.find_mismatch(failure, deadline))?,
         };
         match answers.first().and_then(|answer| answer.rows.first()).map(OwnRow::read).transpose() {
-            // Whoever looks at the lock as a whole finds out whether a later version has written it.
+            // The next `acquire` finds out whether a later version wrote it.
             Err(Failure::Broken(_)) => Ok(None),
             own => own,
         }

@@ -66,7 +66,7 @@ impl Stored {
         let mut state = read_record(&self.record)?;
         let queue: Vec<Queued> = self.queue.iter().map(Queued::read).collect::<Result<_, _>>()?;
         state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
-        Ok(judge(&state, &TableFacts { now_ms, queue: &queue, asking: None, may_be_done: false }))
+        Ok(judge(&state, &TableFacts::new(now_ms, &queue, None)))
     }
 
     fn status(&self, key: Key, now_ms: u64) -> Result<KeyStatus, Failure> {
@@ -137,7 +137,9 @@ impl PostgresStore {
         let answers = self.connected(deadline)?.run(&batch, deadline);
         match answers.map_err(|failure| self.find_mismatch(failure, deadline)) {
             Ok(answers) => Page::read(answers.into_iter().map(|answer| answer.rows)),
-            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => Ok(Page::default()),
+            Err(Failure::Refused(refusal)) if refusal.lacks_tables() && !self.has_locks(deadline)? => {
+                Ok(Page::default())
+            }
             Err(failure) => Err(failure),
         }
     }

@@ -282,7 +282,7 @@ impl Login<'_> {
                 "; name the authority's certificate with ?ca=FILE in the store's URL"
             }
             // Not by ourselves: a server in between could break the handshake for that.
-            _ if self.server.encryption == Encryption::IfOffered => {
+            _ if self.server.encryption == Encryption::IfOffered && error.kind() != io::ErrorKind::TimedOut => {
                 "; if the connection need not be encrypted, write sslmode=disable in the store's URL"
             }
             _ => "",

@@ -60,7 +60,7 @@ impl PostgresStore {
         }
     }
 
-    /// Looks whether what there is of the tables is of this version. Returns what is wrong with it. Changes nothing.
+    /// Checks that the tables that are there are of this version. Returns what is wrong with them. Changes nothing.
     pub(super) fn mismatch(&mut self, deadline: Moment) -> Result<Option<Failure>, Failure> {
         let names = COLUMNS.map(|(table, _)| table).join(",");
         let rows = self.rows(
@@ -83,6 +83,13 @@ impl PostgresStore {
         let is_foreign =
             |(table, columns): &(&str, &[(&str, &str)])| is_there(table) && !columns.iter().all(|it| has(*it, table));
         Ok(COLUMNS.into_iter().find(is_foreign).map(|(table, _)| Failure::ForeignTable(table)))
+    }
+
+    /// Returns whether there is a table of locks.
+    pub(super) fn has_locks(&mut self, deadline: Moment) -> Result<bool, Failure> {
+        let locks = self.tables.locks.clone();
+        let rows = self.rows("SELECT to_regclass($1) IS NOT NULL", &[Some(&locks)], deadline)?;
+        Ok(rows.into_iter().flatten().flatten().any(|it| it == "t"))
     }
 
     /// Returns the version of the tables; nothing if there is none, or it may not be read.

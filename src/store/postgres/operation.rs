@@ -86,7 +86,8 @@ impl PostgresStore {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             let (state, applied) = loop {
                 let mut state = found.state(subject);
-                let facts = TableFacts { may_be_done: self.may_be_done, ..found.facts(subject) };
+                let mut facts = found.facts(subject);
+                facts.may_be_done = self.may_be_done;
                 let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
                 if found.has_all_waiters || facts.has_next(&state) {
                     break (state, applied);

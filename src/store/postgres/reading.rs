@@ -114,7 +114,7 @@ impl Found {
 
     /// Returns what the rules ask for beside it.
     pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
-        TableFacts { now_ms: self.now_ms, queue: &self.queue, asking: subject.asking, may_be_done: false }
+        TableFacts::new(self.now_ms, &self.queue, subject.asking)
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
         };
         let queue: Vec<Queued> = rows.iter().filter(is_read).cloned().collect();
         let has_all = all || queue.len() == rows.len();
-        let facts = TableFacts { now_ms: NOW_MS, queue: &queue, asking: Some(asking), may_be_done: false };
+        let facts = TableFacts::new(NOW_MS, &queue, Some(asking));
         let mut after = LockState { waiters: facts.after_missed_turns(), ..state.clone() };
         let applied = rules(&mut after, &facts);
         if !has_all && !facts.has_next(&after) {
@@ -236,7 +236,7 @@ mod tests {
         }
         let roll_call = facts.roll_call(&after);
         // Those that were not read stay as they are; the dead among them are found when their turn comes.
-        let full = TableFacts { now_ms: NOW_MS, queue: rows, asking: Some(asking), may_be_done: false };
+        let full = TableFacts::new(NOW_MS, rows, Some(asking));
         let unread = rows.iter().filter(|row| !is_read(row)).map(|row| row.waiter.clone());
         let mut waiters: Vec<WaiterState> = after.waiters.into_iter().chain(unread).collect();
         // Nor are they said to have missed their turn.

@@ -157,7 +157,7 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     }
     if schema.starts_with("pg_") || OTHERS_SCHEMAS.contains(&schema.as_str()) {
         return Err(format!(
-            "has the schema {schema:?}, which has other tables in it; lockrun needs one of its own, for instance schema=lockrun"
+            "has the schema {schema:?}, which is PostgreSQL's, or shared with other programs; lockrun needs one of its own, for instance schema=lockrun"
         ));
     }
     let application_name = parameters.take("application_name").unwrap_or_else(|| "lockrun".into());

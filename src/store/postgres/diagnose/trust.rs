@@ -48,7 +48,7 @@ impl Trust {
                    SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' \
                                          WHEN 'f' THEN 'FOREIGN TABLE' ELSE 'TABLE' END, \
                           format('%I.%I', n.nspname, c.relname), c.relkind = 'r', c.relowner, \
-                          (SELECT string_agg(it.trap, E'\\n' ORDER BY it.trap) \
+                          (SELECT json_agg(it.trap ORDER BY it.trap) \
                            FROM (SELECT format('TRIGGER %I', tgname) AS trap FROM pg_trigger \
                                  WHERE tgrelid = c.oid AND NOT tgisinternal \
                                  UNION ALL SELECT format('RULE %I', rulename) FROM pg_rewrite WHERE ev_class = c.oid) it) \
@@ -62,7 +62,8 @@ impl Trust {
         Ok(Trust { objects: rows.iter().map(Object::read).collect(), database_owner })
     }
 
-    /// Returns what could be a trap, and whether nothing there would run code: only then may the tables be used.
+    /// Returns what could be a trap, and whether there is no trigger, rule or view: only then may the tables be used. (The owner of a table
+    /// has other ways, such as a CHECK or an index on an expression; those that are not trusted are named.)
     pub(super) fn judge(&self) -> (Vec<Diagnostic>, bool) {
         let mut diagnostics: Vec<Diagnostic> = self.objects.iter().flat_map(Object::judge).collect();
         let is_safe = diagnostics.is_empty();
@@ -88,7 +89,7 @@ impl Trust {
         }
         if diagnostics.is_empty() && !self.objects.is_empty() {
             diagnostics.push(Diagnostic::ok(
-                "the tables run no code (no triggers, no rules), and belong to your role, the owner of the database or a superuser",
+                "the tables have no triggers and no rules, and belong to your role, the owner of the database or a superuser",
             ));
         }
         (diagnostics, is_safe)
@@ -104,7 +105,7 @@ impl Object {
             is_ordinary: truth(row, 3) == Some(true),
             owner: word(4),
             is_trusted: truth(row, 5) == Some(true),
-            traps: word(6).lines().map(str::to_owned).collect(),
+            traps: text(row, 6).and_then(|traps| serde_json::from_str(traps).ok()).unwrap_or_default(),
         }
     }
 
