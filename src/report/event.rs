@@ -1,4 +1,4 @@
-//! The events of a run, and the objects that they are for programs. Their messages for people are in [`super::message`].
+//! The events of a run, and the fields of their JSON objects. Their messages for people are in [`super::message`].
 
 use std::borrow::Cow;
 use std::time::Duration;

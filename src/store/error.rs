@@ -30,7 +30,8 @@ impl RequestError {
         self.after_cancel(claim, is_clean)
     }
 
-    /// Returns why the `claim` failed, which was cancelled: with certainty if it `is_clean`.
+    /// Returns why the `claim` failed. If cancelling it was not confirmed (`is_clean` is `false`) and it has no lease, says that the lock may
+    /// be held.
     pub fn after_cancel(self, claim: &Claim, is_clean: bool) -> StoreError {
         if is_clean || claim.ttl != Ttl::None {
             return self.error;
@@ -38,7 +39,8 @@ impl RequestError {
         // No lease ends what the request may have obtained.
         let key = escaped(claim.key.as_str());
         anyhow!(
-            "{:#}; the lock \"{key}\" may be held now, by nobody and for ever: see `lockrun status`, and free it with `lockrun break`",
+            "{:#}; the lock \"{key}\" may have been acquired all the same, and no lease would end it: see `lockrun status`, and free it \
+             with `lockrun break`",
             self.error
         )
     }

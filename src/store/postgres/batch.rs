@@ -37,9 +37,9 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Returns a batch that begins a transaction as `begin` says. Each statement is bounded in time, and so is a pause between two. It is
-    /// committed to the server's disk whatever `synchronous_commit` is there: a lock must not be forgotten in a crash that another one was granted
-    /// after. A commit has no bound on the server, where it may have to wait for a standby; we wait until the `deadline`.
+    /// Returns a batch that begins a transaction as `begin` says. Each statement is bounded in time, and so is a pause between two. The
+    /// transaction is committed to the server's disk whatever `synchronous_commit` is there: a crash must not make the server forget a lock
+    /// after it has answered. A commit has no bound on the server, where it may have to wait for a standby; we wait until the `deadline`.
     ///
     /// Names mean the server's own functions and operators in it, not what another user of the database has called the same.
     pub(super) fn transaction(begin: &str, deadline: Moment) -> Self {

@@ -1,6 +1,6 @@
 //! A connection to PostgreSQL: batches of statements with one deadline each, and notifications.
 //!
-//! The messages are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
+//! The messages, and the authentication, are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
 //! connecting included, and a wait for a notification also hears signals.
 
 use std::io::{self, Read, Write};

@@ -92,6 +92,7 @@ impl<'a> TableFacts<'a> {
         let rows = queue.iter().map(|row| (&row.waiter.token, row)).collect();
         TableFacts { now_ms, queue, rows, asking, may_be_done: false }
     }
+
     /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
     ///
     /// When a waiter is granted the lock, those behind it are asked to look one after the other whether it is claimed. When the first of

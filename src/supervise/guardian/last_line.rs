@@ -9,11 +9,11 @@
 //!   reading end, in which `O_ASYNC` is set. So lockrun takes over and kills all that COMMAND had started, even if it was stopped.
 //!
 //! A lockrun that is not stopped needs neither: it takes over at the moment at which the timer fires, and does not wait until the
-//! guardian's threads have got a processor to end on. A guardian that has sent KILL puts that moment off, so that a
-//! COMMAND that takes long to die is not taken for a guardian that hangs; but not to H: it may be stopped before KILL has reached all.
+//! guardian's threads have got a processor to end on. A guardian that has sent KILL puts that moment off, so that a COMMAND that takes
+//! a while to die is not taken for a guardian that hangs; but not to H: it may be stopped before KILL has reached all.
 //!
-//! The timer and the pipe are set before COMMAND starts and unset when it has ended. So a lockrun that was stopped stays stopped when its guardian has done its
-//! work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has no timer.
+//! The timer and the pipe are set before COMMAND starts and unset when it has ended. So a lockrun that was stopped stays stopped when
+//! its guardian has done its work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has no timer.
 //!
 //! This does not cover a lockrun that cannot be continued, because a debugger holds it or because it was stopped again: then COMMAND
 //! itself is dead in time, but not the processes that it had started.
