@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::calm::{eventually_in_time, held_in_time};
 use crate::support::hand::expires_in;
 use crate::support::holder::is_free;
 use crate::support::proxy::{Mode, Proxy};
@@ -18,7 +19,7 @@ fn scene(store: &Store, key: &str) -> Proxy {
 
 /// Waits for the lock over this proxy; returns when it says that it waits.
 fn waiter(proxy: &Proxy, key: &str, script: &str) -> Running {
-    let call = Lockrun::at(&proxy.url()).key(key).args(["--wait", "-v", "--store-timeout", "1s"]);
+    let call = Lockrun::at(&proxy.url()).key(key).args(["--wait", "-v", "--store-timeout", "2s"]);
     let mut waiter = call.sh(script).spawn();
     waiter.wait_for_stderr("waiting");
     waiter
@@ -52,16 +53,16 @@ on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing,
     for wait in [false, true] {
         let first = proxy.connections() + 1;
         proxy.set(Mode::HoldUpTo(first));
-        let mut call = Lockrun::at(&proxy.url()).key("late").args(["--ttl", "none", "--store-timeout", "1s"]);
+        let mut call = Lockrun::at(&proxy.url()).key("late").args(["--ttl", "none", "--store-timeout", "2s"]);
         if wait {
             call = call.arg("--wait");
         }
         call.command(["echo", "ran"]).run().exited(69).printed("").said("lockrun: ");
-        assert!(proxy.connections() > first, "it is withdrawn over a connection that works");
+        held_in_time(proxy.connections() > first, "it is withdrawn over a connection that works");
         let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
-        assert!(is_free(store, "late"), "held by a run that has ended");
+        eventually_in_time("the late request arrives", || proxy.delivered() > before);
+        held_in_time(is_free(store, "late"), "no run that has ended holds it");
     }
 });
 
@@ -71,13 +72,13 @@ on_every_lease_store!(a_reservation_that_arrives_after_its_withdrawal_takes_noth
     let first = proxy.connections() + 1;
     proxy.set(Mode::HoldUpTo(first));
     let call = Lockrun::bare().args(["reserve", "--store", &proxy.url(), "--from", "1"]).key("reserved");
-    let call = call.args(["--ttl", "none", "--store-timeout", "1s"]).command(["echo", "ran"]);
+    let call = call.args(["--ttl", "none", "--store-timeout", "2s"]).command(["echo", "ran"]);
     call.run().exited(69).printed("").said("lockrun: ");
-    assert!(proxy.connections() > first, "it is withdrawn over a connection that works");
+    held_in_time(proxy.connections() > first, "it is withdrawn over a connection that works");
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late request arrives", || proxy.delivered() > before);
-    assert!(is_free(store, "reserved"), "reserved for a run that has ended");
+    eventually_in_time("the late request arrives", || proxy.delivered() > before);
+    held_in_time(is_free(store, "reserved"), "it is not reserved for a run that has ended");
 });
 
 // "Nothing is left": what a waiter has sent over a connection that it gave up, and what arrives only when its run is over, takes
@@ -91,8 +92,8 @@ on_every_lease_store!(late_requests_of_a_run_that_is_over_take_nothing, |store| 
     next.wait().exited(0);
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "a late request arrives", || proxy.delivered() > before);
-    assert!(is_free(store, "over"), "held by a run that has ended");
+    eventually_in_time("a late request arrives", || proxy.delivered() > before);
+    held_in_time(is_free(store, "over"), "no run that has ended holds it");
 });
 
 // "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its lock only
@@ -105,7 +106,7 @@ on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     holder.end();
     earlier.wait().exited(0);
     let holder = Holder::new(store, "stays");
-    let call = Lockrun::at(&proxy.url()).key("stays").args(["--wait", "-v", "--store-timeout", "1s"]);
+    let call = Lockrun::at(&proxy.url()).key("stays").args(["--wait", "-v", "--store-timeout", "2s"]);
     let mut next = call.args(["--ttl", "none", "--min-hold", "10m"]).sh(":").spawn();
     next.wait_for_stderr("waiting");
     eventually(LONG, "it sleeps", || store.server().asleep() == 1);
@@ -114,7 +115,7 @@ on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     next.wait().exited(0);
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late claim arrives", || proxy.delivered() > before);
+    eventually_in_time("the late claim arrives", || proxy.delivered() > before);
     assert!(expires_in(store, "stays").is_some(), "the lock stays for ever");
 });
 
@@ -129,7 +130,7 @@ on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     next.wait_for_line("ready");
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "a late request arrives", || proxy.delivered() > before);
+    eventually_in_time("a late request arrives", || proxy.delivered() > before);
     for _ in 0..20 {
         assert!(!is_free(store, "old"), "free while the command runs");
     }
@@ -153,5 +154,5 @@ on_every_lease_store!(lost_answers_of_a_waiter_lead_to_no_overlap, |store| {
     }
     next.signal(Signal::SIGTERM);
     next.wait().died_of(Signal::SIGTERM);
-    assert!(is_free(store, "lost"));
+    held_in_time(is_free(store, "lost"), "it is released");
 });

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::support::calm::{eventually_in_time, held_in_time};
 use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::{Open, waiting_for_its_end};
@@ -23,10 +24,11 @@ fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
     for way in ways {
         let before = proxy.connections();
         proxy.set(way());
-        let call = Lockrun::bare().args(["acquire", "--store", &proxy.url(), "--store-timeout", "1s"]).key(key);
+        let call = Lockrun::bare().args(["acquire", "--store", &proxy.url(), "--store-timeout", "2s"]).key(key);
         call.args(["--token", token]).args(options).run().exited(69).printed("");
         proxy.set(Mode::Pass);
-        assert!(proxy.connections() >= before + 2, "it is taken back over a connection that works");
+        // On a busy machine the time may be over before anything was sent.
+        held_in_time(proxy.connections() >= before + 2, "it is taken back over a connection that works");
     }
 }
 
@@ -38,7 +40,8 @@ on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store|
     let proxy = &store.proxy();
     for options in [&[][..], &["--wait"], &["--ttl", "none"]] {
         ask_in_vain(proxy, "again", OURS, options);
-        assert!(!is_held(store, "again"), "nothing was held before: {options:?}");
+        // On a busy machine it may not be taken back in time.
+        held_in_time(!is_held(store, "again"), &format!("nothing is held: {options:?}"));
         token(store, "again", &["--token", OURS, "--ttl", "10m"]);
         let fence = status(store, "again")["holders"][0]["fence"].clone();
         ask_in_vain(proxy, "again", OURS, options);
@@ -54,7 +57,7 @@ on_every_lease_store!(what_may_be_held_for_ever_is_said, |store| {
     let proxy = &store.proxy();
     for (ttl, is_said) in [("none", true), ("10m", false)] {
         proxy.set(Mode::LoseAnswer(u64::MAX, Duration::from_millis(10)));
-        let call = Lockrun::at(&proxy.url()).key("ever").args(["--ttl", ttl, "--store-timeout", "1s"]);
+        let call = Lockrun::at(&proxy.url()).key("ever").args(["--ttl", ttl, "--store-timeout", "2s"]);
         let output = call.command(["echo", "ran"]).run().exited(69).printed("");
         assert_eq!(output.stderr().contains("lockrun break"), is_said, "{output}");
         proxy.set(Mode::Pass);
@@ -67,7 +70,7 @@ on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     let proxy = &store.proxy();
     // No answer comes, and the cancel hangs on its way.
     proxy.set(Mode::LoseAnswer(proxy.connections() + 1, Duration::from_secs(5)));
-    let call = Lockrun::bare().args(["acquire", "--store", &proxy.url(), "--store-timeout", "1s", "--token", OURS]);
+    let call = Lockrun::bare().args(["acquire", "--store", &proxy.url(), "--store-timeout", "2s", "--token", OURS]);
     let first = call.key("twice").spawn();
     eventually(LONG, "the lock is taken", || is_held(store, "twice"));
     proxy.set(Mode::HoldUpTo(u64::MAX));
@@ -75,7 +78,7 @@ on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     token(store, "twice", &["--token", OURS, "--ttl", "10m"]);
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually(LONG, "the late cancel arrives", || proxy.delivered() > before);
+    eventually_in_time("the late cancel arrives", || proxy.delivered() > before);
     renew(store, "twice", OURS, &[]).exited(0).silent();
 });
 
@@ -100,25 +103,28 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
     for closes in [false, true] {
         let proxy = &store.proxy();
         let holder = Holder::new(store, "late");
-        let call = Lockrun::at(&proxy.url()).key("late").args(["--wait", "3s", "--store-timeout", "500ms"]);
+        let call = Lockrun::at(&proxy.url()).key("late").args(["--wait", "6s", "--store-timeout", "1s"]);
         let waiter = call.command(["true"]).spawn();
         until_waiting(store, "late", 1);
         eventually(LONG, "it sleeps", || store.server().asleep() == 1);
+        let before_held = proxy.held();
         if closes {
             // Its last request, for which it uses the same connection.
             proxy.set(Mode::CloseAndHoldUpTo(proxy.connections()));
         } else {
             proxy.set(Mode::Reset);
             let before = proxy.connections();
-            eventually(LONG, "it has tried again", || proxy.connections() > before);
+            eventually_in_time("it has tried again", || proxy.connections() > before);
             proxy.set(Mode::HoldUpTo(proxy.connections() + 1));
         }
         waiter.wait().exited(75);
         holder.end();
+        held_in_time(proxy.held() > before_held, "it has sent something that could be held back");
         let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
-        assert!(is_free(store, "late"), "a run holds the lock that has ended (its connection was closed: {closes})");
+        eventually_in_time("the late request arrives", || proxy.delivered() > before);
+        let what = format!("no run that has ended holds the lock (its connection was closed: {closes})");
+        held_in_time(is_free(store, "late"), &what);
     }
 });
 
@@ -128,7 +134,7 @@ fn end_while_away(run: Open, proxy: &Proxy) -> Output {
     proxy.set(Mode::Reset);
     let before = proxy.connections();
     let run = run.close();
-    eventually(LONG, "it has tried again", || proxy.connections() >= before + 2);
+    eventually_in_time("it has tried again", || proxy.connections() >= before + 2);
     proxy.set(Mode::Pass);
     run.wait().exited(0)
 }
@@ -201,7 +207,7 @@ on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
             last
         };
         let before = proxy.connections();
-        eventually(LONG, "it is tried again", || proxy.connections() > before);
+        eventually_in_time("it is tried again", || proxy.connections() > before);
         proxy.set(Mode::Pass);
         run.wait().exited(0).silent();
         assert_eq!(status(store, "twice")["last"], last, "{options:?}");

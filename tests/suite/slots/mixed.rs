@@ -27,7 +27,7 @@ fn try_it(store: &Store, slots: &str) -> Option<String> {
     match output.status {
         Some(0) => Some(output.stdout().trim_end().to_owned()),
         Some(75) => None,
-        _ => panic!("neither free nor held: {output}"),
+        _ => output.fail("neither free nor held"),
     }
 }
 

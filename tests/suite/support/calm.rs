@@ -5,13 +5,14 @@
 //! processes waited for a processor, is tried again. One that was broken in any other way, such as by two that ran at once, is not:
 //! it has to hold on every machine.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, panic_any, resume_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::deadline::stays_true_for;
+use super::deadline::{LONG, happens_within, stays_true_for};
 
 /// How often a contract is tried at the most.
 const ATTEMPTS: u32 = 4;
@@ -22,9 +23,15 @@ const BUSY: u32 = 4;
 /// What fails a contract that was kept but for its times.
 struct Late(String);
 
+thread_local! {
+    /// Whether this thread tries a contract that may be tried again.
+    static IS_JUDGED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Fails the contract because of a time, or because of what comes of one: an order, a lease that could not be kept.
 #[track_caller]
 pub(crate) fn late(what: &str) -> ! {
+    assert!(IS_JUDGED.get(), "{what}");
     panic_any(Late(format!("{what} (at {})", Location::caller())));
 }
 
@@ -33,6 +40,22 @@ pub(crate) fn late(what: &str) -> ! {
 pub(crate) fn in_time(took: Duration, limit: Duration, what: &str) {
     if took > limit {
         late(&format!("{what}: it took {took:?}, and the limit is {limit:?}"));
+    }
+}
+
+/// Fails the contract, because of what comes of a time, unless this `holds`.
+#[track_caller]
+pub(crate) fn held_in_time(holds: bool, what: &str) {
+    if !holds {
+        late(&format!("not so: {what}"));
+    }
+}
+
+/// Waits until `condition` holds. Fails the contract because of a time when it does not.
+#[track_caller]
+pub(crate) fn eventually_in_time(what: &str, condition: impl FnMut() -> bool) {
+    if !happens_within(LONG, condition) {
+        late(&format!("not within {LONG:?}: {what}"));
     }
 }
 
@@ -52,7 +75,10 @@ pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> 
 pub(crate) fn judge(contract: impl Fn()) {
     for attempt in 1.. {
         let watch = Watch::start();
-        let Err(payload) = catch_unwind(AssertUnwindSafe(&contract)) else { return };
+        IS_JUDGED.set(true);
+        let tried = catch_unwind(AssertUnwindSafe(&contract));
+        IS_JUDGED.set(false);
+        let Err(payload) = tried else { return };
         let Some(Late(what)) = payload.downcast_ref() else { resume_unwind(payload) };
         assert!(watch.is_busy(), "{what}");
         assert!(attempt < ATTEMPTS, "{what}: in each of {ATTEMPTS} attempts, on a busy machine");

@@ -83,6 +83,6 @@ pub(crate) fn is_free(store: &Store, key: &str) -> bool {
     match output.status {
         Some(0) => true,
         Some(75) => false,
-        _ => panic!("neither free nor held: {output}"),
+        _ => output.fail("neither free nor held"),
     }
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{LONG, eventually, eventually_some};
-use super::output::{Output, read, text};
+use super::output::{Output, fail, read, text};
 use super::processes::{self, MARK, PATH};
 use super::store::Store;
 
@@ -320,7 +320,7 @@ impl Running {
             }
             let (stdout, stderr) = (self.stdout(), self.stderr());
             if let Some(status) = ended {
-                panic!("{} ended without {wanted:?}, {status}: {stdout:?} {stderr:?}", self.what);
+                fail(&stderr, &format!("{} ended without {wanted:?}, {status}: {stdout:?} {stderr:?}", self.what));
             }
             ended = self.child.try_wait().expect("our own child");
             false

@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use super::calm::late;
+
+/// What a run says that had to give up a request. On a busy machine that is to be.
+const TIMED_OUT: &str = "did not answer in time";
+
 /// What came of a run.
 #[derive(Debug)]
 pub(crate) struct Output {
@@ -30,28 +35,28 @@ impl Output {
     /// It exited with this status.
     #[track_caller]
     pub(crate) fn exited(self, status: i32) -> Self {
-        assert_eq!(self.status, Some(status), "{self}");
+        self.must(self.status == Some(status), &format!("its status is not {status}"));
         self
     }
 
     /// It was ended by this signal.
     #[track_caller]
     pub(crate) fn died_of(self, signal: Signal) -> Self {
-        assert_eq!(self.signal, Some(signal as i32), "{self}");
+        self.must(self.signal == Some(signal as i32), &format!("it did not die of {signal}"));
         self
     }
 
     /// It said nothing on standard error.
     #[track_caller]
     pub(crate) fn silent(self) -> Self {
-        assert_eq!(self.stderr(), "", "{self}");
+        self.must(self.stderr.is_empty(), "it is not silent");
         self
     }
 
     /// Its standard output was exactly this.
     #[track_caller]
     pub(crate) fn printed(self, wanted: &str) -> Self {
-        assert_eq!(self.stdout(), wanted, "{self}");
+        self.must(self.stdout() == wanted, &format!("it did not print {wanted:?}"));
         self
     }
 
@@ -59,12 +64,35 @@ impl Output {
     #[track_caller]
     pub(crate) fn said(self, words: &str) -> Self {
         let stderr = self.stderr();
-        assert!(stderr.contains(words), "no {words:?} in: {self}");
+        self.must(stderr.contains(words), &format!("it did not say {words:?}"));
         for line in stderr.lines() {
             assert!(line.starts_with("lockrun: "), "line {line:?} of: {self}");
         }
         self
     }
+
+    /// Fails the test unless this `holds`.
+    #[track_caller]
+    fn must(&self, holds: bool, what: &str) {
+        if !holds {
+            self.fail(what);
+        }
+    }
+
+    /// Fails the test because of this output, for this reason.
+    #[track_caller]
+    pub(crate) fn fail(&self, what: &str) -> ! {
+        fail(&self.stderr(), &format!("{what}: {self}"))
+    }
+}
+
+/// Fails the test because of a run that has said this on standard error.
+#[track_caller]
+pub(crate) fn fail(stderr: &str, what: &str) -> ! {
+    if stderr.contains(TIMED_OUT) {
+        late(what);
+    }
+    panic!("{what}");
 }
 
 impl std::fmt::Display for Output {

@@ -27,7 +27,7 @@ pub(crate) fn would_get(store: &Store, key: &str, options: &[&str]) -> bool {
     match output.status {
         Some(0) => true,
         Some(75) => false,
-        _ => panic!("neither free nor held: {output}"),
+        _ => output.fail("neither free nor held"),
     }
 }
 
