@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::store::{Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Wakeup};
+use crate::store::{Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Trouble, Wakeup};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -101,8 +101,8 @@ enum Over {
 struct Attempt<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
-    /// When the store last said that we are in the queue, or that it is busy, or was found to be gone while we waited. Before it has been heard of once, its
-    /// absence is an error like any other.
+    /// When the store last said that we are in the queue, or that it is busy, or was found to be gone while we waited; before that, when
+    /// it was found to be slow. Before it has been heard of once, its absence is an error like any other.
     heard_at: Option<Moment>,
     /// Who held the lock when the store said so last.
     held: Option<Held>,
@@ -143,20 +143,18 @@ impl Attempt<'_> {
                             continue;
                         }
                         Ok(Wakeup::Signal(signal)) => return Ok(Over::Signal(signal)),
+                        Err(failed) if failed.trouble == Trouble::Lasting => return Err(failed),
                         // That it answered before is no proof that the next try will do better: the pauses grow. But until now nothing was
                         // wrong with it.
-                        Err(failed) if failed.is_transient => self.heard_at = Some(Moment::now()),
-                        Err(failed) => return Err(failed),
+                        Err(_) => self.heard_at = Some(Moment::now()),
                     }
                 }
-                // So many others wait that it had no time for us.
-                Err(failed) if failed.is_busy && !is_last => self.heard_at = Some(Moment::now()),
-                Err(failed) if failed.is_busy => match self.held.take() {
-                    Some(held) => return Ok(Over::Hopeless(held)),
-                    None => return Err(failed),
+                Err(failed) if is_last => match (failed.trouble, self.held.take()) {
+                    (Trouble::Busy | Trouble::Slow, Some(held)) => return Ok(Over::Hopeless(held)),
+                    _ => return Err(failed),
                 },
-                Err(failed) if failed.is_transient && !is_last && self.bears_with_an_outage() => {}
-                Err(failed) => return Err(failed),
+                Err(failed) if !self.bears_with(failed.trouble) => return Err(failed),
+                Err(_) => {}
             }
             if let Some(signal) = pause(backoff.next(), waiter, watcher)? {
                 return Ok(Over::Signal(signal));
@@ -164,8 +162,18 @@ impl Attempt<'_> {
         }
     }
 
-    fn bears_with_an_outage(&self) -> bool {
-        self.heard_at.is_some_and(|heard_at| Moment::now().since(heard_at) < OUTAGE_MAX)
+    /// Returns whether to try again after a request that has met with this trouble.
+    fn bears_with(&mut self, trouble: Trouble) -> bool {
+        let now = Moment::now();
+        match trouble {
+            Trouble::Lasting => return false,
+            Trouble::Away => {}
+            // So many others come at once that the server had no time for us, or it hangs.
+            Trouble::Slow => self.heard_at = self.heard_at.or(Some(now)),
+            // So many others wait for this lock.
+            Trouble::Busy => self.heard_at = Some(now),
+        }
+        self.heard_at.is_some_and(|heard_at| now.since(heard_at) < OUTAGE_MAX)
     }
 
     /// Leaves the queue. Returns whether the store has confirmed that.

@@ -14,13 +14,23 @@ pub type StoreError = anyhow::Error;
 pub struct RequestError {
     /// What failed.
     pub error: StoreError,
-    /// Whether the same request may succeed a little later: the server is away, silent, starting, busy, or not the primary for a
-    /// moment.
-    pub is_transient: bool,
-    /// Whether the store has answered, and only has too many others to serve at the moment.
-    pub is_busy: bool,
+    /// Whether it is worth trying again.
+    pub trouble: Trouble,
     /// Whether no request of the claim can have reached the store, nor can still arrive: there is nothing to cancel.
     pub left_nothing: bool,
+}
+
+/// What keeps a store from answering a request as it should; the later ones promise more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trouble {
+    /// What does not pass by itself.
+    Lasting,
+    /// The server is away, silent, starting, or not the primary for a moment.
+    Away,
+    /// The server can be reached and has begun to answer, but did not come to an end in time.
+    Slow,
+    /// The store has answered that it has too many others to serve at the moment.
+    Busy,
 }
 
 impl RequestError {
@@ -49,6 +59,6 @@ impl RequestError {
 /// A permanent error. The request may have left something in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
-        RequestError { error, is_transient: false, is_busy: false, left_nothing: false }
+        RequestError { error, trouble: Trouble::Lasting, left_nothing: false }
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use address::Address;
 pub use answers::*;
-pub use error::{RequestError, StoreError};
+pub use error::{RequestError, StoreError, Trouble};
 
 pub use crate::lock::claim::{Claim, Mode};
 pub use crate::lock::state::{Release, Retain, Wanted, integer};

@@ -108,7 +108,8 @@ const MINE: Answer = Ok(Tried::Mine(GRANT));
 const HELD: Answer = Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, place: None, token: None }));
 
 fn failed<T>(is_transient: bool, left_nothing: bool) -> Result<T, RequestError> {
-    Err(RequestError { error: anyhow!("the store fails"), is_transient, is_busy: false, left_nothing })
+    let trouble = if is_transient { Trouble::Away } else { Trouble::Lasting };
+    Err(RequestError { error: anyhow!("the store fails"), trouble, left_nothing })
 }
 
 /// Waits until `until` for a lock in a store that answers so. Returns what came of it, in words if it failed, and the store.
@@ -173,13 +174,40 @@ fn an_outage_is_sat_out() {
 }
 
 fn busy() -> Answer {
-    Err(RequestError { error: anyhow!("the store is busy"), is_transient: true, is_busy: true, left_nothing: true })
+    Err(RequestError { error: anyhow!("the store is busy"), trouble: Trouble::Busy, left_nothing: true })
 }
 
 #[test]
 fn a_store_that_is_busy_is_waited_for() {
     let (acquired, store) = wait_for_ever([busy(), busy(), HELD, busy(), MINE]);
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
+}
+
+fn slow() -> Answer {
+    Err(RequestError { error: anyhow!("the store is slow"), trouble: Trouble::Slow, left_nothing: false })
+}
+
+#[test]
+fn a_store_that_is_slow_is_waited_for() {
+    let (acquired, store) = wait_for_ever([slow(), failed(true, true), HELD, slow(), MINE]);
+    assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
+    // Not when the patience is at its end, and nothing is known of a holder.
+    let (acquired, store) = wait([slow()], [], Some(Moment::now()), true);
+    assert_eq!((acquired, store.cancelled), (Err("the store is slow".into()), 1));
+}
+
+#[test]
+fn patience_with_a_slow_store_ends() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted { tries: [slow()].into(), ..Scripted::default() };
+    let claim = Claim::example();
+    let heard_at = Some(Moment::from_boot(Duration::ZERO));
+    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None };
+    let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
+    assert!(
+        waited.is_err(),
+        "it goes on waiting for a store that was slow when the machine was started, and ever since"
+    );
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub(super) struct Connection {
     notifications: Vec<Notification>,
     /// The process that serves us, as the server, or a pooler in front of it, has introduced it.
     pub(super) process: i32,
+    /// Whether anything has come at all.
+    has_spoken: bool,
     /// How many bytes have come since the last request was sent.
     received: usize,
     /// Whether a transaction is open, as the server has said last.
@@ -87,6 +89,7 @@ impl Connection {
             input: BytesMut::new(),
             notifications: Vec::new(),
             process: 0,
+            has_spoken: false,
             received: 0,
             transaction: Transaction::None,
             is_broken: false,
@@ -216,10 +219,18 @@ impl Connection {
             }
             // A server that never stops sending would keep a read from waiting, and so from noticing.
             if Moment::now() >= deadline {
-                return Err(Failure::Silent);
+                return Err(self.late());
             }
-            self.read_more(deadline)?;
+            self.read_more(deadline).map_err(|failure| match failure {
+                Failure::Silent => self.late(),
+                failure => failure,
+            })?;
         }
+    }
+
+    /// Returns the failure of a request that was not answered in time.
+    fn late(&self) -> Failure {
+        if self.has_spoken { Failure::Slow } else { Failure::Silent }
     }
 
     /// Returns the next message that has been read as a whole.
@@ -238,6 +249,7 @@ impl Connection {
         match self.stream.read(&mut part) {
             Ok(0) => Err(Failure::Closed),
             Ok(length) => {
+                self.has_spoken = true;
                 self.received += length;
                 if self.received > ANSWER_MAX {
                     return Err(TOO_LONG);

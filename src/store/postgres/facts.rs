@@ -95,21 +95,23 @@ impl<'a> TableFacts<'a> {
 
     /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
     ///
-    /// When a waiter is granted the lock, those behind it are asked to look one after the other whether it is claimed. When the first of
-    /// them does so, the ones before it had their turn, and must be dead, stopped or cut off, too.
+    /// When a waiter is granted the lock, the first ones behind it are asked to look one after the other whether it is claimed. When another
+    /// one does so, those before it had their turn, and must be dead, stopped or cut off, too. Behind a pooler all look by themselves.
     pub(super) fn after_missed_turns(&self) -> Vec<WaiterState> {
         let grants = self.queue.iter().filter_map(|row| row.waiter.grant);
         let unclaimed = grants.filter(|grant| grant.ends_ms <= self.now_ms).max_by_key(|grant| grant.ends_ms);
-        let (mut turn, mut is_behind) = (0, false);
+        let (mut place, mut turn, mut is_behind) = (0, 0, false);
         let mark = |row: &Queued| {
             let mut waiter = row.waiter.clone();
             is_behind |= self.asking == Some(&waiter.token);
+            place += usize::from(waiter.grant.is_none());
             let Some(unclaimed) = unclaimed.filter(|_| waiter.grant.is_none() && self.is_willing(&waiter)) else {
                 return waiter;
             };
             turn += 1;
+            let is_asked = turn <= LOOKERS && (place <= LOOKERS || row.session.is_none());
             let is_over = self.now_ms >= unclaimed.ends_ms.saturating_add(millis(Look::turn(turn)));
-            if turn <= LOOKERS && !is_behind && is_over && row.looked_at_ms < unclaimed.since_ms {
+            if is_asked && !is_behind && is_over && row.looked_at_ms < unclaimed.since_ms {
                 waiter.is_unresponsive = true;
             }
             waiter

@@ -9,14 +9,14 @@ use postgres_protocol::message::backend::ErrorFields;
 
 use super::url::Server;
 use crate::net::tls::certificate_alert;
-use crate::store::StoreError;
+use crate::store::{StoreError, Trouble};
 use crate::text::escape::escaped;
 
 /// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// None of several hosts takes requests: why each does not, and whether one may a little later.
-    NoHost { why: String, is_transient: bool },
+    /// None of several hosts takes requests: why each does not, and what is the matter with the one from which most is to be hoped.
+    NoHost { why: String, trouble: Trouble },
     /// A transaction has changed nothing, or was not committed, without an error.
     Unwritten,
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
@@ -31,6 +31,8 @@ pub(super) enum Failure {
     Closed,
     /// No answer came in time.
     Silent,
+    /// The server has answered something on this connection, but what was asked last not in time.
+    Slow,
     /// The process cannot wait for the answer.
     NoWait(Errno),
     /// An answer came that PostgreSQL would not give: what is strange about it.
@@ -206,16 +208,23 @@ impl Failure {
         !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal())
     }
 
-    /// Returns whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary
-    /// for a moment.
+    /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
+        self.trouble() != Trouble::Lasting
+    }
+
+    /// Returns what kind of trouble it is.
+    pub(super) fn trouble(&self) -> Trouble {
         match self {
             Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
-                true
+                Trouble::Away
             }
-            Failure::Refused(refusal) => refusal.is_transient(),
-            Failure::NoHost { is_transient, .. } => *is_transient,
-            Failure::Unwritten
+            Failure::Slow => Trouble::Slow,
+            Failure::Refused(refusal) if refusal.is_busy() => Trouble::Busy,
+            Failure::Refused(refusal) if refusal.is_transient() => Trouble::Away,
+            Failure::NoHost { trouble, .. } => *trouble,
+            Failure::Refused(_)
+            | Failure::Unwritten
             | Failure::NoResources(_)
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
@@ -226,13 +235,8 @@ impl Failure {
             | Failure::NoTables
             | Failure::FenceEnds(_)
             | Failure::NewerTables(_)
-            | Failure::ForeignTable(_) => false,
+            | Failure::ForeignTable(_) => Trouble::Lasting,
         }
-    }
-
-    /// Returns whether the server works, and others have kept it from doing what was asked in time.
-    pub(super) fn is_busy(&self) -> bool {
-        matches!(self, Failure::Refused(refusal) if refusal.is_busy())
     }
 
     /// Returns the failure in words: what failed, on what, and what to do about it where that is known.
@@ -245,6 +249,9 @@ impl Failure {
             }
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
+            Failure::Slow => {
+                anyhow!("{server} did not answer in time, though it can be reached; give it more with --store-timeout")
+            }
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}"),
             Failure::NotPostgres(what) => {

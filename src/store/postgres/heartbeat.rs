@@ -107,7 +107,16 @@ impl OwnRow {
 
     /// Returns in how long it is the turn of this waiter to look whether what ends next has ended, if a lease or a grant does.
     pub(super) fn turn_in(&self) -> Option<Duration> {
-        let at_ms = self.ends_ms?.saturating_add(millis(Look::turn(self.turn)));
+        self.in_turn(self.turn)
+    }
+
+    /// Returns whether that is by now the turn of a waiter with so many others ahead.
+    pub(super) fn is_turn_of(&self, turn: usize) -> bool {
+        self.in_turn(turn) == Some(Duration::ZERO)
+    }
+
+    fn in_turn(&self, turn: usize) -> Option<Duration> {
+        let at_ms = self.ends_ms?.saturating_add(millis(Look::turn(turn)));
         Some(Duration::from_millis(at_ms.saturating_sub(self.now_ms)))
     }
 
@@ -118,7 +127,7 @@ impl OwnRow {
 
     /// Returns whether it is worth a look at the lock.
     pub(super) fn is_worth_a_look(&self) -> bool {
-        self.is_to_ask || self.turn_in() == Some(Duration::ZERO)
+        self.is_to_ask || self.is_turn_of(self.turn)
     }
 }
 

@@ -13,7 +13,7 @@ use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state};
+use crate::store::{KeyStatus, Listing, Prune, StoreError, Trouble, from_state};
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
@@ -201,7 +201,7 @@ impl PostgresStore {
                     Err(failure @ Failure::Broken(_)) => {
                         listing.unreadable.push(self.explain_of("read", &key, &failure));
                     }
-                    Err(failure) if failure.is_busy() => {
+                    Err(failure) if failure.trouble() == Trouble::Busy => {
                         listing.unreadable.push(self.explain_of("prune", &key, &failure));
                     }
                     Err(failure) => return Err(failure),

@@ -19,6 +19,7 @@ use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
 use crate::net::tls::{HandshakeFailure, Tls, Verification, certificate_alert};
+use crate::store::Trouble;
 use crate::sys::clock::Moment;
 
 /// The most rounds of hashing that the postgres-protocol crate does: a server names their number before it has proved anything.
@@ -64,8 +65,9 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
         failure.explain(&Server { hosts: vec![Endpoint::clone(endpoint)], ..server.clone() }).to_string()
     };
     let why: Vec<String> = failures.iter().map(explain).collect();
-    let is_transient = failures.iter().any(|(_, failure)| failure.is_transient());
-    Err(Failure::NoHost { why: why.join("; "), is_transient })
+    let troubles = failures.iter().map(|(_, failure)| failure.trouble());
+    let trouble = troubles.max().unwrap_or(Trouble::Away);
+    Err(Failure::NoHost { why: why.join("; "), trouble })
 }
 
 /// An attempt to connect to one host.

@@ -126,8 +126,7 @@ impl PostgresStore {
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: self.explain(failure),
-            is_transient: failure.is_transient(),
-            is_busy: failure.is_busy(),
+            trouble: failure.trouble(),
             left_nothing: !self.may_be_done && self.place.is_none(),
         }
     }

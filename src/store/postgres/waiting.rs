@@ -10,7 +10,6 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use sha1_smol::Sha1;
 use uuid::Uuid;
 
 use super::PostgresStore;
@@ -32,6 +31,12 @@ const SLACK: Duration = Duration::from_secs(1);
 
 /// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
 pub(super) const LOOKERS: usize = 8;
+
+/// So many of the last waiters look, too, when a grant ends: all of the first may be dead.
+pub(super) const STAND_INS: usize = 2;
+
+/// As if so many others were ahead of them.
+pub(super) const STAND_IN_TURN: usize = 4;
 
 /// The time between two of them: long enough for three round trips and a commit.
 const TURN: Duration = Duration::from_millis(100);
@@ -56,6 +61,8 @@ pub(super) struct Place {
     look_at: Option<Moment>,
     /// When to see whether it is worth a look, and to show that we are alive.
     check_at: Moment,
+    /// Whether to do so in the place of the first waiters.
+    stands_in: bool,
     /// When to read our own row; `None`: we listen.
     poll_at: Option<Moment>,
 }
@@ -78,6 +85,8 @@ pub(super) enum Notice {
     Look(Duration),
     /// To see after this time whether it is worth a look, and to show that it is alive.
     Check(Duration),
+    /// The same in the place of the first waiters, which may all be dead.
+    StandIn(Duration),
 }
 
 impl Notice {
@@ -86,6 +95,7 @@ impl Notice {
         match self {
             Notice::Look(span) => format!("look {}", millis(span)),
             Notice::Check(span) => format!("check {}", millis(span)),
+            Notice::StandIn(span) => format!("stand-in {}", millis(span)),
         }
     }
 
@@ -94,6 +104,7 @@ impl Notice {
         let span = |number: &str| number.parse().map(Duration::from_millis).unwrap_or_default();
         match text.split_once(' ') {
             Some(("check", number)) => Notice::Check(span(number)),
+            Some(("stand-in", number)) => Notice::StandIn(span(number)),
             Some(("look", number)) => Notice::Look(span(number)),
             _ => Notice::Look(Duration::ZERO),
         }
@@ -155,7 +166,7 @@ impl Place {
         let over_at = seen.as_ref().and_then(Seen::over_at);
         let look_at = look.within.map(|within| now + within).into_iter().chain(over_at).min();
         let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
-        Place { seen, look_at, check_at, poll_at }
+        Place { seen, look_at, check_at, stands_in: false, poll_at }
     }
 
     /// Notes what a notification asks for.
@@ -167,6 +178,10 @@ impl Place {
                 self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
             }
             Notice::Check(span) => self.check_at = self.check_at.min(now + span),
+            Notice::StandIn(span) => {
+                self.check_at = self.check_at.min(now + span);
+                self.stands_in = true;
+            }
         }
     }
 
@@ -187,10 +202,13 @@ impl Place {
     }
 }
 
-/// Returns the channel on which the waiter with this token listens. The token is a secret, the channel is not.
-pub(super) fn channel_of(token: &Token) -> String {
-    format!("lockrun_{}", Sha1::from(token.as_str()).digest())
+/// Returns the channel on which a waiter listens whose session has this number: what [`CHANNEL_OF_SESSION`] is on the server.
+pub(super) fn channel_of(session: i64) -> String {
+    format!("lockrun_{session:x}")
 }
+
+/// The same, as an expression over a row of the waiters.
+pub(super) const CHANNEL_OF_SESSION: &str = "'lockrun_' || to_hex(session)";
 
 impl PostgresStore {
     /// Sleeps until it is worth a look at the lock, or until `until`.
@@ -244,15 +262,18 @@ impl PostgresStore {
         let Some(own) = self.send_heartbeat(claim, heard_within(look_in))? else { return Ok(true) };
         place.learn(&own);
         place.check_at = Moment::now() + check_within(own.turn, own.turn_in());
+        let stands_in = std::mem::take(&mut place.stands_in);
+        let is_worth_a_look = own.is_worth_a_look() || stands_in && own.is_turn_of(STAND_IN_TURN);
         // What is free, and was granted to nobody, was so when all that were asked seemed to be dead.
-        Ok(own.is_worth_a_look() || own.is_free() && own.turn < LOOKERS)
+        Ok(is_worth_a_look || own.is_free() && own.turn < LOOKERS)
     }
 
     /// Returns what notifications have asked this waiter to do. Fails if the session does not listen for it.
     fn notices(&mut self, token: &Token) -> Result<Vec<Notice>, Failure> {
         let connection = self.connection.as_mut().filter(|connection| connection.listens_for.as_ref() == Some(token));
-        let notifications = connection.ok_or(Failure::Closed)?.notifications()?;
-        let channel = channel_of(token);
+        let connection = connection.ok_or(Failure::Closed)?;
+        let channel = channel_of(connection.session);
+        let notifications = connection.notifications()?;
         let ours = notifications.iter().filter(|notification| notification.channel == channel);
         Ok(ours.map(|notification| Notice::from_text(&notification.message)).collect())
     }
@@ -290,8 +311,16 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_is_named_as_the_server_names_it() {
+        // to_hex(bigint) writes the two's complement.
+        for (session, name) in [(26, "lockrun_1a"), (-1, "lockrun_ffffffffffffffff")] {
+            assert_eq!(channel_of(session), name);
+        }
+    }
+
+    #[test]
     fn notices_are_read_as_they_are_sent() {
-        for notice in [Notice::Look(seconds(0)), Notice::Look(seconds(7)), Notice::Check(seconds(3))] {
+        for notice in [Notice::Look, Notice::Check, Notice::StandIn].map(|kind| kind(seconds(7))) {
             assert_eq!(Notice::from_text(&notice.to_text()), notice);
         }
         for other in ["", "x", "look", "check x y"] {

@@ -13,7 +13,7 @@ use super::facts::RollCall;
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
-use super::waiting::{LOOKERS, Look, Notice, beat_in, channel_of};
+use super::waiting::{CHANNEL_OF_SESSION, LOOKERS, Look, Notice, STAND_IN_TURN, STAND_INS, beat_in, channel_of};
 use crate::lock::state::{Applied, LockState, WaiterState, millis};
 use crate::lock::token::Token;
 
@@ -234,7 +234,7 @@ impl<'a> SecondTrip<'a> {
             let Some(row) = facts.row_of(token) else { continue };
             places.push(row.place.to_string());
             times.push(self.found.now_ms.saturating_add(millis(within)).to_string());
-            notices.extend(row.session.is_some().then(|| (channel_of(token), notice)));
+            notices.extend(row.session.map(|session| (session, notice)));
         }
         if !places.is_empty() {
             let waiters = &self.tables.waiters;
@@ -245,7 +245,7 @@ impl<'a> SecondTrip<'a> {
             let [places, times] = [&places, &times].map(|words| array(words));
             self.batch.add(&statement, &[Some(self.subject.key.as_str()), Some(&places), Some(&times)]);
         }
-        self.notify(notices);
+        self.notify(&notices);
     }
 
     /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it; or when a lease ends now that
@@ -256,32 +256,37 @@ impl<'a> SecondTrip<'a> {
         if applied.granted.is_empty() && !ends_sooner {
             return;
         }
-        let listens = |token: &&Token| {
-            let row = self.found.queue.iter().find(|row| row.waiter.token == **token);
-            row.is_some_and(|row| row.session.is_some()) && self.subject.asking != Some(*token)
-        };
-        // They need not look if it is claimed.
         let facts = self.found.facts(self.subject);
-        let behind = state.waiters.iter().filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter));
-        let watchers = behind.map(|waiter| &waiter.token).filter(listens).take(LOOKERS).enumerate();
+        let others = state.waiters.iter().filter(|waiter| self.subject.asking != Some(&waiter.token));
+        let session = |waiter: &WaiterState| facts.row_of(&waiter.token)?.session;
+        let granted = others.clone().filter(|waiter| applied.granted.contains(&waiter.token)).filter_map(session);
+        let granted = granted.map(|session| (session, Notice::Look(Duration::ZERO)));
+        // They need not look if it is claimed.
         let end_in = Duration::from_millis(applied.look_at_ms.unwrap_or_default().saturating_sub(self.found.now_ms));
-        let watch = |(turn, token)| (channel_of(token), Notice::Check(end_in + Look::turn(turn)));
-        let granted =
-            applied.granted.iter().filter(listens).map(|token| (channel_of(token), Notice::Look(Duration::ZERO)));
-        let notices = granted.chain(watchers.map(watch)).collect();
-        self.notify(notices);
+        let behind = others.filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter)).filter_map(session);
+        let turns = behind.take(LOOKERS).enumerate();
+        let watch = turns.map(|(turn, session)| (session, Notice::Check(end_in + Look::turn(turn))));
+        self.notify(&granted.chain(watch).collect::<Vec<_>>());
+        if !self.found.has_all_waiters {
+            self.notify_last(STAND_INS, Notice::StandIn(end_in + Look::turn(STAND_IN_TURN)));
+        }
     }
 
-    /// Sends notices to these channels.
-    fn notify(&mut self, notices: Vec<(String, Notice)>) {
-        if !notices.is_empty() {
-            let (channels, texts): (Vec<_>, Vec<_>) =
-                notices.into_iter().map(|(channel, notice)| (channel, notice.to_text())).unzip();
-            let [channels, texts] = [&channels, &texts].map(|words| array(words));
-            let statement =
-                "SELECT pg_notify(channel, notice) FROM unnest($1::text[], $2::text[]) AS woken (channel, notice)";
-            self.batch.add(statement, &[Some(&channels), Some(&texts)]);
+    /// Sends notices to the waiters that listen in these sessions.
+    fn notify(&mut self, notices: &[(i64, Notice)]) {
+        for (session, notice) in notices {
+            self.batch.add(&format!("NOTIFY {}, '{}'", channel_of(*session), notice.to_text()), &[]);
         }
+    }
+
+    /// Sends a notice to so many of the last waiters.
+    fn notify_last(&mut self, count: usize, notice: Notice) {
+        let waiters = &self.tables.waiters;
+        let statement = format!(
+            "SELECT pg_notify({CHANNEL_OF_SESSION}, $2) FROM (SELECT session FROM {waiters} WHERE key = $1 AND session IS NOT NULL \
+             ORDER BY place DESC LIMIT {count}) AS it"
+        );
+        self.batch.add(&statement, &[Some(self.subject.key.as_str()), Some(&notice.to_text())]);
     }
 
     /// Makes the session listen for a waiter, or not any more.
@@ -293,8 +298,8 @@ impl<'a> SecondTrip<'a> {
             self.batch.add("UNLISTEN *", &[]);
             self.batch.add("SELECT pg_advisory_unlock_all()", &[]);
         }
-        if let Some(token) = &self.listens_for {
-            self.batch.add(&format!("LISTEN {}", channel_of(token)), &[]);
+        if self.listens_for.is_some() {
+            self.batch.add(&format!("LISTEN {}", channel_of(self.session)), &[]);
             self.batch.add("SELECT pg_advisory_lock($1::bigint)", &[Some(&self.session.to_string())]);
         }
     }

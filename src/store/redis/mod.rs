@@ -27,7 +27,7 @@ use serde_json::json;
 
 use super::{
     Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain, Revoked,
-    Sequences, Store, StoreError, Tried, Wakeup, Wanted,
+    Sequences, Store, StoreError, Tried, Trouble, Wakeup, Wanted,
 };
 use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
@@ -157,8 +157,7 @@ impl RedisStore {
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: failure.explain(&self.server),
-            is_transient: failure.is_transient(),
-            is_busy: false,
+            trouble: if failure.is_transient() { Trouble::Away } else { Trouble::Lasting },
             left_nothing: matches!(failure, Failure::Unreachable(_)) && !self.in_flight,
         }
     }

@@ -108,6 +108,14 @@ on_every_lease_store!(a_waiter_dies_with_the_lock_granted, |store| {
     die_when_granted(store, 1, UNCLAIMED);
 });
 
+// The same if the first dozen die with it, as when the machine fails on which they wait: also those that were to see whether the lock is
+// claimed.
+on_every_lease_store!(a_dozen_die_with_the_lock_granted, |store| {
+    // Behind a pooler nothing but their silence tells that they are dead: it is noticed of eight at a time.
+    let times = if store.as_pooled().is_some() { 2 } else { 1 };
+    die_when_granted(store, 12, UNCLAIMED * times);
+});
+
 // "A waiter that died, wherever in the queue": also if the waiters of two machines take turns, and one of the two was cut off before the
 // lock was released.
 on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
