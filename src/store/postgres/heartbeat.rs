@@ -25,6 +25,8 @@ pub(super) struct OwnRow {
     pub(super) turn: usize,
     /// When the next lease or grant ends, if one does, in milliseconds of Unix time.
     ends_ms: Option<u64>,
+    /// When the next grant ends, if one is not claimed yet.
+    pub(super) grant_ends_ms: Option<u64>,
     /// Whether somebody holds the lock.
     pub(super) is_held: bool,
     /// The longest of the holders' leases.
@@ -99,23 +101,16 @@ impl OwnRow {
             is_called: is_called == "t",
             turn: turn.parse().map_err(|_| STRANGE)?,
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
+            grant_ends_ms,
             is_held: !state.holders.is_empty(),
             ttl: leases().filter_map(|lease| lease.ttl_ms).max().map(Duration::from_millis),
             now_ms: number(now_ms)?,
         })
     }
 
-    /// Returns in how long it is the turn of this waiter to look whether what ends next has ended, if a lease or a grant does.
-    pub(super) fn turn_in(&self) -> Option<Duration> {
-        self.in_turn(self.turn)
-    }
-
-    /// Returns whether that is by now the turn of a waiter with so many others ahead.
-    pub(super) fn is_turn_of(&self, turn: usize) -> bool {
-        self.in_turn(turn) == Some(Duration::ZERO)
-    }
-
-    fn in_turn(&self, turn: usize) -> Option<Duration> {
+    /// Returns in how long it is the turn of a waiter with so many others ahead to look whether what ends next has ended, if a lease or a
+    /// grant does.
+    pub(super) fn turn_in(&self, turn: usize) -> Option<Duration> {
         let at_ms = self.ends_ms?.saturating_add(millis(Look::turn(turn)));
         Some(Duration::from_millis(at_ms.saturating_sub(self.now_ms)))
     }
@@ -125,9 +120,9 @@ impl OwnRow {
         !self.is_held && self.ends_ms.is_none()
     }
 
-    /// Returns whether it is worth a look at the lock.
-    pub(super) fn is_worth_a_look(&self) -> bool {
-        self.is_to_ask || self.is_turn_of(self.turn)
+    /// Returns whether it is worth a look at the lock for a waiter with so many others ahead.
+    pub(super) fn is_worth_a_look(&self, turn: usize) -> bool {
+        self.is_to_ask || self.turn_in(turn) == Some(Duration::ZERO)
     }
 }
 

@@ -61,8 +61,8 @@ pub(super) struct Place {
     look_at: Option<Moment>,
     /// When to see whether it is worth a look, and to show that we are alive.
     check_at: Moment,
-    /// Whether to do so in the place of the first waiters.
-    stands_in: bool,
+    /// As if so many others were ahead of us, as long as a grant is not claimed: what those know that are.
+    watches_as: Option<usize>,
     /// When to read our own row; `None`: we listen.
     poll_at: Option<Moment>,
 }
@@ -83,10 +83,10 @@ pub(super) struct Look {
 pub(super) enum Notice {
     /// To look at the lock after this time.
     Look(Duration),
-    /// To see after this time whether it is worth a look, and to show that it is alive.
-    Check(Duration),
-    /// The same in the place of the first waiters, which may all be dead.
-    StandIn(Duration),
+    /// To show at once that it is alive.
+    Show,
+    /// To see after this time whether a grant has ended that nobody has claimed, as if so many others were ahead.
+    Watch(Duration, usize),
 }
 
 impl Notice {
@@ -94,18 +94,18 @@ impl Notice {
     pub(super) fn to_text(self) -> String {
         match self {
             Notice::Look(span) => format!("look {}", millis(span)),
-            Notice::Check(span) => format!("check {}", millis(span)),
-            Notice::StandIn(span) => format!("stand-in {}", millis(span)),
+            Notice::Show => "show".to_owned(),
+            Notice::Watch(span, turn) => format!("watch {} {turn}", millis(span)),
         }
     }
 
     /// Returns what was sent. What cannot be read asks for a look at once.
     fn from_text(text: &str) -> Self {
         let span = |number: &str| number.parse().map(Duration::from_millis).unwrap_or_default();
-        match text.split_once(' ') {
-            Some(("check", number)) => Notice::Check(span(number)),
-            Some(("stand-in", number)) => Notice::StandIn(span(number)),
-            Some(("look", number)) => Notice::Look(span(number)),
+        match text.split(' ').collect::<Vec<_>>()[..] {
+            ["show"] => Notice::Show,
+            ["watch", number, turn] => Notice::Watch(span(number), turn.parse().unwrap_or_default()),
+            ["look", number] => Notice::Look(span(number)),
             _ => Notice::Look(Duration::ZERO),
         }
     }
@@ -166,7 +166,7 @@ impl Place {
         let over_at = seen.as_ref().and_then(Seen::over_at);
         let look_at = look.within.map(|within| now + within).into_iter().chain(over_at).min();
         let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
-        Place { seen, look_at, check_at, stands_in: false, poll_at }
+        Place { seen, look_at, check_at, watches_as: None, poll_at }
     }
 
     /// Notes what a notification asks for.
@@ -177,10 +177,10 @@ impl Place {
                 let at = now + span;
                 self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
             }
-            Notice::Check(span) => self.check_at = self.check_at.min(now + span),
-            Notice::StandIn(span) => {
+            Notice::Show => self.check_at = now,
+            Notice::Watch(span, turn) => {
                 self.check_at = self.check_at.min(now + span);
-                self.stands_in = true;
+                self.watches_as = Some(turn);
             }
         }
     }
@@ -192,7 +192,7 @@ impl Place {
         }
         if self.poll_at.is_some() {
             let every = poll_every(own.turn);
-            self.poll_at = Some(Moment::now() + own.turn_in().map_or(every, |turn_in| turn_in.min(every)));
+            self.poll_at = Some(Moment::now() + own.turn_in(own.turn).map_or(every, |turn_in| turn_in.min(every)));
         }
     }
 
@@ -245,7 +245,7 @@ impl PostgresStore {
             } else if place.poll_at.is_some_and(|at| at <= now) {
                 let own = self.poll(claim)?;
                 // One that is called, and may have to look from now on at each beat, finds out what it is to do.
-                own.inspect(|own| place.learn(own)).is_none_or(|own| own.is_worth_a_look() || own.is_called)
+                own.inspect(|own| place.learn(own)).is_none_or(|own| own.is_worth_a_look(own.turn) || own.is_called)
             } else {
                 false
             };
@@ -261,11 +261,12 @@ impl PostgresStore {
         let look_in = place.look_at.map(|look_at| look_at.since(Moment::now()));
         let Some(own) = self.send_heartbeat(claim, heard_within(look_in))? else { return Ok(true) };
         place.learn(&own);
-        place.check_at = Moment::now() + check_within(own.turn, own.turn_in());
-        let stands_in = std::mem::take(&mut place.stands_in);
-        let is_worth_a_look = own.is_worth_a_look() || stands_in && own.is_turn_of(STAND_IN_TURN);
+        // The server counts as ahead also those that have died and had no time to be missed.
+        place.watches_as = place.watches_as.filter(|_| own.grant_ends_ms.is_some());
+        let turn = place.watches_as.map_or(own.turn, |turn| turn.min(own.turn));
+        place.check_at = Moment::now() + check_within(turn, own.turn_in(turn));
         // What is free, and was granted to nobody, was so when all that were asked seemed to be dead.
-        Ok(is_worth_a_look || own.is_free() && own.turn < LOOKERS)
+        Ok(own.is_worth_a_look(turn) || own.is_free() && turn < LOOKERS)
     }
 
     /// Returns what notifications have asked this waiter to do. Fails if the session does not listen for it.
@@ -320,12 +321,11 @@ mod tests {
 
     #[test]
     fn notices_are_read_as_they_are_sent() {
-        for notice in [Notice::Look, Notice::Check, Notice::StandIn].map(|kind| kind(seconds(7))) {
+        for notice in [Notice::Look(seconds(7)), Notice::Show, Notice::Watch(seconds(3), 4)] {
             assert_eq!(Notice::from_text(&notice.to_text()), notice);
         }
-        for other in ["", "x", "look", "check x y"] {
-            let read = Notice::from_text(other);
-            assert!(matches!(read, Notice::Look(Duration::ZERO) | Notice::Check(Duration::ZERO)), "{other}");
+        for other in ["", "x", "look", "watch 5", "look x"] {
+            assert_eq!(Notice::from_text(other), Notice::Look(Duration::ZERO), "{other}");
         }
     }
 }

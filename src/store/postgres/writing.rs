@@ -228,7 +228,7 @@ impl<'a> SecondTrip<'a> {
         let is_other = |token: &&Token| self.subject.asking != Some(*token);
         let kept = roll_call.kept.iter().filter(is_other).filter(|token| !facts.looks_within(token, beat_in));
         let looks = kept.map(|token| (token, Notice::Look(beat_in), beat_in));
-        let checks = roll_call.called.iter().map(|token| (token, Notice::Check(Duration::ZERO), Duration::ZERO));
+        let checks = roll_call.called.iter().map(|token| (token, Notice::Show, Duration::ZERO));
         let (mut places, mut times, mut notices) = (Vec::new(), Vec::new(), Vec::new());
         for (token, notice, within) in looks.chain(checks) {
             let Some(row) = facts.row_of(token) else { continue };
@@ -265,10 +265,10 @@ impl<'a> SecondTrip<'a> {
         let end_in = Duration::from_millis(applied.look_at_ms.unwrap_or_default().saturating_sub(self.found.now_ms));
         let behind = others.filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter)).filter_map(session);
         let turns = behind.take(LOOKERS).enumerate();
-        let watch = turns.map(|(turn, session)| (session, Notice::Check(end_in + Look::turn(turn))));
+        let watch = turns.map(|(turn, session)| (session, Notice::Watch(end_in + Look::turn(turn), turn)));
         self.notify(&granted.chain(watch).collect::<Vec<_>>());
         if !self.found.has_all_waiters {
-            self.notify_last(STAND_INS, Notice::StandIn(end_in + Look::turn(STAND_IN_TURN)));
+            self.notify_last(STAND_INS, Notice::Watch(end_in + Look::turn(STAND_IN_TURN), STAND_IN_TURN));
         }
     }
 
