@@ -115,6 +115,16 @@ impl PostgresStore {
     /// Reads what is stored of the first keys for which this `condition` on `key` holds. Returns none if nobody has ever used a lock there.
     fn page(&mut self, condition: &str, key: &str) -> Result<Page, Failure> {
         let deadline = Moment::now() + self.timeout;
+        match self.try_page(condition, key, deadline) {
+            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
+                // A first user may have created them meanwhile.
+                if self.has_locks(deadline)? { self.try_page(condition, key, deadline) } else { Ok(Page::default()) }
+            }
+            page => page,
+        }
+    }
+
+    fn try_page(&mut self, condition: &str, key: &str, deadline: Moment) -> Result<Page, Failure> {
         let Tables { version, locks, waiters, .. } = self.tables.clone();
         let keys = format!("FROM {locks} WHERE {condition} ORDER BY key LIMIT {PAGE}");
         let mut batch = Batch::transaction(SNAPSHOT, deadline);
@@ -135,13 +145,8 @@ impl PostgresStore {
         );
         batch.add("COMMIT", &[]);
         let answers = self.connected(deadline)?.run(&batch, deadline);
-        match answers.map_err(|failure| self.find_mismatch(failure, deadline)) {
-            Ok(answers) => Page::read(answers.into_iter().map(|answer| answer.rows)),
-            Err(Failure::Refused(refusal)) if refusal.lacks_tables() && !self.has_locks(deadline)? => {
-                Ok(Page::default())
-            }
-            Err(failure) => Err(failure),
-        }
+        let answers = answers.map_err(|failure| self.find_mismatch(failure, deadline))?;
+        Page::read(answers.into_iter().map(|answer| answer.rows))
     }
 }
 

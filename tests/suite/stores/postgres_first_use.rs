@@ -1,9 +1,12 @@
 //! The tables of a PostgreSQL store: who makes them, for whom, and which version they have.
 
+use std::time::Duration;
+
 use crate::support::hand::{acquire, is_held, release, status, token, until_waiting};
 use crate::support::lockrun::waiting_for_its_end;
+use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
-use crate::support::{Holder, Lockrun, Postgres, Store};
+use crate::support::{Holder, LONG, Lockrun, Postgres, Store, eventually};
 
 /// What `lockrun doctor --schema` prints for the store at this URL.
 #[track_caller]
@@ -25,6 +28,22 @@ on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     }
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.locks"), 81);
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.version"), 1);
+});
+
+// Who only looks finds what a first user creates at the same moment: the answer that there are no tables is on its way while they come.
+on_postgres!(tables_come_while_somebody_looks, |store, postgres| {
+    let proxy = &store.proxy();
+    proxy.set(Mode::Delay(Duration::from_millis(700)));
+    let look = |words: &[&str]| Lockrun::bare().args([words[0], "--store", &proxy.url()]).args(&words[1..]).spawn();
+    for words in [&["status", "--key", "k", "--json"][..], &["prune", "--older-than", "0"]] {
+        let before = proxy.flights();
+        let looks = look(words);
+        // It has introduced itself, and asks.
+        eventually(LONG, "it has asked", || proxy.flights() >= before + 2);
+        Lockrun::new(store).key("other").command(["true"]).run().exited(0).silent();
+        looks.wait().exited(0).silent();
+        postgres.ask("DROP SCHEMA lockrun CASCADE");
+    }
 });
 
 // A database with another encoding stores whatever a command is called, and a key for which it has the characters.
