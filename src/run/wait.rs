@@ -139,18 +139,19 @@ impl Attempt<'_> {
                     self.held = Some(held);
                     match self.store.sleep(self.claim, until, waiter, watcher) {
                         Ok(Wakeup::TryAgain) => {
+                            // Until now nothing was wrong with it.
+                            self.heard_at = Some(Moment::now());
                             backoff = Backoff::new();
                             continue;
                         }
                         Ok(Wakeup::Signal(signal)) => return Ok(Over::Signal(signal)),
                         Err(failed) if failed.trouble == Trouble::Lasting => return Err(failed),
-                        // That it answered before is no proof that the next try will do better: the pauses grow. But until now nothing was
-                        // wrong with it.
+                        // That it answered before is no proof that the next try will do better: the pauses grow.
                         Err(_) => self.heard_at = Some(Moment::now()),
                     }
                 }
                 Err(failed) if is_last => match (failed.trouble, self.held.take()) {
-                    (Trouble::Busy | Trouble::Slow, Some(held)) => return Ok(Over::Hopeless(held)),
+                    (Trouble::Busy, Some(held)) => return Ok(Over::Hopeless(held)),
                     _ => return Err(failed),
                 },
                 Err(failed) if !self.bears_with(failed.trouble) => return Err(failed),

@@ -197,6 +197,19 @@ fn a_store_that_is_slow_is_waited_for() {
 }
 
 #[test]
+fn a_long_sleep_is_no_outage() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted { tries: [failed(true, true), HELD, slow(), MINE].into(), ..Scripted::default() };
+    let claim = Claim::example();
+    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at: Some(Moment::now()), held: None };
+    let mut onlooker = Onlooker::new(true);
+    let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut onlooker);
+    assert!(matches!(waited, Ok(Over::Granted(GRANT))));
+    let woken_at = attempt.heard_at.expect("it was heard of");
+    assert!(Moment::now().since(woken_at) < OUTAGE_MAX);
+}
+
+#[test]
 fn patience_with_a_slow_store_ends() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [slow()].into(), ..Scripted::default() };

@@ -31,8 +31,8 @@ pub(super) struct Connection {
     notifications: Vec<Notification>,
     /// The process that serves us, as the server, or a pooler in front of it, has introduced it.
     pub(super) process: i32,
-    /// Whether anything has come at all.
-    has_spoken: bool,
+    /// Whether the server has said anything since the present operation began, or the connection was opened.
+    pub(super) has_spoken: bool,
     /// How many bytes have come since the last request was sent.
     received: usize,
     /// Whether a transaction is open, as the server has said last.

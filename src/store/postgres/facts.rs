@@ -95,23 +95,25 @@ impl<'a> TableFacts<'a> {
 
     /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
     ///
-    /// When a waiter is granted the lock, the first ones behind it are asked to look one after the other whether it is claimed. When another
-    /// one does so, those before it had their turn, and must be dead, stopped or cut off, too. Behind a pooler all look by themselves.
+    /// When a waiter is granted the lock, the first living ones behind it are asked to look one after the other whether it is claimed; behind
+    /// a pooler they do so by themselves. One that has not looked a turn after its own must be dead, stopped or cut off, too. Those that died
+    /// meanwhile were asked as well, so they count.
     pub(super) fn after_missed_turns(&self) -> Vec<WaiterState> {
         let grants = self.queue.iter().filter_map(|row| row.waiter.grant);
         let unclaimed = grants.filter(|grant| grant.ends_ms <= self.now_ms).max_by_key(|grant| grant.ends_ms);
-        let (mut place, mut turn, mut is_behind) = (0, 0, false);
+        let (mut place, mut is_behind) = (0, false);
         let mark = |row: &Queued| {
             let mut waiter = row.waiter.clone();
             is_behind |= self.asking == Some(&waiter.token);
-            place += usize::from(waiter.grant.is_none());
-            let Some(unclaimed) = unclaimed.filter(|_| waiter.grant.is_none() && self.is_willing(&waiter)) else {
+            let is_willing = waiter.grant.is_none() && self.is_willing(&waiter);
+            let was_willing = is_willing || waiter.grant.is_none() && !waiter.is_unresponsive && row.is_cut_off;
+            place += usize::from(was_willing);
+            let Some(unclaimed) = unclaimed.filter(|_| is_willing) else {
                 return waiter;
             };
-            turn += 1;
-            let is_asked = turn <= LOOKERS && (place <= LOOKERS || row.session.is_none());
-            let is_over = self.now_ms >= unclaimed.ends_ms.saturating_add(millis(Look::turn(turn)));
-            if is_asked && !is_behind && is_over && row.looked_at_ms < unclaimed.since_ms {
+            let turn = Look::turn(place + usize::from(row.session.is_none()));
+            let is_over = self.now_ms >= unclaimed.ends_ms.saturating_add(millis(turn));
+            if place < LOOKERS && !is_behind && is_over && row.looked_at_ms < unclaimed.since_ms {
                 waiter.is_unresponsive = true;
             }
             waiter

@@ -31,7 +31,7 @@ pub(super) enum Failure {
     Closed,
     /// No answer came in time.
     Silent,
-    /// The server has answered something on this connection, but what was asked last not in time.
+    /// The server has begun to answer this operation, but did not come to an end in time.
     Slow,
     /// The process cannot wait for the answer.
     NoWait(Errno),
@@ -250,7 +250,9 @@ impl Failure {
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
             Failure::Silent => anyhow!("{server} did not answer in time"),
             Failure::Slow => {
-                anyhow!("{server} did not answer in time, though it can be reached; give it more with --store-timeout")
+                anyhow!(
+                    "{server} did not answer in time, though it can be reached; allow more time with --store-timeout"
+                )
             }
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}"),

@@ -9,7 +9,7 @@ use super::facts::LATE;
 use super::failure::Failure;
 use super::reading::read_record;
 use super::schema::Tables;
-use super::waiting::{LOOKERS, Look};
+use super::waiting::{LOOKERS, Look, STAND_INS};
 use crate::lock::state::millis;
 use crate::store::Claim;
 use crate::sys::clock::Moment;
@@ -23,10 +23,10 @@ pub(super) struct OwnRow {
     pub(super) is_called: bool,
     /// How many others are ahead that were granted the lock or seem to be alive, [`LOOKERS`] at most.
     pub(super) turn: usize,
+    /// How many come after it, [`STAND_INS`] at most.
+    behind: usize,
     /// When the next lease or grant ends, if one does, in milliseconds of Unix time.
     ends_ms: Option<u64>,
-    /// When the next grant ends, if one is not claimed yet.
-    pub(super) grant_ends_ms: Option<u64>,
     /// Whether somebody holds the lock.
     pub(super) is_held: bool,
     /// The longest of the holders' leases.
@@ -89,7 +89,9 @@ impl PostgresStore {
 impl OwnRow {
     fn read(row: &Row) -> Result<Self, Failure> {
         const STRANGE: Failure = Failure::Strange("an answer lacks columns");
-        let [Some(is_to_ask), Some(is_called), Some(turn), record, grant_ends_ms, Some(now_ms)] = &row[..] else {
+        let [Some(is_to_ask), Some(is_called), Some(turn), Some(behind), record, grant_ends_ms, Some(now_ms)] =
+            &row[..]
+        else {
             return Err(STRANGE);
         };
         let number = |text: &String| text.parse::<u64>().map_err(|_| STRANGE);
@@ -100,8 +102,8 @@ impl OwnRow {
             is_to_ask: is_to_ask == "t",
             is_called: is_called == "t",
             turn: turn.parse().map_err(|_| STRANGE)?,
+            behind: behind.parse().map_err(|_| STRANGE)?,
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
-            grant_ends_ms,
             is_held: !state.holders.is_empty(),
             ttl: leases().filter_map(|lease| lease.ttl_ms).max().map(Duration::from_millis),
             now_ms: number(now_ms)?,
@@ -113,6 +115,11 @@ impl OwnRow {
     pub(super) fn turn_in(&self, turn: usize) -> Option<Duration> {
         let at_ms = self.ends_ms?.saturating_add(millis(Look::turn(turn)));
         Some(Duration::from_millis(at_ms.saturating_sub(self.now_ms)))
+    }
+
+    /// Returns whether it is one of the last [`STAND_INS`] waiters.
+    pub(super) fn is_among_last(&self) -> bool {
+        self.behind < STAND_INS
     }
 
     /// Returns whether nobody holds the lock, nor was granted it.
@@ -134,6 +141,7 @@ fn columns(tables: &Tables) -> String {
         "own.is_granted OR own.is_unresponsive, own.looks_at_ms <= now.ms, \
          (SELECT count(*) FROM (SELECT FROM {waiters} AS it WHERE it.key = $1 AND it.place < own.place \
           AND (it.is_granted OR it.looks_at_ms + {late} >= now.ms AND NOT it.is_unresponsive) LIMIT {LOOKERS}) AS ahead), \
+         (SELECT count(*) FROM (SELECT FROM {waiters} AS it WHERE it.key = $1 AND it.place > own.place LIMIT {STAND_INS}) AS behind), \
          (SELECT it.state FROM {locks} AS it WHERE it.key = $1), \
          (SELECT min(it.grant_ends_ms) FROM {waiters} AS it WHERE it.key = $1 AND it.is_granted), \
          now.ms"

@@ -85,6 +85,8 @@ impl Login<'_> {
             None => stream,
         };
         let mut connection = Connection::over(stream);
+        // It has said whether it offers TLS.
+        connection.has_spoken = tls.is_some();
         self.introduce(&mut connection)?;
         let mut says_primary = false;
         loop {

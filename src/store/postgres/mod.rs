@@ -59,7 +59,8 @@ pub struct PostgresStore {
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,
-    /// Whether an attempt at the present operation, or at the last one if that has failed, may have been committed all the same.
+    /// Whether an attempt at the present operation, or at the last one if that has failed, may have been committed all the same. All
+    /// attempts to acquire the lock for a claim are one operation.
     may_be_done: bool,
     /// Our place in the queue, since we have stood there once.
     place: Option<Place>,
@@ -154,7 +155,8 @@ impl Store for PostgresStore {
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_) });
         let sent_at = Moment::now();
         let subject = Subject { needs_all_waiters, ..by(claim) };
-        let committed = self.once(subject, |state, facts| state.acquire(&ask, facts));
+        // An earlier attempt of this claim may have been committed until this one is answered.
+        let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {

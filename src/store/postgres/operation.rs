@@ -162,7 +162,10 @@ impl PostgresStore {
     /// Returns the connection. It is opened if there is none, or it is broken.
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
         let open = match self.connection.take() {
-            Some(connection) if !connection.is_broken => connection,
+            Some(mut connection) if !connection.is_broken => {
+                connection.has_spoken = false;
+                connection
+            }
             broken => {
                 // A host that is a standby is tried last: it would let us in again if it does not say so.
                 if let Some(standby) = broken.filter(|connection| connection.is_to_standby) {

@@ -32,14 +32,12 @@ const SLACK: Duration = Duration::from_secs(1);
 /// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
 pub(super) const LOOKERS: usize = 8;
 
-/// So many of the last waiters look, too, when a grant ends: all of the first may be dead.
+/// So many of the last waiters look after them: all of the first may be dead.
 pub(super) const STAND_INS: usize = 2;
 
-/// As if so many others were ahead of them.
-pub(super) const STAND_IN_TURN: usize = 4;
-
-/// The time between two of them: long enough for three round trips and a commit.
-const TURN: Duration = Duration::from_millis(100);
+/// The time between two of them: long enough for a heartbeat and for the first half of a look, which keeps the next one from its look
+/// until it is done.
+const TURN: Duration = Duration::from_millis(60);
 
 /// How often waiters look that are kept from a slot by those ahead of them, who leave it unused: all at the same times.
 const BEAT: Duration = Duration::from_millis(800);
@@ -61,8 +59,8 @@ pub(super) struct Place {
     look_at: Option<Moment>,
     /// When to see whether it is worth a look, and to show that we are alive.
     check_at: Moment,
-    /// As if so many others were ahead of us, as long as a grant is not claimed: what those know that are.
-    watches_as: Option<usize>,
+    /// When to see whether a grant is claimed, and with how many waiters ahead: the one who asked us to knew which of them were alive.
+    watch: Option<(Moment, usize)>,
     /// When to read our own row; `None`: we listen.
     poll_at: Option<Moment>,
 }
@@ -113,9 +111,16 @@ impl Notice {
 
 impl Look {
     /// Returns when the waiter looks for which so many others are ahead, if the next lease or grant ends after `end_in`. One that is kept
-    /// from a free slot looks at the next beat, after `beat_in`.
-    pub(super) fn in_turn(turn: usize, end_in: Option<Duration>, beat_in: Option<Duration>, is_pooled: bool) -> Self {
-        let check_within = check_within(turn, end_in.map(|end_in| end_in + Look::turn(turn)));
+    /// from a free slot looks at the next beat, after `beat_in`. The last ones look in any case.
+    pub(super) fn in_turn(
+        turn: usize,
+        is_last: bool,
+        end_in: Option<Duration>,
+        beat_in: Option<Duration>,
+        is_pooled: bool,
+    ) -> Self {
+        let looks = turn < LOOKERS || is_last && !is_pooled;
+        let check_within = check_within(end_in.filter(|_| looks).map(|end_in| end_in + Look::turn(turn)));
         Look { within: beat_in, check_within, poll: is_pooled.then(|| poll_every(turn)) }
     }
 
@@ -136,13 +141,12 @@ fn heard_within(look_in: Option<Duration>) -> Duration {
     look_in.map_or(heartbeat, |look_in| look_in.min(heartbeat))
 }
 
-/// Returns the time after which the waiter checks for which so many others are ahead. Its turn to look whether something has ended comes
-/// after `turn_in`; only the first ones do so in time.
-fn check_within(turn: usize, turn_in: Option<Duration>) -> Duration {
+/// Returns the time after which the waiter checks, if its turn to look whether something has ended comes after `turn_in`, or never.
+fn check_within(turn_in: Option<Duration>) -> Duration {
     let (least, most) = HEARTBEAT;
     let spread = millis(most.saturating_sub(least)) + 1;
     let heartbeat = least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread);
-    turn_in.filter(|_| turn < LOOKERS).map_or(heartbeat, |turn_in| turn_in.min(heartbeat))
+    turn_in.map_or(heartbeat, |turn_in| turn_in.min(heartbeat))
 }
 
 /// Returns the time from `now_ms`, of the server's clock, to the next beat.
@@ -166,7 +170,7 @@ impl Place {
         let over_at = seen.as_ref().and_then(Seen::over_at);
         let look_at = look.within.map(|within| now + within).into_iter().chain(over_at).min();
         let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
-        Place { seen, look_at, check_at, watches_as: None, poll_at }
+        Place { seen, look_at, check_at, watch: None, poll_at }
     }
 
     /// Notes what a notification asks for.
@@ -180,7 +184,7 @@ impl Place {
             Notice::Show => self.check_at = now,
             Notice::Watch(span, turn) => {
                 self.check_at = self.check_at.min(now + span);
-                self.watches_as = Some(turn);
+                self.watch = Some((now + span, turn));
             }
         }
     }
@@ -261,10 +265,15 @@ impl PostgresStore {
         let look_in = place.look_at.map(|look_at| look_at.since(Moment::now()));
         let Some(own) = self.send_heartbeat(claim, heard_within(look_in))? else { return Ok(true) };
         place.learn(&own);
+        let now = Moment::now();
         // The server counts as ahead also those that have died and had no time to be missed.
-        place.watches_as = place.watches_as.filter(|_| own.grant_ends_ms.is_some());
-        let turn = place.watches_as.map_or(own.turn, |turn| turn.min(own.turn));
-        place.check_at = Moment::now() + check_within(turn, own.turn_in(turn));
+        let watched = place.watch.take_if(|(at, _)| *at <= now).map(|(_, turn)| turn);
+        let turn = watched.map_or(own.turn, |turn| turn.min(own.turn));
+        // Behind a pooler it looks by itself.
+        let looks = turn < LOOKERS || own.is_among_last() && place.poll_at.is_none();
+        let check_in = check_within(own.turn_in(turn).filter(|_| looks));
+        let watch_in = place.watch.map(|(at, _)| at.since(now));
+        place.check_at = now + watch_in.map_or(check_in, |watch_in| watch_in.min(check_in));
         // What is free, and was granted to nobody, was so when all that were asked seemed to be dead.
         Ok(own.is_worth_a_look(turn) || own.is_free() && turn < LOOKERS)
     }
@@ -290,14 +299,17 @@ mod tests {
 
     #[test]
     fn the_first_waiters_look_when_something_ends() {
-        let checks = |turn: usize, end_in: u64| Look::in_turn(turn, Some(seconds(end_in)), None, false).check_within;
+        let look =
+            |turn: usize, is_last: bool, end_in: u64| Look::in_turn(turn, is_last, Some(seconds(end_in)), None, false);
+        let checks = |turn: usize, end_in: u64| look(turn, false, end_in).check_within;
         assert_eq!(checks(0, 3), seconds(3) + Duration::from_millis(1));
-        assert_eq!(checks(2, 3), seconds(3) + Duration::from_millis(201));
+        assert_eq!(checks(2, 3), seconds(3) + Duration::from_millis(1) + TURN * 2);
+        assert_eq!(look(5000, true, 3).check_within, seconds(3) + Look::turn(LOOKERS));
         for late in [checks(LOOKERS, 3), checks(0, 60)] {
             assert!((HEARTBEAT.0..=HEARTBEAT.1).contains(&late), "{late:?}");
         }
-        assert_eq!(Look::in_turn(0, None, None, true).poll, Some(POLL.0));
-        assert_eq!(Look::in_turn(5000, None, None, true).poll, Some(POLL.2));
+        assert_eq!(Look::in_turn(0, false, None, None, true).poll, Some(POLL.0));
+        assert_eq!(Look::in_turn(5000, false, None, None, true).poll, Some(POLL.2));
     }
 
     #[test]

@@ -9,11 +9,11 @@ use serde_json::ser::Formatter;
 
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
-use super::facts::RollCall;
+use super::facts::{LATE, RollCall};
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
-use super::waiting::{CHANNEL_OF_SESSION, LOOKERS, Look, Notice, STAND_IN_TURN, STAND_INS, beat_in, channel_of};
+use super::waiting::{CHANNEL_OF_SESSION, LOOKERS, Look, Notice, STAND_INS, beat_in, channel_of};
 use crate::lock::state::{Applied, LockState, WaiterState, millis};
 use crate::lock::token::Token;
 
@@ -97,7 +97,9 @@ impl<'a> SecondTrip<'a> {
             // What it was granted beside others, it claims at once.
             let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
             let is_kept = roll_call.kept.contains(asking).then_some(beat_in);
-            Look::in_turn(facts.ahead_of(asking, state), end_in, is_granted.or(is_kept), found.is_pooled)
+            // One that joins is the last for now.
+            let is_last = facts.row_of(asking).is_none();
+            Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, is_granted.or(is_kept), found.is_pooled)
         });
         let mut trip = SecondTrip {
             tables,
@@ -251,25 +253,31 @@ impl<'a> SecondTrip<'a> {
     /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it; or when a lease ends now that
     /// was to last for longer.
     fn wake<T>(&mut self, state: &LockState, applied: &Applied<T>) {
-        let before = self.found.next_end();
-        let ends_sooner = applied.look_at_ms.is_some_and(|at_ms| before.is_none_or(|before| at_ms < before));
-        if applied.granted.is_empty() && !ends_sooner {
-            return;
-        }
         let facts = self.found.facts(self.subject);
-        let others = state.waiters.iter().filter(|waiter| self.subject.asking != Some(&waiter.token));
+        let others = || state.waiters.iter().filter(|waiter| self.subject.asking != Some(&waiter.token));
         let session = |waiter: &WaiterState| facts.row_of(&waiter.token)?.session;
-        let granted = others.clone().filter(|waiter| applied.granted.contains(&waiter.token)).filter_map(session);
-        let granted = granted.map(|session| (session, Notice::Look(Duration::ZERO)));
+        let was_marked = |waiter: &&WaiterState| {
+            waiter.is_unresponsive && facts.row_of(&waiter.token).is_some_and(|row| !row.waiter.is_unresponsive)
+        };
+        // If one lives after all, it asks anew.
+        let marked = others().filter(was_marked).filter_map(session).map(|session| (session, Notice::Show));
+        let granted = || others().filter(|waiter| applied.granted.contains(&waiter.token));
+        let woken = granted().filter_map(session).map(|session| (session, Notice::Look(Duration::ZERO)));
+        let mut notices: Vec<_> = marked.chain(woken).collect();
+        let grants_end = granted().filter_map(|waiter| Some(waiter.grant?.ends_ms)).max();
+        let before = self.found.next_end();
+        let ends_sooner = applied.look_at_ms.filter(|at_ms| before.is_none_or(|before| *at_ms < before));
         // They need not look if it is claimed.
-        let end_in = Duration::from_millis(applied.look_at_ms.unwrap_or_default().saturating_sub(self.found.now_ms));
-        let behind = others.filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter)).filter_map(session);
-        let turns = behind.take(LOOKERS).enumerate();
-        let watch = turns.map(|(turn, session)| (session, Notice::Watch(end_in + Look::turn(turn), turn)));
-        self.notify(&granted.chain(watch).collect::<Vec<_>>());
-        if !self.found.has_all_waiters {
-            self.notify_last(STAND_INS, Notice::Watch(end_in + Look::turn(STAND_IN_TURN), STAND_IN_TURN));
+        if let Some(at_ms) = grants_end.or(ends_sooner) {
+            let end_in = Duration::from_millis(at_ms.saturating_sub(self.found.now_ms));
+            let behind = others().filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter));
+            let turns = behind.take(LOOKERS).enumerate().filter_map(|(turn, waiter)| Some((turn, session(waiter)?)));
+            notices.extend(turns.map(|(turn, session)| (session, Notice::Watch(end_in + Look::turn(turn), turn))));
+            if grants_end.is_some() && !self.found.has_all_waiters {
+                self.notify_last(Notice::Watch(end_in + Look::turn(LOOKERS), LOOKERS));
+            }
         }
+        self.notify(&notices);
     }
 
     /// Sends notices to the waiters that listen in these sessions.
@@ -279,14 +287,21 @@ impl<'a> SecondTrip<'a> {
         }
     }
 
-    /// Sends a notice to so many of the last waiters.
-    fn notify_last(&mut self, count: usize, notice: Notice) {
+    /// Sends a notice to the last [`STAND_INS`] waiters that listen and seem to be alive, of those that were not read.
+    fn notify_last(&mut self, notice: Notice) {
         let waiters = &self.tables.waiters;
+        let others = self.found.queue.iter().filter(|row| self.subject.asking != Some(&row.waiter.token));
+        let read_up_to = others.map(|row| row.place).max().unwrap_or_default().to_string();
+        let late_at = self.found.now_ms.saturating_sub(millis(LATE)).to_string();
+        // However many of the last are dead, or wait behind a pooler, few rows are read.
         let statement = format!(
-            "SELECT pg_notify({CHANNEL_OF_SESSION}, $2) FROM (SELECT session FROM {waiters} WHERE key = $1 AND session IS NOT NULL \
-             ORDER BY place DESC LIMIT {count}) AS it"
+            "SELECT pg_notify({CHANNEL_OF_SESSION}, $4) FROM (\
+              SELECT session, is_unresponsive, looks_at_ms FROM {waiters} WHERE key = $1 AND place > $2::bigint \
+              ORDER BY place DESC LIMIT {LOOKERS}\
+             ) AS last WHERE session IS NOT NULL AND NOT is_unresponsive AND looks_at_ms >= $3::bigint LIMIT {STAND_INS}"
         );
-        self.batch.add(&statement, &[Some(self.subject.key.as_str()), Some(&notice.to_text())]);
+        let key = self.subject.key.as_str();
+        self.batch.add(&statement, &[Some(key), Some(&read_up_to), Some(&late_at), Some(&notice.to_text())]);
     }
 
     /// Makes the session listen for a waiter, or not any more.

@@ -108,12 +108,35 @@ on_every_lease_store!(a_waiter_dies_with_the_lock_granted, |store| {
     die_when_granted(store, 1, UNCLAIMED);
 });
 
-// The same if the first dozen die with it, as when the machine fails on which they wait: also those that were to see whether the lock is
-// claimed.
-on_every_lease_store!(a_dozen_die_with_the_lock_granted, |store| {
-    // Behind a pooler nothing but their silence tells that they are dead: it is noticed of eight at a time.
-    let times = if store.as_pooled().is_some() { 2 } else { 1 };
-    die_when_granted(store, 12, UNCLAIMED * times);
+// The same if several die with it, as when the machine fails on which they wait: also those that were to see whether the lock is
+// claimed. Nobody is passed over for them.
+on_every_lease_store!(many_die_with_the_lock_granted, |store| {
+    for dead in [5, 6, 7, 8, 9, 12] {
+        // Behind a pooler nothing but their silence tells that they are dead: it is noticed of seven at a time.
+        let times = if store.as_pooled().is_some() && dead > 7 { 2 } else { 1 };
+        die_when_granted(&store.another(), dead, UNCLAIMED * times);
+    }
+});
+
+// "A crash frees it within ttl + 1 s", and "a waiter that died keeps the others from a lock that is free for 2 s at most": also if the
+// first waiters die with the holder, as when the machine fails on which they wait.
+on_every_lease_store!(the_holder_and_the_first_waiters_die, |store| {
+    const TTL: Duration = Duration::from_secs(3);
+    let call =
+        Lockrun::new(store).key("machine").args(["--ttl", "3s", "--kill-after", "500ms", "--store-timeout", "1s"]);
+    let mut holder = Holder::with(&call, &[]);
+    let mut queue = Queue::new(store, "machine");
+    queue.join(12 + 3);
+    let killed_at = now();
+    holder.run().kill_everything();
+    for number in 0..12 {
+        queue.kill(number);
+    }
+    // The first of them is granted the lock. Behind a pooler nothing but their silence tells that they are dead: it is noticed of seven at
+    // a time.
+    let rounds = if store.as_pooled().is_some() { 2 } else { 1 };
+    let limit = TTL + Duration::from_secs(1) + UNCLAIMED * rounds + ALLOWANCE;
+    queue.end().in_order(12..15).without_gap(killed_at, limit);
 });
 
 // "A waiter that died, wherever in the queue": also if the waiters of two machines take turns, and one of the two was cut off before the
