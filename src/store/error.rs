@@ -14,7 +14,7 @@ pub type StoreError = anyhow::Error;
 pub struct RequestError {
     /// What failed.
     pub error: StoreError,
-    /// Whether it is worth trying again.
+    /// What the matter is, and so whether it is worth trying again.
     pub trouble: Trouble,
     /// Whether no request of the claim can have reached the store, nor can still arrive: there is nothing to cancel.
     pub left_nothing: bool,
