@@ -22,10 +22,10 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::ArgMatches;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Command};
 
-use cli::Subcommand;
+use cli::{Meant, Subcommand};
 use config::files::{self, File};
 use config::plan;
 use config::settings::{Settings, UsageError};
@@ -34,6 +34,9 @@ use run::outcome::Outcome;
 use sys::signals::Signals;
 use sys::{environment, input};
 use text::escape;
+
+/// The last line of a message about the command line.
+const MORE: &str = "For more information, try '--help'.";
 
 /// The body of `main`. Returns the exit status, or does not return because a signal terminates the process.
 fn main_story() -> libc::c_int {
@@ -59,6 +62,10 @@ const _: fn() -> libc::c_int = main_story;
 /// Carries out the command line. A first word that is not an option names a subcommand.
 fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
     match args.first() {
+        None => {
+            report::say(&format!("{}\n{MORE}", cli::documented().render_usage()));
+            Ok(Outcome::BadUsage)
+        }
         Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), args),
         _ => run(args),
     }
@@ -71,7 +78,10 @@ fn run(args: Vec<OsString>) -> Result<Outcome> {
     args.insert(0, "lockrun".into());
     let matches = match definition.try_get_matches_from(&args) {
         Ok(matches) => matches,
-        Err(error) => return Ok(explain(&with_full_texts(error, args))),
+        Err(error) => {
+            let definition = cli::documented();
+            return Ok(explain(&with_full_texts(error, args), &definition));
+        }
     };
     let plan = plan::make(&settings(&matches)?)?;
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
@@ -86,22 +96,22 @@ fn with_full_texts(error: clap::Error, args: Vec<OsString>) -> clap::Error {
 /// Runs the subcommand that `word`, the first of `args`, names.
 fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
-        let definition = subcommand.definition();
+        let mut definition = subcommand.definition();
         let mut after = cli::normalize(&definition, args[1..].to_vec()).map_err(UsageError::from)?;
         after.insert(0, word.to_owned());
-        return match definition.try_get_matches_from(after) {
+        return match definition.try_get_matches_from_mut(after) {
             Ok(matches) => commands::run(subcommand, &settings(&matches)?),
-            Err(error) => Ok(explain(&error)),
+            Err(error) => Ok(explain(&error, &definition)),
         };
     }
-    let definition = match word.to_str() {
+    let mut definition = match word.to_str() {
         Some(cli::HELP) => cli::help(),
         Some(cli::GENERATE) => cli::generate(),
         _ => return Err(unknown(word).into()),
     };
-    let matches = match definition.try_get_matches_from(args) {
+    let matches = match definition.try_get_matches_from_mut(args) {
         Ok(matches) => matches,
-        Err(error) => return Ok(explain(&error)),
+        Err(error) => return Ok(explain(&error, &definition)),
     };
     let what = matches.get_one::<String>("what").map(String::as_str);
     if word == cli::HELP {
@@ -135,20 +145,32 @@ fn read_file(path: &Path) -> std::io::Result<String> {
 /// Returns the error for a first word that is not a known subcommand.
 fn unknown(word: &OsStr) -> UsageError {
     let names = Subcommand::ALL.map(Subcommand::name).join(", ");
-    let word = escape::without_credentials(&format!("{:?}", word.to_string_lossy()));
-    format!(
-        "{word} is not one of lockrun's commands ({names}, help); to run it under a lock, write --key KEY before it"
-    )
-    .into()
+    let text = word.to_string_lossy();
+    let meant = match cli::meant_by(&text) {
+        Some(Meant::Subcommand(subcommand)) => format!("; did you mean {}?", subcommand.name()),
+        Some(Meant::Run) => "; a command needs no such word before it: lockrun --key KEY -- COMMAND".to_owned(),
+        None => "; to run it under a lock, write --key KEY before it".to_owned(),
+    };
+    let word = escape::without_credentials(&format!("{text:?}"));
+    format!("{word} is not one of lockrun's commands ({names}, help){meant}").into()
 }
 
-/// Prints the parser's message: help, or what is wrong with the command line.
-fn explain(error: &clap::Error) -> Outcome {
+/// Prints the parser's message about a command line of this `definition`: help, or what is wrong.
+fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         print(&text);
         return Outcome::Printed;
     }
+    let text = match error.get(ContextKind::InvalidArg) {
+        // The parser would advise to pass it to COMMAND.
+        Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument && option.starts_with('-') => {
+            let nearest = cli::nearest_option(definition, option);
+            let nearest = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"));
+            format!("unknown option {option}{nearest}\n{MORE}")
+        }
+        _ => text,
+    };
     let text = escape::without_credentials(text.trim_start_matches("error: "));
     report::say(&escape::escaped_lines(&text));
     Outcome::BadUsage

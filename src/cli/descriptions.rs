@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// Every option, in the order in which they are listed.
-const ALL: [Description; 38] = [
+const ALL: [Description; 39] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(
             "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
@@ -252,6 +252,7 @@ const ALL: [Description; 38] = [
         .hint(ValueHint::FilePath),
     switch(name::VERBOSE, OUTPUT, "Print events on stderr: waiting, acquired, started, finished, released ..."),
     switch(name::QUIET, OUTPUT, "Print nothing when the lock is held"),
+    Description { heading: None, value: None, ..option(name::KEY_WORD, "", "", "The lock's name, as with --key") },
     Description {
         heading: None,
         value: None,

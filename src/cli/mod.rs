@@ -8,6 +8,7 @@ pub mod text;
 mod descriptions;
 mod options;
 mod run;
+mod slips;
 mod subcommands;
 mod words;
 
@@ -15,6 +16,7 @@ use clap::{Arg, Command};
 
 use descriptions::described;
 pub use run::command;
+pub use slips::{Meant, meant_by, nearest_option};
 pub use subcommands::Subcommand;
 pub use words::normalize;
 

@@ -27,6 +27,7 @@ pub const EVENTS: &str = "events";
 pub const VERBOSE: &str = "verbose";
 pub const QUIET: &str = "quiet";
 pub const COMMAND: &str = "COMMAND";
+pub const KEY_WORD: &str = "KEY";
 
 pub const TOKEN: &str = "token";
 pub const JSON: &str = "json";

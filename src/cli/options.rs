@@ -24,6 +24,11 @@ pub fn key() -> Arg {
     tied(name::KEY).short('k')
 }
 
+/// Returns the argument for the lock's name, for commands that take it also without its option.
+pub fn key_word() -> Arg {
+    Arg::new(name::KEY_WORD).value_parser(ValueParser::os_string())
+}
+
 /// Returns the option for the token under which a lock is held.
 pub fn token() -> Arg {
     tied(name::TOKEN)

@@ -81,15 +81,15 @@ impl Subcommand {
                 .args([option(name::TTL), options::token()])
                 .args([switch(name::JSON), switch(name::EXPORT)])
                 .args(options::output()),
-            Renew => command.args([options::key(), options::token(), option(name::TTL)]),
-            Release => command.args([options::key(), options::token()]).args(options::output()),
+            Renew => command.args([options::key(), options::key_word(), options::token(), option(name::TTL)]),
+            Release => command.args([options::key(), options::key_word(), options::token()]).args(options::output()),
             Reserve => command
                 .arg(options::key())
                 .args([option(name::FROM), option(name::STEP), option(name::NEXT), option(name::ON_FAILURE)])
                 .args(options::lease_and_command())
                 .args(options::output()),
-            Status => command.args([options::key(), switch(name::JSON)]),
-            Break => command.args([options::key(), option(name::FENCE), switch(name::NOW)]),
+            Status => command.args([options::key(), options::key_word(), switch(name::JSON)]),
+            Break => command.args([options::key(), options::key_word(), option(name::FENCE), switch(name::NOW)]),
             Doctor => command.arg(switch(name::SCHEMA)),
             Prune => command.args([option(name::OLDER_THAN), switch(name::DRY_RUN)]),
         };
@@ -143,10 +143,10 @@ impl Subcommand {
             ("127", "COMMAND was not found; the value is free again"),
         ];
         const STATUS: &Table = &[
-            ("0", "done; with --key: the lock is free"),
+            ("0", "done; with KEY: the lock is free"),
             BAD_USAGE,
             STORE_FAILED,
-            ("75", "with --key: the lock is held"),
+            ("75", "with KEY: the lock is held"),
             FAILED,
         ];
         const BREAK: &Table = &[
@@ -192,7 +192,7 @@ impl Subcommand {
             Renew => &Doc {
                 name: "renew",
                 page: "lockrun-renew",
-                usage: "lockrun renew --key KEY --token TOKEN [OPTIONS]",
+                usage: "lockrun renew [--key] KEY --token TOKEN [OPTIONS]",
                 about: "Renew the lease of a lock acquired by `acquire`",
                 more: "From now on the lease lasts for its present length, or for --ttl. While lockrun's command runs under it, \
                        --ttl cannot shorten it. A lock that is not held under the token is never acquired anew.",
@@ -200,7 +200,7 @@ impl Subcommand {
             Release => &Doc {
                 name: "release",
                 page: "lockrun-release",
-                usage: "lockrun release --key KEY --token TOKEN [OPTIONS]",
+                usage: "lockrun release [--key] KEY --token TOKEN [OPTIONS]",
                 about: "Release a lock acquired by `acquire`",
                 more: "A lock that is not held under the token is not touched. One under which lockrun's command \
                        still runs is released when the command has ended.",
@@ -221,16 +221,16 @@ impl Subcommand {
             Status => &Doc {
                 name: "status",
                 page: "lockrun-status",
-                usage: "lockrun status [--key KEY] [OPTIONS]",
+                usage: "lockrun status [[--key] KEY] [OPTIONS]",
                 about: "Show who holds which lock, who waits, and how the last run ended",
-                more: "Without --key it lists every lock of the store that is held or has been held. With --key it exits with 75 \
+                more: "Without KEY it lists every lock of the store that is held or has been held. With KEY it exits with 75 \
                        if the lock is held, and with 0 if it is free. A lock whose record is broken is reported on \
                        standard error instead, and the status is 69.",
             },
             Break => &Doc {
                 name: "break",
                 page: "lockrun-break",
-                usage: "lockrun break --key KEY [OPTIONS]",
+                usage: "lockrun break [--key] KEY [OPTIONS]",
                 about: "Break a lock: revoke it from its holder",
                 more: "The holder can no longer renew its lease: at its next renewal it stops its command. The lock is free when \
                        the command has ended, at the latest when the lease expires. A lock acquired by hand is free at once. In \

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::settings::{DEFAULT_TTL, Settings, Ttl, UsageError, at_least_a_moment};
-use crate::cli::name;
+use super::shared::NO_KEY;
+use crate::cli::{Subcommand, name};
 use crate::lock::claim::Mode;
 use crate::lock::key::Key;
 use crate::lock::lease::Terms;
@@ -82,7 +83,7 @@ pub fn make_with_next_of(
 
 /// Makes the part of the plan that all runs share, for a lock that is held alone.
 fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
-    let key = settings.key()?;
+    let key = settings.key_if_given()?.ok_or_else(|| no_key(settings))?;
     let argv = argv(settings)?;
     let store = settings.store()?;
     let (expires, terms) = lease(settings, &store)?;
@@ -115,9 +116,21 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
             })?
             .unwrap_or(Descendants::Leave),
         argv,
-        events: settings.value(name::EVENTS, path)?,
+        events: settings.value(name::EVENTS, event_file)?,
         verbosity: settings.verbosity()?,
     })
+}
+
+/// Returns the error of a run without a key. An option before one of lockrun's other commands makes it a run.
+fn no_key(settings: &Settings<'_>) -> UsageError {
+    let first = settings.typed().get_many::<OsString>(name::COMMAND).and_then(|mut words| words.next());
+    match first.and_then(|first| Subcommand::named(first)).map(Subcommand::name) {
+        Some(name) => format!(
+            "no key: name the lock with --key KEY; if lockrun's own {name} is meant, write it first: lockrun {name} [OPTIONS]"
+        )
+        .into(),
+        None => NO_KEY.into(),
+    }
 }
 
 /// Returns COMMAND and its arguments.
@@ -160,6 +173,13 @@ fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), Usag
     Ok((expires, terms))
 }
 
-fn path(text: &str) -> Result<PathBuf, String> {
-    if text.is_empty() { Err("is empty; it must name a file".into()) } else { Ok(text.into()) }
+fn event_file(text: &str) -> Result<PathBuf, String> {
+    match text {
+        "" => Err("is empty; it must name a file".into()),
+        "-" => Err(
+            "must name a file: standard output belongs to COMMAND; write /dev/stderr, or ./- for a file of that name"
+                .into(),
+        ),
+        path => Ok(path.into()),
+    }
 }

@@ -23,6 +23,8 @@ const DEFAULT_STORE: &str = "file:";
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// The longest that one request to the store may take, if nothing else is set and there is no lease to keep.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+/// What is wrong where a lock must be named.
+pub(super) const NO_KEY: &str = "no key: name the lock with --key KEY";
 const MIN_TTL: Duration = Duration::from_secs(1);
 const MAX_SLOTS: u32 = 1000;
 
@@ -72,18 +74,26 @@ fn read_ttl(text: &str) -> Result<Ttl, String> {
 impl Settings<'_> {
     /// Returns the lock's name: from the command line alone, since `LOCKRUN_KEY` inside a run names the run's own lock.
     pub fn key(&self) -> Result<Key, UsageError> {
-        Ok(self.key_if_given()?.ok_or("no key: name the lock with --key KEY")?)
+        Ok(self.key_if_given()?.ok_or(NO_KEY)?)
     }
 
     /// Returns the lock's name, if one is given on the command line.
     pub fn key_if_given(&self) -> Result<Option<Key>, UsageError> {
-        Ok(self.typed().get_one::<OsString>(name::KEY).map(|key| Key::new(key)).transpose()?)
+        let typed = |name| self.typed().try_get_one::<OsString>(name).ok().flatten();
+        let key = match (typed(name::KEY), typed(name::KEY_WORD)) {
+            (Some(_), Some(_)) => return Err("the key is given twice, with --key and without".into()),
+            (option, word) => option.or(word),
+        };
+        Ok(key.map(|key| Key::new(key)).transpose()?)
     }
 
     /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the command line,
     /// else from the variables that both set.
     pub fn held_lock(&self) -> Result<(Key, Token), UsageError> {
-        let key = self.value(name::KEY, |key| Key::new(key.as_ref()))?;
+        let key = match self.key_if_given()? {
+            None => self.value(name::KEY, |key| Key::new(key.as_ref()))?,
+            key => key,
+        };
         let key = key.ok_or("no key: name the lock with --key KEY, or in LOCKRUN_KEY")?;
         let token = self.value(name::TOKEN, Token::parse)?;
         let token =

@@ -7,6 +7,7 @@ use super::layer::variable;
 use super::settings::UsageError;
 use crate::cli::text;
 use crate::text::escape::escaped_os;
+use crate::text::nearest::nearest;
 
 pub use super::layer::PREFIX;
 
@@ -20,33 +21,13 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     if known().any(|known| name == known.as_str()) {
         return Ok(());
     }
+    // What all begin with makes none of them likelier.
     let typed = name.to_string_lossy().to_ascii_uppercase();
-    let nearest = known().min_by_key(|known| difference(&typed, known)).unwrap_or_default();
+    let typed = typed.strip_prefix(PREFIX).unwrap_or(&typed);
+    let names = known().filter_map(|known| known.strip_prefix(PREFIX).map(str::to_owned));
+    let nearest = format!("{PREFIX}{}", nearest(typed, names).unwrap_or_default());
     Err(format!("{} is not a variable of lockrun; the nearest is {nearest}: rename it or unset it", escaped_os(name))
         .into())
-}
-
-/// Returns how much of the longer of two names has to be changed to make it the other, in thousandths. What both begin with does not
-/// count.
-fn difference(one: &str, other: &str) -> usize {
-    let chars = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).chars().collect::<Vec<_>>();
-    let (one, other) = (chars(one), chars(other));
-    1000 * edits(&one, &other) / one.len().max(other.len()).max(1)
-}
-
-/// Returns the least number of letters to insert, remove or replace that makes one of two words the other.
-fn edits(one: &[char], other: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, letter) in one.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = at + 1;
-        for (place, with) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != with);
-            diagonal = row[place + 1];
-            row[place + 1] = replaced.min(diagonal + 1).min(row[place] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 #[cfg(test)]
@@ -86,12 +67,5 @@ mod tests {
     fn a_hostile_name_is_escaped() {
         let wrong = check(OsStr::from_bytes(b"LOCKRUN_\x1b[31m\xff\n")).expect_err("is none").to_string();
         assert!(wrong.starts_with("LOCKRUN_\\u{1b}[31m\\xff\\n is not"), "{wrong}");
-    }
-
-    #[test]
-    fn edits_are_counted() {
-        let count =
-            |one: &str, other: &str| edits(&one.chars().collect::<Vec<_>>(), &other.chars().collect::<Vec<_>>());
-        assert_eq!((count("", ""), count("a", ""), count("", "ab"), count("kitten", "sitting")), (0, 1, 2, 3));
     }
 }

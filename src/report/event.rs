@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Verbosity;
-use super::message::{why_done, why_full, why_self_deadlock};
+use super::message::{why_done, why_full, why_gave_up, why_self_deadlock};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::store::Held;
@@ -42,7 +42,12 @@ pub enum Event<'a> {
         max: u32,
     },
     /// Another run holds the lock, and this one does not wait, or no longer.
-    Held(&'a Held),
+    Held {
+        /// Who holds it.
+        held: &'a Held,
+        /// How long this one was to wait, if it was.
+        patience: Option<Duration>,
+    },
     /// The lock is held by enclosing runs.
     SelfDeadlock {
         /// The last of them.
@@ -136,7 +141,7 @@ impl Event<'_> {
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
             | Event::SelfDeadlock { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
-            Event::Held(_) | Event::QueueFull { .. } => Verbosity::Normal,
+            Event::Held { .. } | Event::QueueFull { .. } => Verbosity::Normal,
             _ => Verbosity::Verbose,
         }
     }
@@ -147,7 +152,7 @@ impl Event<'_> {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
             Event::Skipped(_) | Event::Done { .. } => "skipped",
-            Event::Held(_) | Event::QueueFull { .. } | Event::SelfDeadlock { .. } => "held",
+            Event::Held { .. } | Event::QueueFull { .. } | Event::SelfDeadlock { .. } => "held",
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -164,8 +169,10 @@ impl Event<'_> {
         let none = Fields::default();
         let other = |held: &Held| Fields { place: held.place, ..Fields::default() };
         match self {
-            Event::Waiting(held) | Event::Skipped(held) | Event::Held(held) => {
-                Fields { holder: Some(Other::of(held)), ..other(held) }
+            Event::Waiting(held) | Event::Skipped(held) => Fields { holder: Some(Other::of(held)), ..other(held) },
+            Event::Held { held, patience } => {
+                let why = patience.map(|patience| why_gave_up(patience).into());
+                Fields { holder: Some(Other::of(held)), why, ..other(held) }
             }
             Event::Done { began } => Fields { why: Some(why_done(*began).into()), ..none },
             Event::QueueFull { held, max } => {
@@ -213,7 +220,7 @@ mod tests {
             Event::Waiting(&held),
             Event::Acquired { fence: 1, slot: None, value: None, waited: Duration::ZERO },
             Event::Started { program: "x" },
-            Event::Held(&held),
+            Event::Held { held: &held, patience: None },
             Event::Skipped(&held),
             Event::Lost { why: "x", stops: true },
             Event::Killed(Reason::Lost),

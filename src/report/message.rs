@@ -22,7 +22,10 @@ impl Event<'_> {
             Event::Done { began } => format!("skipped: {}", why_done(*began)),
             Event::QueueFull { held, max } => format!("{}; {}", held_by(lock, held), why_full(*max)),
             Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
-            Event::Held(held) => held_by(lock, held),
+            Event::Held { held, patience: None } => held_by(lock, held),
+            Event::Held { held, patience: Some(patience) } => {
+                format!("{}; {}", held_by(lock, held), why_gave_up(*patience))
+            }
             Event::SelfDeadlock { held, slots } => {
                 let last = if slots.is_some() { "the last by " } else { "" };
                 format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
@@ -61,6 +64,11 @@ impl Reason {
 /// Returns the message for a held lock, which names the holder.
 pub fn held_by(key: &Key, held: &impl Display) -> String {
     format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
+}
+
+/// Returns why a run does not wait any more.
+pub(super) fn why_gave_up(patience: Duration) -> String {
+    format!("gave up after {}", humantime::format_duration(patience))
 }
 
 /// Returns why a run does not wait.

@@ -84,11 +84,15 @@ pub fn acquire(
         }
         Ok(Answer::QueueFull(held)) => {
             let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
-            reporter.tell(max_waiting.map_or(Event::Held(&held), |max| Event::QueueFull { held: &held, max }));
+            reporter.tell(
+                max_waiting
+                    .map_or(Event::Held { held: &held, patience: None }, |max| Event::QueueFull { held: &held, max }),
+            );
             Err(Outcome::Held(held_status))
         }
         Ok(Answer::Held(held)) => {
-            reporter.tell(Event::Held(&held));
+            let patience = if let OnHeld::Wait { span, .. } = on_held { span } else { None };
+            reporter.tell(Event::Held { held: &held, patience });
             Err(Outcome::Held(held_status))
         }
         Err(error) => {

@@ -2,8 +2,9 @@
 
 use super::Run;
 use super::outcome::Outcome;
+use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
-use crate::supervise::{Finished, StartFailure, Why};
+use crate::supervise::{Finished, StartFailure, Why, why_not_executed};
 use crate::text::escape::escaped;
 
 impl Run<'_> {
@@ -11,7 +12,10 @@ impl Run<'_> {
     pub(super) fn report_not_started(&self, failure: StartFailure) -> Outcome {
         let program = self.program();
         let (why, outcome) = match failure {
-            StartFailure::NotFound => (format!("cannot run {program}: there is no such program"), Outcome::NotFound),
+            StartFailure::NotFound => match why_not_executed(&self.plan.argv[0]) {
+                Some(why) => (format!("cannot run {program}: {}", escaped(&why)), Outcome::CannotExecute),
+                None => (format!("cannot run {program}: there is no such program{}", self.meant()), Outcome::NotFound),
+            },
             StartFailure::CannotExecute(errno) => {
                 (format!("cannot run {program}: {}", errno.desc()), Outcome::CannotExecute)
             }
@@ -53,6 +57,19 @@ impl Run<'_> {
             Some(Why::LeftBehind) | None => {}
         }
         self.reporter.tell(Event::Finished(finished.command));
+    }
+
+    /// Returns what was most likely meant by a program that does not exist, with a semicolon before it.
+    fn meant(&self) -> String {
+        let [program] = &self.plan.argv[..] else { return String::new() };
+        let words = program.to_string_lossy();
+        if words.contains([' ', '\t', '\n']) {
+            return "; write the command's words apart, or pass a command line for a shell with -c".to_owned();
+        }
+        let own = Subcommand::named(program).map(Subcommand::name);
+        own.map_or_else(String::new, |name| {
+            format!("; lockrun's own {name} is written first: lockrun {name} --key {}", self.key())
+        })
     }
 
     /// Returns the program, escaped for messages.

@@ -17,9 +17,13 @@ impl Address {
     /// Reads a URL. On failure says what is wrong with it, without its password.
     pub fn parse(text: &str) -> Result<Self, String> {
         let Some((scheme, _)) = text.split_once(':') else {
-            return Err(format!("the store {:?} is not a URL; stores are {}", hide_password(text), all_schemes()));
+            let shown = hide_password(text);
+            // Most likely a directory.
+            let meant =
+                if text.starts_with('/') { format!("; a directory is written file:{shown}") } else { String::new() };
+            return Err(format!("the store {shown:?} is not a URL{meant}; stores are {}", all_schemes()));
         };
-        let wrong = |why: String| format!("the store {:?} {why}", hide_password(text));
+        let wrong = |why: String| format!("the store {:?} {why}{}", hide_password(text), advice_on_password(text));
         let Some(kind) = kind_of(scheme) else {
             return Err(wrong(format!("has a scheme that is not known; stores are {}", all_schemes())));
         };
@@ -48,6 +52,17 @@ impl Address {
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Address").field(&self.kind.schemes).finish()
+    }
+}
+
+/// Returns what to do if a user or a password in the URL seems to contain a character that ends them there.
+fn advice_on_password(text: &str) -> &'static str {
+    let authority = text.split_once("://").map(|(_, rest)| rest);
+    match authority.and_then(|rest| rest.rsplit_once('@')) {
+        Some((before, _)) if before.contains(['/', '?', '#']) => {
+            "; in a user or a password, / is written %2F, ? is %3F, # is %23 and @ is %40"
+        }
+        _ => "",
     }
 }
 

@@ -10,6 +10,7 @@ pub mod guardian;
 mod cgroup;
 mod direct;
 mod exit;
+mod interpreter;
 mod job;
 mod preexisting;
 mod process;
@@ -22,6 +23,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use exit::{end_as, end_now};
+pub use interpreter::why_not_executed;
 pub use process::are_visible as processes_are_visible;
 pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
 pub use supervisor::{Finished, Why};

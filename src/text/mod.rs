@@ -2,4 +2,5 @@
 
 pub mod duration;
 pub mod escape;
+pub mod nearest;
 pub mod shell;

@@ -142,7 +142,7 @@ const BAD_SUBCOMMANDS: &[Case<'static>] = &[
     (&["reserve", "--key", "k", "--from", "1", "-v", "-q", "--", "true"], "quiet"),
     (&["reserve", "--key", "k", "--from", "1", "-c", "true", "--", "true"], "--command"),
     (&["status", "--key", ""], "key"),
-    (&["status", "k"], "k"),
+    (&["status", "k", "l"], "l"),
     (&["break"], "--key"),
     (&["break", "--key", "k", "--fence", "x"], "--fence"),
     (&["break", "--key", "k", "--fence", "-1"], "--fence"),

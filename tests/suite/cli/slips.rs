@@ -9,8 +9,9 @@ use tempfile::TempDir;
 use crate::support::config::Place;
 use crate::support::holder::write_script;
 use crate::support::processes::PATH;
-use crate::support::refusal::{marked, touches_no_store, touches_nothing};
-use crate::support::{Lockrun, Output, Store};
+use crate::support::refusal::{is_refused, marked, touches_no_store, touches_nothing};
+use crate::support::store::on_every_store;
+use crate::support::{Holder, Lockrun, Output, Store};
 
 /// A token as good as any.
 const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
@@ -238,3 +239,119 @@ fn skip_as_a_variable() {
         marked(Lockrun::new(&store).key("k").env("LOCKRUN_SKIP", value)).exited(status).printed("");
     }
 }
+
+// A misspelt option: the nearest one is named, and it is no advice to pass it to COMMAND.
+#[test]
+fn a_misspelt_option() {
+    for (typed, wanted) in [
+        ("--skipp", "unknown option --skipp; did you mean --skip?"),
+        ("--stoer=redis://u:secret@h", "unknown option --stoer; did you mean --store?"),
+        ("--colour", "unknown option --colour\n"),
+        ("-z", "unknown option -z\n"),
+    ] {
+        let case = |call: Lockrun| {
+            let output = marked(call.key("k").arg(typed));
+            assert!(!output.stderr().contains("as a value") && !output.stderr().contains("secret"), "{output}");
+            output
+        };
+        touches_nothing(case, wanted);
+    }
+    touches_no_store(|url| other(url, &["status", "--jsn"]).run(), "unknown option --jsn; did you mean --json?");
+}
+
+// A first word that is none of lockrun's commands.
+#[test]
+fn a_word_from_elsewhere() {
+    for (word, wanted) in [
+        ("stat", "; did you mean status?"),
+        ("list", "; did you mean status?"),
+        ("unlock", "; did you mean release?"),
+        ("run", "; a command needs no such word before it: lockrun --key KEY -- COMMAND"),
+        ("./release.sh", "; to run it under a lock, write --key KEY before it"),
+    ] {
+        is_refused(Lockrun::bare().args([word, "--key", "k", "--", "echo", "ran"]).run(), wanted);
+    }
+    is_refused(Lockrun::bare().run(), "Usage: lockrun --key KEY ");
+}
+
+// One of lockrun's own commands behind an option is a program to run.
+#[test]
+fn a_command_of_lockruns_own_behind_an_option() {
+    let store = Store::file();
+    let output = Lockrun::new(&store).key("backup").command(["status"]).run().exited(127).printed("");
+    output.said("there is no such program; lockrun's own status is written first: lockrun status --key backup");
+    touches_nothing(
+        |call| call.command(["status"]).run(),
+        "; if lockrun's own status is meant, write it first: lockrun status",
+    );
+}
+
+// "`status`, `break`, `renew` and `release` also take the key as their one argument."
+#[test]
+fn a_key_without_its_option() {
+    let store = Store::file();
+    let url = store.url();
+    let token = other(&url, &["acquire", "--key", "k", "--ttl", "10m"]).run().exited(0).stdout();
+    let token = token.trim();
+    other(&url, &["status", "k"]).run().exited(75).silent();
+    other(&url, &["renew", "k", "--token", token]).run().exited(0).silent();
+    other(&url, &["release", "--token", token, "k"]).run().exited(0).silent();
+    other(&url, &["break", "k"]).run().exited(0);
+    other(&url, &["status", "k", "--json"]).run().exited(0).silent();
+    for words in [&["status", "k", "--key", "k"][..], &["break", "k", "--key", "other"]] {
+        touches_no_store(|url| other(url, words).run(), "the key is given twice, with --key and without");
+    }
+    touches_no_store(|url| other(url, &["status", "k", "l"]).run(), "unexpected argument 'l'");
+}
+
+// A command that cannot be executed: which file is missing, and what was most likely meant.
+#[test]
+fn a_command_that_cannot_be_executed() {
+    let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));
+    let script = |name: &str, text: &str| write_script(directory.path(), name, text);
+    let run = |program: &str| Lockrun::new(&store).key("k").command([program]).run();
+    run("echo ran")
+        .exited(127)
+        .printed("")
+        .said("; write the command's words apart, or pass a command line for a shell with -c");
+    let windows = script("windows", "#!/bin/sh\r\necho ran\r\n");
+    run(&windows)
+        .exited(126)
+        .printed("")
+        .said("its interpreter \"/bin/sh\\r\" is missing; its lines end as on Windows (CR LF)");
+    let missing = script("missing", "#! /no/such/interpreter -x\necho ran\n");
+    run(&missing).exited(126).printed("").said("its interpreter \"/no/such/interpreter\" is missing");
+    let found = Lockrun::new(&store).key("k").env("PATH", format!("{}:{PATH}", directory.path().display()));
+    found.command(["missing"]).run().exited(126).said("its interpreter \"/no/such/interpreter\" is missing");
+    run("/no/such/program").exited(127).said("there is no such program\n");
+}
+
+// A store that is a path, or whose password ends its URL's authority.
+#[test]
+fn a_store_that_is_no_url() {
+    let run = |url: &str| marked(Lockrun::at(url).key("k"));
+    is_refused(run("/tmp/locks"), "is not a URL; a directory is written file:/tmp/locks; stores are ");
+    for scheme in ["redis", "postgres"] {
+        let output = run(&format!("{scheme}://u:sec/ret@127.0.0.1:1/0"));
+        assert!(!output.stderr().contains("sec/") && !output.stderr().contains("ret@"), "{output}");
+        is_refused(output, "in a user or a password, / is written %2F");
+    }
+}
+
+// "Standard output belongs to COMMAND."
+#[test]
+fn events_on_standard_output() {
+    touches_nothing(
+        |call| marked(call.key("k").args(["--events", "-"])),
+        "--events: must name a file: standard output belongs to COMMAND",
+    );
+}
+
+// A wait that ran out says so.
+on_every_store!(a_wait_that_ran_out, |store| {
+    let holder = Holder::new(store, "k");
+    let call = Lockrun::new(store).key("k").args(["--wait", "500ms"]);
+    let output = call.command(["echo", "ran"]).run().exited(75).printed("");
+    assert!(output.stderr().ends_with("; gave up after 500ms\n"), "{output}");
+    holder.end();
+});
