@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{ClientConnection, StreamOwned};
 
 use super::certificate::server_end_point;
-use super::tls::Tls;
+use super::tls::{Tls, last_words};
 use crate::sys::clock::Moment;
 
 /// A connected stream, with TLS or without.
@@ -86,14 +86,14 @@ impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Plain(timed) => timed.write(bytes),
-            Stream::Tls(tls) => tls.write(bytes),
+            Stream::Tls(tls) => tls.write(bytes).map_err(|error| last_words(&mut tls.conn, &mut tls.sock, error)),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Stream::Plain(_) => Ok(()),
-            Stream::Tls(tls) => tls.flush(),
+            Stream::Tls(tls) => tls.flush().map_err(|error| last_words(&mut tls.conn, &mut tls.sock, error)),
         }
     }
 }

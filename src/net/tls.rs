@@ -119,13 +119,32 @@ impl Tls {
         let session = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
         let mut session = session.map_err(io::Error::other)?;
         while session.is_handshaking() {
-            session.complete_io(&mut socket).map_err(|error| match HandshakeFailure::behind(&error) {
-                Some(failure) => io::Error::new(error.kind(), failure),
-                None => error,
+            session.complete_io(&mut socket).map_err(|error| {
+                let error = last_words(&mut session, &mut socket, error);
+                match HandshakeFailure::behind(&error) {
+                    Some(failure) => io::Error::new(error.kind(), failure),
+                    None => error,
+                }
             })?;
         }
         Ok(StreamOwned::new(session, socket))
     }
+}
+
+/// Returns the TLS error behind `error`, with which an operation on `socket` has failed; `error` itself if there is none.
+///
+/// A server that rejects a certificate sends an alert and closes the connection, often before it has read all that the client sends.
+/// What the client then writes fails although the alert has arrived.
+pub fn last_words(session: &mut ClientConnection, socket: &mut Timed, error: io::Error) -> io::Error {
+    if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
+        return error;
+    }
+    while let Ok(1..) = session.read_tls(socket) {
+        if let Err(reason) = session.process_new_packets() {
+            return io::Error::new(io::ErrorKind::InvalidData, reason);
+        }
+    }
+    error
 }
 
 /// Builds the configuration from the PEM files.
@@ -190,6 +209,7 @@ fn bad_file(path: &Path, why: &dyn std::fmt::Display) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::net::UnixStream;
     use std::thread;
     use std::time::Duration;
@@ -295,6 +315,20 @@ mod tests {
                 assert!(refused.contains("BadSignature"), "{refused}");
             }
         }
+    }
+
+    #[test]
+    fn an_alert_is_read_although_writing_fails() {
+        let no_files = TlsFiles { ca: None, identity: None };
+        let tls = Tls::new("localhost", &no_files, Verification::None).expect("is right");
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("is set");
+        // RFC 8446, sections 5.1 and 6: a record of type alert; fatal, unknown_ca.
+        theirs.write_all(&[21, 3, 3, 0, 2, 2, 48]).expect("is sent");
+        drop(theirs);
+        let stream = Timed::new(Socket::Unix(ours), Moment::now() + Duration::from_mins(1));
+        let error = tls.handshake(stream).err().expect("is rejected");
+        assert_eq!(certificate_alert(&error).as_deref(), Some("UnknownCA"), "{error}");
     }
 
     #[test]
