@@ -89,7 +89,7 @@ const ALL: [Description; 39] = [
         name::STORE,
         "URL",
         LOCK,
-        "Where the lock lives: file:, file:/DIR, redis://, rediss://, redis+unix://, postgres://  [default: file:]",
+        "Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]",
     )
     .more(
         "Where the lock lives [default: file:]\n\n\
@@ -99,6 +99,10 @@ const ALL: [Description; 39] = [
          2770 DIR), and every member can hold, break and delete each lock there.\n\n\
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
          redis+unix://[USER[:PASSWORD]@]/PATH - the same through a local socket; its database is ?db=DB.\n\n\
+         redis+sentinel://[USER[:PASSWORD]@]HOST[:PORT],HOST.../SERVICE[/DB] - the primary that Sentinels name; \
+         ?sentinel_user=NAME&sentinel_password=PASSWORD if they ask for one. rediss+sentinel:// is the same over TLS.\n\n\
+         redis+cluster://[USER[:PASSWORD]@]HOST[:PORT],HOST... - a Redis or Valkey cluster; rediss+cluster:// is the same over \
+         TLS.\n\n\
          postgres://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/DATABASE - tables in a PostgreSQL, which the first run creates; of \
          several hosts the first that accepts writes. Without a HOST: the local socket. The password may be in PGPASSWORD or \
          ~/.pgpass.\n\n\

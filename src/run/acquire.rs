@@ -199,8 +199,8 @@ fn as_held(holding: &Holding, now_ms: u64) -> Held {
         holder: Some(holding.who.clone()),
         since: Some(between(holding.since_ms, now_ms)),
         expires_in: holding.expires_in,
-        place: None,
         token: holding.token.clone(),
+        ..Held::default()
     }
 }
 

@@ -1,15 +1,17 @@
 //! Reserving the next value of a sequence: serial numbers, shards and other values that must not be used twice.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use super::next_value::{self, Found};
-use super::outcome::Outcome;
+use super::outcome::{HELD, Outcome};
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant, RequestError, Reserved, Sequences, Wanted, integer};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
+use crate::text::duration;
 use crate::text::escape::escaped;
 
 /// How many values are tried before a search for a free one fails.
@@ -73,6 +75,12 @@ pub fn reserve(
             reporter.tell(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
             Err(Outcome::Failed)
         }
+        Err(Failure::Withheld(span)) => {
+            let span = duration::say(span);
+            let why = format!("its server has failed over to another one, which reserves nothing for another {span}");
+            reporter.tell(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
+            Err(Outcome::Held(HELD))
+        }
         Err(Failure::Interrupted(signal)) => {
             reporter.tell(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
@@ -84,6 +92,8 @@ pub fn reserve(
 enum Failure {
     Store(RequestError),
     Nothing(String),
+    /// Nothing is reserved for so long, after a failover.
+    Withheld(Duration),
     Interrupted(i32),
 }
 
@@ -103,6 +113,7 @@ fn count(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i64) -> Resu
         Reserved::NoNext(last) | Reserved::Moved(Some(last)) => {
             Err(Failure::Nothing(format!("its last value, \"{}\", is not an integer; use --next", escaped(&last))))
         }
+        Reserved::Withheld(span) => Err(Failure::Withheld(span)),
         Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store did not compute an integer".into())),
     }
 }
@@ -129,6 +140,7 @@ fn search(
         let wanted = Wanted::Value { value: candidate.clone(), after: last.clone(), steps };
         match store.reserve(claim, &wanted)? {
             Reserved::Mine(grant, value) => return Ok((grant, value)),
+            Reserved::Withheld(span) => return Err(Failure::Withheld(span)),
             Reserved::Taken => (candidate, steps) = (after(&candidate)?, steps + 1),
             Reserved::Moved(moved) => {
                 candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), &mut after)?;

@@ -129,7 +129,8 @@ mod tests {
         let refused = Address::parse("nonsense").expect_err("is no URL");
         assert!(
             refused.ends_with(
-                "is not a URL; stores are file:, redis://, rediss://, redis+unix://, postgres:// and postgresql://"
+                "is not a URL; stores are file:, redis://, rediss://, redis+unix://, redis+sentinel://, rediss+sentinel://, \
+                 redis+cluster://, rediss+cluster://, postgres:// and postgresql://"
             ),
             "{refused}"
         );
@@ -173,6 +174,20 @@ mod tests {
             "redis://host?password=se@cret",
             "redis://u:secret",
             "redis://host?prefix={}?password=secret",
+            "redis+sentinel://",
+            "redis+sentinel://u:secret@a,b",
+            "redis+sentinel://u:secret@a,b/",
+            "redis+sentinel://u:secret@a,,b/s",
+            "redis+sentinel://u:secret@a:x,b/s",
+            "redis+sentinel://u:secret@a,b/s/x",
+            "redis+sentinel://a,b/s?ca=/x",
+            "redis+sentinel://a,b/s?sentinel_password=secret&nonsense=1",
+            "redis+sentinel://u:se/secret@a,b/s",
+            "redis+cluster://u:secret@",
+            "redis+cluster://u:secret@a,b/1",
+            "redis+cluster://u:secret@a b",
+            "redis+cluster://a?sentinel_password=secret",
+            "redis://u:secret@a,b",
             "postgres:",
             "postgres://",
             "postgres:u:secret@h/db",

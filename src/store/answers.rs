@@ -33,6 +33,9 @@ pub struct Held {
     pub since: Option<Duration>,
     /// How long its lease still runs, if it is a lease that ends.
     pub expires_in: Option<Duration>,
+    /// For how long nobody is granted it yet, because another server has become the store's primary, to which a lock that was just
+    /// acquired may not be known.
+    pub withheld: Option<Duration>,
     /// Our place in the queue, from 0, where there is one.
     pub place: Option<u64>,
     /// Under which token. For comparing: who knows it can release the lock.
@@ -42,6 +45,13 @@ pub struct Held {
 /// Says the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (None, Some(span)) = (&self.holder, self.withheld) {
+            let span = duration::say(span);
+            return write!(
+                f,
+                "an unknown run, or by none: its server has failed over to another one, so it is not granted for another {span}"
+            );
+        }
         let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };
         write!(f, "{holder} for {}", span(self.since))
     }
@@ -158,6 +168,8 @@ pub enum Reserved {
     Taken,
     /// There is no integer after this value, or it is none.
     NoNext(String),
+    /// Nothing is reserved for this long yet, see [`Held::withheld`].
+    Withheld(Duration),
     /// The last value is this one, not the one after which a value was wanted.
     Moved(Option<String>),
 }

@@ -11,9 +11,9 @@ pub(super) fn held(held: state::Held, now: Now) -> Held {
     Held {
         since: Some(Duration::from_millis(now.ms.saturating_sub(held.since_ms))),
         expires_in: held.ends_ms.map(|ends_ms| Duration::from_millis(ends_ms.saturating_sub(now.ms))),
-        place: None,
         holder: Some(held.who),
         token: Some(held.token),
+        ..Held::default()
     }
 }
 

@@ -77,3 +77,26 @@ pub(super) fn decoded(part: &str) -> Result<String, String> {
 pub(super) fn decoded_path(part: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(percent_decode_str(part).collect()))
 }
+
+/// Splits `host:port`, where the host may be an IPv6 address in brackets, which are removed.
+pub(super) fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
+    let (host, rest) = match listed.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once(']').ok_or("has a [ without its ]")?,
+        None => listed.split_at(listed.find(':').unwrap_or(listed.len())),
+    };
+    match rest.strip_prefix(':') {
+        Some(port) => Ok((host, port_number(port)?)),
+        None if rest.is_empty() => Ok((host, None)),
+        None => Err("has something other than a port behind a ]".into()),
+    }
+}
+
+/// Returns the port. `None` if there is nothing. Never repeats what it is not: that may be a password.
+pub(super) fn port_number(port: &str) -> Result<Option<u16>, String> {
+    let is_number = || port.bytes().all(|byte| byte.is_ascii_digit());
+    match port.parse() {
+        _ if port.is_empty() => Ok(None),
+        Ok(number) if number > 0 && is_number() => Ok(Some(number)),
+        _ => Err("has a port that is not a number from 1 to 65535".into()),
+    }
+}

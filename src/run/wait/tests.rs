@@ -105,7 +105,8 @@ type Answer = Result<Tried, RequestError>;
 
 const MINE: Answer = Ok(Tried::Mine(GRANT));
 
-const HELD: Answer = Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, place: None, token: None }));
+const HELD: Answer =
+    Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, withheld: None, place: None, token: None }));
 
 fn failed<T>(is_transient: bool, left_nothing: bool) -> Result<T, RequestError> {
     let trouble = if is_transient { Trouble::Away } else { Trouble::Lasting };

@@ -36,7 +36,11 @@ fn hand_over(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     };
     let (first, second) = (claim(), claim());
     let queue = IfHeld::Queue { max_waiting: None };
-    let Tried::Mine(before) = ask(store, &first, IfHeld::Leave)? else { bail!("a lock that is free is not granted") };
+    let before = match ask(store, &first, IfHeld::Leave)? {
+        Tried::Mine(grant) => grant,
+        Tried::Held(held) if held.withheld.is_some() => bail!("it is held by {held}"),
+        _ => bail!("a lock that is free is not granted"),
+    };
     let Tried::Held(_) = ask(store, &second, queue)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
     let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be released") };

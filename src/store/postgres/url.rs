@@ -15,7 +15,7 @@ use super::PostgresStore;
 use super::schema::Tables;
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::net::tls::Verification;
-use crate::store::url::{Parameters, decoded};
+use crate::store::url::{Parameters, decoded, port_number, split_port};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
 use crate::text::escape::{escaped, escaped_path};
@@ -213,29 +213,6 @@ fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<Vec<Endpoin
     let is_only = hosts.len() == 1;
     let endpoint = |(host, port): (String, Option<u16>)| endpoint(&host, port.unwrap_or(5432), is_only);
     hosts.into_iter().map(endpoint).collect()
-}
-
-/// Splits `host:port`, where the host may be an IPv6 address in brackets, which are removed.
-fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
-    let (host, rest) = match listed.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once(']').ok_or("has a [ without its ]")?,
-        None => listed.split_at(listed.find(':').unwrap_or(listed.len())),
-    };
-    match rest.strip_prefix(':') {
-        Some(port) => Ok((host, port_number(port)?)),
-        None if rest.is_empty() => Ok((host, None)),
-        None => Err("has something other than a port behind a ]".into()),
-    }
-}
-
-/// Returns the port. `None` if there is nothing. Never repeats what it is not: that may be a password.
-fn port_number(port: &str) -> Result<Option<u16>, String> {
-    let is_number = || port.bytes().all(|byte| byte.is_ascii_digit());
-    match port.parse() {
-        _ if port.is_empty() => Ok(None),
-        Ok(number) if number > 0 && is_number() => Ok(Some(number)),
-        _ => Err("has a port that is not a number from 1 to 65535".into()),
-    }
 }
 
 /// Returns the endpoint that `host` means: a name, an IP address, or the directory of a socket, which it is also if it `is_only` and empty.

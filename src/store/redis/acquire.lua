@@ -14,8 +14,9 @@
 --      11 once      the lock is not wanted if a run that began less than so many ms ago has ended with 0; 0: in any case
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
---       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, now}
---                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock
+--       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, now, withheld}
+--                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock;
+--                   withheld: for how long nothing is granted yet, after a failover
 --       {2, began, now, granted, told}
 --                   it is not wanted: when the run began that has succeeded
 --                   granted and told are tokens of waiters, or '' (see confirm_handoff)
@@ -107,7 +108,7 @@ local function ask_those_ahead()
 end
 
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
-  return {0, {}, 0, REFRESH, '', '', now}
+  return {0, {}, 0, REFRESH, '', '', now, 0}
 end
 
 if not ends_of(TOKEN) then
@@ -127,7 +128,7 @@ if granted and own.fence and own.slots == 0 and SLOTS > 0 then
   -- It shares the lock: a grant would say that it holds it alone.
   local handed, told = hand_over()
   expire_holders()
-  return {0, holder(), -1, REFRESH, handed, told, now}
+  return {0, holder(), -1, REFRESH, handed, told, now, 0}
 end
 local done = ONCE > 0 and last_run().done
 done = done and math.abs(now - done) < ONCE and not (granted and own.fence) and done
@@ -144,7 +145,7 @@ if done then
 end
 local mine, forgotten = granted
 local handed, told, patience = '', '', math.huge
-if not mine then
+if not mine and withheld == 0 then
   -- A holder that was there at our last look has not let its lease run out.
   if CAUTION > 0 and ended == 0 and is_forgotten(SEEN) then
     forgotten, patience = SEEN, CAUTION
@@ -171,6 +172,9 @@ if mine then
   -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
     begin_lease(TOKEN, TTL, info)
+    if FAILOVER then
+      note_lease(TTL, info.hand)
+    end
   end
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. The one that granted
   -- it to us has seen to them, as far as they did not have to wait for us.
@@ -221,13 +225,16 @@ elseif place then
   drop_waiter(TOKEN)
 end
 -- Not one that may have been forgotten.
-if ended > 0 or first[1] or CAUTION > 0 and not forgotten or place and not WAIT then
+if ended > 0 or first[1] or CAUTION > 0 and not forgotten or place and not WAIT or FAILOVER and not forgotten then
   handed, told = hand_over()
 end
 if WAIT and not ends_of(TOKEN) then
   -- One that has handed it over watches it, too.
   look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed ~= '' and FIRST_LOOK or REFRESH_MAX)
+  if withheld > 0 then
+    look_in = math.min(look_in, look_after_failover(place, redis.call('ZREVRANGE', QUEUE, 0, 0)[1] == TOKEN))
+  end
   expect(TOKEN, look_in)
 end
 expire_holders()
-return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, told, now}
+return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, told, now, withheld}

@@ -6,6 +6,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
 
 use anyhow::anyhow;
 use nix::errno::Errno;
@@ -25,7 +26,7 @@ use crate::text::escape::escaped;
 
 /// The codes of transient errors: the server loads its data, runs another client's script, is being demoted or has lost
 /// its primary, cannot write to its disk, is full, or serves too many.
-const TRANSIENT: [&str; 11] = [
+const TRANSIENT: [&str; 13] = [
     "LOADING",
     "BUSY",
     "UNBLOCKED",
@@ -33,11 +34,16 @@ const TRANSIENT: [&str; 11] = [
     "MASTERDOWN",
     "CLUSTERDOWN",
     "TRYAGAIN",
+    "MOVED",
+    "ASK",
     "NOREPLICAS",
     "MISCONF",
     "OOM",
     "ERR max number of clients",
 ];
+
+/// The codes by which a server says that another one is to be asked: in a cluster, and when it has become a replica.
+const MOVING: [&str; 4] = ["MOVED", "ASK", "TRYAGAIN", "READONLY"];
 
 /// Whether an error has this code; also one that came while a script ran, which older servers wrap.
 fn has_code(error: &str, code: &str) -> bool {
@@ -52,7 +58,12 @@ pub(super) struct Connection {
     answers: Answers,
     /// What introduces us, until it has been sent: it travels with the first request.
     greeting: Vec<Cmd>,
+    /// What has introduced us, until it has been answered.
+    greeted: Vec<Cmd>,
 }
+
+/// The answers to several requests.
+pub(super) type Replies = Vec<Result<Value, Failure>>;
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -67,6 +78,15 @@ pub(super) enum Failure {
     NoAnswer(&'static str),
     /// The process cannot wait for the answer.
     NoWait(Errno),
+    /// It is not known which server is the primary, for this reason. Nothing was asked of any.
+    NoPrimary {
+        /// The reason.
+        why: String,
+        /// Whether it may be known a little later.
+        is_transient: bool,
+    },
+    /// The server has answered, but whether it still is the primary is not confirmed, for this reason.
+    Unconfirmed(String),
     /// An answer came that a Redis would not give.
     UnexpectedReply(UnexpectedReply),
     /// The server has refused the request, or our introduction.
@@ -93,20 +113,48 @@ impl Connection {
         if server.database != 0 {
             greeting.push(redis::cmd("SELECT").arg(server.database).take());
         }
-        Ok(Connection { stream, answers: Answers::default(), greeting })
+        Ok(Connection { stream, answers: Answers::default(), greeting, greeted: Vec::new() })
     }
 
-    /// Sends `command` in one flight, with our introduction if it is the first, and waits for the answer.
+    /// Sends `command`, and waits for the answer.
     pub(super) fn request(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        self.send(slice::from_ref(command), deadline)?;
+        self.receive(command, deadline)
+    }
+
+    /// Sends all of `commands` in one flight, and waits for their answers. Fails if one of them is not answered; one that is refused
+    /// is an answer of its own.
+    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
+        self.send(commands, deadline)?;
+        self.receive_all(commands, deadline)
+    }
+
+    /// Sends `commands` in one flight, with our introduction if they are the first, and does not wait for their answers.
+    pub(super) fn send(&mut self, commands: &[Cmd], deadline: Moment) -> Result<(), Failure> {
         let greeting = std::mem::take(&mut self.greeting);
         let mut flight = Vec::new();
-        for part in greeting.iter().chain([command]) {
+        for part in greeting.iter().chain(commands) {
             part.write_packed_command(&mut flight);
         }
+        self.greeted = greeting;
         self.stream.set_deadline(deadline);
-        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
+        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))
+    }
+
+    /// Waits for the answers to `commands`, which were sent. Fails as [`Connection::request_all`] does.
+    pub(super) fn receive_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
+        let answer = |command| match self.receive(command, deadline) {
+            Err(refused @ Failure::Refused { .. }) => Ok(Err(refused)),
+            answer => answer.map(Ok),
+        };
+        commands.iter().map(answer).collect()
+    }
+
+    /// Waits for the answer to `command`, which was sent.
+    pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        self.stream.set_deadline(deadline);
         let mut refused = None;
-        for step in greeting {
+        for step in std::mem::take(&mut self.greeted) {
             if let Answer::Error(error) = self.answer()? {
                 refused.get_or_insert(Failure::refused(&step, error));
             }
@@ -115,42 +163,6 @@ impl Connection {
             (_, Some(refused)) => Err(refused),
             (Answer::Error(error), None) => Err(Failure::refused(command, error)),
             (Answer::Value(reply), None) => Ok(reply),
-        }
-    }
-
-    /// Sends all of `commands` in one flight, and waits for their answers. Not for the first request on a connection.
-    /// Fails if one of them is not answered; one that is refused is an answer of its own.
-    pub(super) fn request_all(
-        &mut self,
-        commands: &[Cmd],
-        deadline: Moment,
-    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
-        let mut flight = Vec::new();
-        for command in commands {
-            command.write_packed_command(&mut flight);
-        }
-        self.stream.set_deadline(deadline);
-        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))?;
-        let answer = |command| match self.receive(command, deadline) {
-            Err(refused @ Failure::Refused { .. }) => Ok(Err(refused)),
-            answer => answer.map(Ok),
-        };
-        commands.iter().map(answer).collect()
-    }
-
-    /// Sends `command` and does not wait for its answer. Not for the first request on a connection.
-    pub(super) fn send(&mut self, command: &Cmd, deadline: Moment) -> Result<(), Failure> {
-        self.stream.set_deadline(deadline);
-        let sent = self.stream.write_all(&command.get_packed_command()).and_then(|()| self.stream.flush());
-        sent.map_err(|error| Failure::of_write(&error))
-    }
-
-    /// Waits for the answer to `command`, which was sent.
-    pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
-        self.stream.set_deadline(deadline);
-        match self.answer()? {
-            Answer::Error(error) => Err(Failure::refused(command, error)),
-            Answer::Value(reply) => Ok(reply),
         }
     }
 
@@ -197,7 +209,8 @@ impl Failure {
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Failure::Unreachable(error) => !is_for_want_of_resources(error),
-            Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) => true,
+            Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_) => true,
+            Failure::NoPrimary { is_transient, .. } => *is_transient,
             Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
@@ -205,7 +218,21 @@ impl Failure {
 
     /// Whether the request may still arrive.
     pub(super) fn is_unanswered(&self) -> bool {
-        matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_))
+        matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_))
+    }
+
+    /// Whether nothing was asked of a server.
+    pub(super) fn is_unasked(&self) -> bool {
+        matches!(self, Failure::Unreachable(_) | Failure::NoPrimary { .. })
+    }
+
+    /// Whether another server is to be asked, or the same one again at once: what was asked for is moving, or the primary has changed.
+    pub(super) fn is_of_a_move(&self) -> bool {
+        match self {
+            Failure::Unconfirmed(_) => true,
+            Failure::Refused { error, .. } => MOVING.iter().any(|code| has_code(error, code)),
+            _ => false,
+        }
     }
 
     /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.
@@ -226,6 +253,8 @@ impl Failure {
                 anyhow!("unexpected reply from {server}: is it a Redis server?")
             }
             Failure::NoAnswer(what) => anyhow!("{server} {what}"),
+            Failure::NoPrimary { why, .. } => anyhow!("{why}"),
+            Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Refused { error, .. } if wants_password(error) => {
                 anyhow!("{server} requires a password; give a password in the store's URL, or with --store-file")
@@ -258,6 +287,7 @@ impl Failure {
                     _ if error.contains("can't run this command") || error.contains("NOPERM") => {
                         "; this user lacks rights that a lock needs"
                     }
+                    "MOVED" | "ASK" => "; it is a node of a cluster: write redis+cluster:// in the store's URL",
                     "READONLY" => "; this is a replica: name the primary in the store's URL",
                     "OOM" => "; it is out of memory",
                     "LOADING" => "; it is still starting",

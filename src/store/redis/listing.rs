@@ -20,18 +20,49 @@ const FLIGHT: usize = 50;
 impl RedisStore {
     /// What is known of every key.
     pub(super) fn list_all(&mut self) -> Result<Listing<KeyStatus>, StoreError> {
-        let keys = self.all_keys()?;
-        let scripts: Vec<Cmd> = keys.iter().map(|key| self.bare_script(&LIST, key)).collect();
-        self.ask_each(keys, &scripts, |key, reply| reply::read_status(key, reply).map(Some))
+        let mut listing = self.at_each_primary(|store| {
+            let keys = store.all_keys()?;
+            let scripts: Vec<Cmd> = keys.iter().map(|key| store.bare_script(&LIST, key)).collect();
+            store.ask_each(keys, &scripts, |key, reply| reply::read_status(key, reply).map(Some))
+        })?;
+        listing.found.sort_by(|one, other| one.key.as_str().cmp(other.key.as_str()));
+        Ok(listing)
+    }
+
+    /// Returns what `look` finds, at each primary of a cluster. One that cannot be looked at hides none of the others.
+    fn at_each_primary<T>(
+        &mut self,
+        mut look: impl FnMut(&mut RedisStore) -> Result<Listing<T>, StoreError>,
+    ) -> Result<Listing<T>, StoreError> {
+        let Some(witnesses) = self.witnesses.as_mut().filter(|witnesses| witnesses.are_of_a_cluster()) else {
+            return look(self);
+        };
+        let primaries = witnesses.primaries(Moment::now() + self.timeout);
+        let mut all = Listing { found: Vec::new(), unreadable: Vec::new() };
+        for primary in primaries.map_err(|failure| failure.explain(&self.server))? {
+            let store = RedisStore::at(primary, self.timeout).map_err(StoreError::msg);
+            match store.and_then(|store| look(&mut RedisStore { scope: self.scope, ..store })) {
+                Ok(listing) => {
+                    all.found.extend(listing.found);
+                    all.unreadable.extend(listing.unreadable);
+                }
+                Err(error) => all.unreadable.push(error),
+            }
+        }
+        Ok(all)
     }
 }
 
 impl Prune for RedisStore {
     fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
-        let keys = self.all_keys()?;
-        let prune = |key: &Key| self.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
-        let scripts: Vec<Cmd> = keys.iter().map(prune).collect();
-        self.ask_each(keys, &scripts, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
+        let mut listing = self.at_each_primary(|store| {
+            let keys = store.all_keys()?;
+            let prune = |key: &Key| store.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
+            let scripts: Vec<Cmd> = keys.iter().map(prune).collect();
+            store.ask_each(keys, &scripts, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
+        })?;
+        listing.found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+        Ok(listing)
     }
 }
 

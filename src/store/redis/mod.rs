@@ -8,12 +8,13 @@ mod connection;
 mod diagnose;
 #[cfg(test)]
 mod differential;
+mod failover;
 mod keys;
 mod listing;
 mod particulars;
 mod reply;
+mod request;
 mod resp;
-mod retry;
 mod rights;
 mod script;
 mod url;
@@ -35,15 +36,15 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::net::endpoint::Endpoint;
-use crate::net::tls::{Tls, Verification};
+use crate::net::tls::Tls;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use connection::{Connection, Failure};
+use failover::{Primary, Witnesses};
 use reply::{AcquireReply, Handoff, UnexpectedReply};
 use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
-use url::Server;
+use url::{Failover, Server, Site};
 use waiting::Place;
 
 pub(super) use url::KIND;
@@ -55,12 +56,31 @@ const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeat
 /// that do we check whether it listens, and end: both would compete with it for the server and perhaps a processor.
 const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
-/// A store in one Redis or Valkey.
+/// The key that scripts are given besides, where there can be failovers.
+const FAILOVER_KEY: &str = "failover";
+
+/// For what there is such a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// For all locks.
+    Store,
+    /// For each lock: the scripts of a cluster's lock may use keys with its hash tag alone.
+    Lock,
+}
+
+/// A store in a Redis or Valkey.
 pub struct RedisStore {
+    /// The server; the primary, since it has been found.
     server: Server,
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
+    /// Where there can be failovers: for what it is kept how long nothing is granted after one.
+    scope: Option<Scope>,
+    /// Those that know the primary, where another server can become it.
+    witnesses: Option<Witnesses>,
+    /// The primary that they have named last, and for which hash slot.
+    primary: Option<(u16, Primary)>,
     acquaintance: Acquaintance,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
@@ -82,67 +102,33 @@ enum Acquaintance {
 }
 
 impl RedisStore {
-    /// The store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with
+    /// The store at `site`. `timeout` bounds every request, connecting included. On failure says what is wrong with
     /// the files that TLS needs.
-    fn new(server: Server, timeout: Duration) -> Result<Self, String> {
-        let tls = match &server.endpoint {
-            Endpoint::Tcp { host, tls: Some(files), .. } => Some(Tls::new(host, files, Verification::Full)?),
-            _ => None,
-        };
+    fn new(site: Site, timeout: Duration) -> Result<Self, String> {
+        let Site { server, failover } = site;
+        let scope = failover.as_ref().map(|failover| match failover {
+            Failover::Sentinel { .. } => Scope::Store,
+            Failover::Cluster(_) => Scope::Lock,
+        });
+        let witnesses = failover.map(|failover| Witnesses::new(failover, &server));
+        Ok(RedisStore { scope, witnesses, ..RedisStore::at(server, timeout)? })
+    }
+
+    /// The store at this server alone.
+    fn at(server: Server, timeout: Duration) -> Result<Self, String> {
         Ok(RedisStore {
+            tls: failover::tls_for(&server)?,
             server,
-            tls,
             timeout,
             connection: None,
+            scope: None,
+            witnesses: None,
+            primary: None,
             acquaintance: Acquaintance::Unheard,
             in_flight: false,
             has_resent: false,
             place: None,
         })
-    }
-
-    /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
-    /// it was idle is opened anew, once. On failure, also tells whether the server may have run it.
-    fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
-        let deadline = Moment::now() + timeout;
-        match self.send(script, deadline) {
-            Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
-                Some(full) => {
-                    self.acquaintance = Acquaintance::Answering;
-                    self.send(&full, deadline)
-                }
-                None => Err(Failure::Refused { command, error }),
-            },
-            reply => reply,
-        }
-    }
-
-    /// Sends a script as it is.
-    fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
-        if let Some(connection) = &mut self.connection {
-            match connection.request(script, deadline) {
-                Err(Failure::Closed) => {
-                    self.connection = None;
-                    self.has_resent = true;
-                }
-                Err(failure) => {
-                    self.connection = None;
-                    return Err(failure);
-                }
-                reply => return reply,
-            }
-        }
-        let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
-        let reply = connection.request(script, deadline);
-        match reply {
-            Ok(_) => self.connection = Some(connection),
-            Err(Failure::Closed) if self.acquaintance == Acquaintance::Unheard => return Err(Failure::HungUp),
-            Err(_) => {}
-        }
-        if !reply.as_ref().is_err_and(Failure::is_unanswered) {
-            self.acquaintance = self.acquaintance.max(Acquaintance::Answering);
-        }
-        reply
     }
 
     /// Runs a script that may obtain something for a claim, and remembers if a copy of it may still be on its way.
@@ -158,7 +144,7 @@ impl RedisStore {
         RequestError {
             error: failure.explain(&self.server),
             trouble: if failure.is_transient() { Trouble::Away } else { Trouble::Lasting },
-            left_nothing: matches!(failure, Failure::Unreachable(_)) && !self.in_flight,
+            left_nothing: failure.is_unasked() && !self.in_flight,
         }
     }
 
@@ -197,13 +183,17 @@ impl RedisStore {
 
     /// A run of `script` on the keys of the lock.
     fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
-        let mut command = script.command(self.acquaintance == Acquaintance::KnowsScripts);
-        command.arg(KEYS.len());
+        let mut command = script.command(self.acquaintance == Acquaintance::KnowsScripts, self.scope.is_some());
         let base = keys::base(&self.server.prefix, key);
+        let failover = self.scope.map(|scope| match scope {
+            Scope::Store => format!("{}:{FAILOVER_KEY}", self.server.prefix),
+            Scope::Lock => format!("{base}{FAILOVER_KEY}"),
+        });
+        command.arg(KEYS.len() + usize::from(failover.is_some()));
         for key in KEYS {
             command.arg(format!("{base}{key}"));
         }
-        command
+        command.arg(failover).take()
     }
 
     /// The same with a token as its first argument.
@@ -249,7 +239,7 @@ impl Store for RedisStore {
     ) -> Result<Wakeup, RequestError> {
         // The server has them from us. What takes time is done before our turn comes.
         self.acquaintance = Acquaintance::KnowsScripts;
-        script::take_hashes();
+        script::take_hashes(self.scope.is_some());
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // The lock was not asked for.
             RequestError { left_nothing: true, ..self.failed(&failure) }

@@ -22,9 +22,10 @@
 --       7 mailbox:  what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
 --       8 sequence  hash: last -> the value that was used last, place -> how many steps it is from the beginning, fence ->
 --                   of the run that used it; never expires
+--       9 failover  what `failover.lua` needs; only where there can be failovers
 
 local call = redis.call
-local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE = unpack(KEYS)
+local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
 -- For how long a lease that has run out is remembered.
 local REMEMBER = 60000
@@ -38,6 +39,9 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function whole(number)
   return string.format('%.0f', number)
 end
+
+-- For how many ms nothing is granted yet, after a failover.
+local withheld = 0
 
 -- When this one's lease ends (inf: never); nil if it neither holds the lock nor was granted it.
 local function ends_of(token)

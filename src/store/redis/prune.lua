@@ -9,6 +9,7 @@
 
 local UNUSED, REALLY = tonumber(ARGV[1]), ARGV[2] == '1'
 
+-- Nobody knows yet whether it is free, after a failover.
 local last_life = redis.call('ZREVRANGE', HEARTBEATS, 0, 0, 'WITHSCORES')[2] or 0
 local last_lease = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or 0
 for _, ends in ipairs({last_life, last_lease}) do
@@ -16,7 +17,7 @@ for _, ends in ipairs({last_life, last_lease}) do
     return 0
   end
 end
-if redis.call('HGET', SEQUENCE, 'last') then
+if redis.call('HGET', SEQUENCE, 'last') or withheld > 0 then
   return 0
 end
 -- A fence is, as a rule, the time at which it was given out. One that is ahead of the clock must not be forgotten: what comes
@@ -27,5 +28,9 @@ if fence > now or (tonumber(last.till) or 0) > now or now - math.max(last.who an
 end
 if REALLY then
   redis.call('DEL', HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS)
+  -- In a cluster each lock has its own, under its hash tag.
+  if FAILOVER and string.find(FAILOVER, '{', 1, true) then
+    redis.call('DEL', FAILOVER)
+  end
 end
 return 1

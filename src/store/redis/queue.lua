@@ -248,6 +248,9 @@ end
 -- those of the waiters that are to watch them, separated by blanks, or empty. If the next one leaves a slot unused, those
 -- that want it look soon whether it is still there.
 local function hand_over()
+  if withheld > 0 then
+    return '', ''
+  end
   local granted, room = {}, survey()
   for token in waiters() do
     local info = info_of(token)

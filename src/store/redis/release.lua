@@ -74,6 +74,9 @@ if ends then
   info.hand, info.kept, info.ttl = true, true, SPAN
   set_info(TOKEN, info)
   set_lease(TOKEN, ends)
+  if FAILOVER then
+    note_lease(SPAN, true)
+  end
   -- It may end earlier than the first waiters know.
   for turn, token in ipairs(ends < now + REFRESH_MAX and first_waiters(2) or {}) do
     mail(token, ends - now + 1 + 20 * turn)

@@ -33,5 +33,8 @@ if TTL == 0 then
 elseif info.hand or now + TTL > ends_of(TOKEN) then
   set_lease(TOKEN, now + TTL)
 end
+if FAILOVER then
+  note_lease(TTL, info.hand)
+end
 expire_holders()
 return {1}

@@ -52,9 +52,20 @@ impl AcquireReply {
             [Value::Int(1), fence, Value::Int(slot), granted, told] => {
                 Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, handed(granted, told)))
             }
-            [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), granted, told, Value::Int(now)] => {
+            [
+                Value::Int(0),
+                holder,
+                Value::Int(place),
+                Value::Int(look_in),
+                granted,
+                told,
+                Value::Int(now),
+                Value::Int(withheld),
+            ] => {
+                let withheld = millis(*withheld).filter(|span| !span.is_zero());
+                let place = u64::try_from(*place).ok();
                 Ok(AcquireReply::NotMine {
-                    held: Held { place: u64::try_from(*place).ok(), ..read_holder(holder).unwrap_or_default() },
+                    held: Held { withheld, place, ..read_holder(holder).unwrap_or_default() },
                     ttl: read_ttl(holder),
                     look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
                     handed: handed(granted, told),
@@ -119,6 +130,7 @@ pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserve
         }
         [Value::Int(0)] => Ok(Reserved::Taken),
         [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(UnexpectedReply)?)),
+        [Value::Int(4), Value::Int(span)] => Ok(Reserved::Withheld(millis(*span).unwrap_or_default())),
         [Value::Int(3), last] => Ok(Reserved::Moved(text(last).filter(|last| !last.is_empty()))),
         _ => Err(UnexpectedReply),
     }
@@ -188,8 +200,8 @@ fn read_holder(holder: &Value) -> Option<Held> {
         holder: Info::read(info).who,
         since: millis(*since),
         expires_in: millis(*expires_in),
-        place: None,
         token: read_token(token),
+        ..Held::default()
     })
 }
 
@@ -285,8 +297,16 @@ mod tests {
             bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#),
             bulk("t"),
         ]);
-        let reply =
-            array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("a"), bulk("b c"), Value::Int(9)]);
+        let reply = array([
+            Value::Int(0),
+            holder,
+            Value::Int(2),
+            Value::Int(8000),
+            bulk("a"),
+            bulk("b c"),
+            Value::Int(9),
+            Value::Int(0),
+        ]);
         let asked = AcquireReply::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
         let AcquireReply::NotMine { held, ttl, look_in, handed: Some(handed), now: 9 } = asked else {
             panic!("{asked:?}")

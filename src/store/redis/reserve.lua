@@ -13,6 +13,7 @@
 --       {0}         value: it is reserved
 --       {2, last}   step: there is no integer after that one, or it is none itself
 --       {3, last}   value: the last one is another by now; '' if there is none
+--       {4, ms}     nothing is reserved for so long, after a failover
 --       {}          it was cancelled before it came
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
@@ -41,6 +42,9 @@ end
 
 local info = info_of(TOKEN)
 if not (info.fence and ends_of(TOKEN)) then
+  if withheld > 0 then
+    return {4, withheld}
+  end
   local last = redis.call('HGET', SEQUENCE, 'last')
   local reserved = {}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
@@ -68,5 +72,8 @@ if not (info.fence and ends_of(TOKEN)) then
   take_hold(TOKEN, TTL, info)
 end
 begin_lease(TOKEN, TTL, info)
+if FAILOVER then
+  note_lease(TTL, info.hand)
+end
 expire_holders()
 return {1, info.fence, info.value or ''}

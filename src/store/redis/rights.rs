@@ -15,7 +15,7 @@ const KEY: &str = "KEY";
 /// Each command that lockrun sends or that a script of its calls, with the words of a call that does no harm. In this order
 /// nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
 /// SELECT is needed where the URL names a database.
-const COMMANDS: [(&str, &[&str]); 28] = [
+const COMMANDS: [(&str, &[&str]); 29] = [
     ("time", &[]),
     ("eval", &["return 1", "1", KEY]),
     ("evalsha", &["0000000000000000000000000000000000000000", "1", KEY]),
@@ -33,6 +33,7 @@ const COMMANDS: [(&str, &[&str]); 28] = [
     ("zscore", &[KEY, "member"]),
     ("hset", &[KEY, "field", "value"]),
     ("hget", &[KEY, "field"]),
+    ("hgetall", &[KEY]),
     ("hincrby", &[KEY, "number", "1"]),
     // This alone finds a key of the wrong type, and leaves it as it is.
     ("incr", &[KEY]),

@@ -14,46 +14,64 @@ pub(super) const NO_FENCE: &str = "the fence is no number";
 pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_STRANGE: &str = "value is not an integer or out of range";
 
-/// A script out of these parts.
+/// A script out of these parts, behind the prelude.
 macro_rules! script {
     ($($part:literal)*) => {{
-        static TEXT: LazyLock<String> = LazyLock::new(|| compact(&[$(include_str!($part)),*]));
-        Script { text: &TEXT, hash: LazyLock::new(|| hash(&TEXT)) }
+        static ALONE: LazyLock<String> =
+            LazyLock::new(|| compact(&[include_str!("prelude.lua"), $(include_str!($part)),*]));
+        static WITH_FAILOVER: LazyLock<String> =
+            LazyLock::new(|| compact(&[include_str!("prelude.lua"), include_str!("failover.lua"), $(include_str!($part)),*]));
+        Script {
+            alone: Variant { text: &ALONE, hash: LazyLock::new(|| hash(&ALONE)) },
+            with_failover: Variant { text: &WITH_FAILOVER, hash: LazyLock::new(|| hash(&WITH_FAILOVER)) },
+        }
     }};
 }
 
-pub(super) static ACQUIRE: Script = script!("prelude.lua" "queue.lua" "acquire.lua");
-pub(super) static RENEW: Script = script!("prelude.lua" "changes.lua" "renew.lua");
-pub(super) static RELEASE: Script = script!("prelude.lua" "changes.lua" "note.lua" "queue.lua" "release.lua");
-pub(super) static CONFIRM_HANDOFF: Script = script!("prelude.lua" "changes.lua" "queue.lua" "confirm_handoff.lua");
-pub(super) static RESERVE: Script = script!("prelude.lua" "queue.lua" "reserve.lua");
-pub(super) static LIST: Script = script!("prelude.lua" "list.lua");
-pub(super) static REVOKE: Script = script!("prelude.lua" "changes.lua" "note.lua" "queue.lua" "revoke.lua");
-pub(super) static PRUNE: Script = script!("prelude.lua" "prune.lua");
+pub(super) static ACQUIRE: Script = script!("queue.lua" "acquire.lua");
+pub(super) static RENEW: Script = script!("changes.lua" "renew.lua");
+pub(super) static RELEASE: Script = script!("changes.lua" "note.lua" "queue.lua" "release.lua");
+pub(super) static CONFIRM_HANDOFF: Script = script!("changes.lua" "queue.lua" "confirm_handoff.lua");
+pub(super) static RESERVE: Script = script!("queue.lua" "reserve.lua");
+pub(super) static LIST: Script = script!("list.lua");
+pub(super) static REVOKE: Script = script!("changes.lua" "note.lua" "queue.lua" "revoke.lua");
+pub(super) static PRUNE: Script = script!("prune.lua");
 
 static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &CONFIRM_HANDOFF, &RESERVE, &LIST, &REVOKE, &PRUNE];
 
 /// A script.
 pub(super) struct Script {
+    /// For a server of which no other one takes the place.
+    alone: Variant,
+    /// For one where that can be.
+    with_failover: Variant,
+}
+
+struct Variant {
     text: &'static LazyLock<String>,
     hash: LazyLock<String>,
 }
 
 impl Script {
+    fn variant(&self, with_failover: bool) -> &Variant {
+        if with_failover { &self.with_failover } else { &self.alone }
+    }
+
     /// The beginning of a command that runs it.
-    pub(super) fn command(&self, by_hash: bool) -> Cmd {
+    pub(super) fn command(&self, by_hash: bool, with_failover: bool) -> Cmd {
+        let variant = self.variant(with_failover);
         if by_hash {
-            redis::cmd("EVALSHA").arg(&*self.hash).take()
+            redis::cmd("EVALSHA").arg(&*variant.hash).take()
         } else {
-            redis::cmd("EVAL").arg(&**self.text).take()
+            redis::cmd("EVAL").arg(&**variant.text).take()
         }
     }
 }
 
 /// Computes the hashes that a waiter will need, while there is time.
-pub(super) fn take_hashes() {
+pub(super) fn take_hashes(with_failover: bool) {
     for script in [&ACQUIRE, &RELEASE, &CONFIRM_HANDOFF] {
-        LazyLock::force(&script.hash);
+        LazyLock::force(&script.variant(with_failover).hash);
     }
 }
 
@@ -67,8 +85,10 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     }
     let mut words = command.args_iter();
     let (Some(Arg::Simple(b"EVALSHA")), Some(Arg::Simple(hash))) = (words.next(), words.next()) else { return None };
-    let script = ALL.into_iter().find(|script| script.hash.as_bytes() == hash)?;
-    let mut full = script.command(false);
+    let mut variants = ALL.into_iter().flat_map(|script| [(script, false), (script, true)]);
+    let (script, with_failover) =
+        variants.find(|(script, with_failover)| script.variant(*with_failover).hash.as_bytes() == hash)?;
+    let mut full = script.command(false, with_failover);
     for word in words {
         if let Arg::Simple(word) = word {
             full.arg(word);
@@ -77,7 +97,7 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     Some(full)
 }
 
-/// The script without its comments, its indentation and the blanks behind its commas, and with the prelude's short name for what it does
+/// The script without its comments, its indentation and the blanks around its commas and operators, and with the prelude's short name for what it does
 /// most: what is sent first must fit into a connection's first flight, or it takes another round trip.
 fn compact(parts: &[&str]) -> String {
     let mut compact = String::with_capacity(parts.iter().map(|part| part.len()).sum());
@@ -91,11 +111,20 @@ fn compact(parts: &[&str]) -> String {
         for (number, part) in line.replace("redis.call(", "call(").split('\'').enumerate() {
             let is_text = number % 2 == 1;
             compact.push_str(if number == 0 { "" } else { "'" });
-            compact.push_str(&if is_text { part.to_owned() } else { part.replace(", ", ",") });
+            compact.push_str(&if is_text { part.to_owned() } else { without_blanks(part) });
         }
         compact.push('\n');
     }
     compact
+}
+
+/// Returns a part of a line without the blanks that Lua does not need.
+fn without_blanks(part: &str) -> String {
+    let mut part = part.replace(", ", ",");
+    for operator in ["=", "==", "~=", "<", "<=", ">", ">=", "+", "*"] {
+        part = part.replace(&format!(" {operator} "), operator);
+    }
+    part
 }
 
 /// The hash under which a server knows a script: its SHA-1.
@@ -112,22 +141,23 @@ mod tests {
         // Ten segments of 1,400 bytes, which are enough for whatever is on the way; with an ordinary key, less than 1,000 bytes come
         // with the script.
         for script in ALL {
-            assert!(script.text.len() <= 10 * 1400 - 1000, "{} bytes", script.text.len());
+            let length = script.alone.text.len();
+            assert!(length <= 10 * 1400 - 1000, "{length} bytes");
         }
-        assert_eq!(compact(&["-- a\n\n  local b, c = redis.call('TI, ME', d)\n"]), "local b,c = call('TI, ME',d)\n");
+        assert_eq!(compact(&["-- a\n\n  local b, c = redis.call('TI, ME', d)\n"]), "local b,c=call('TI, ME',d)\n");
     }
 
     #[test]
     fn the_scripts_fail_in_these_words() {
-        assert!(ACQUIRE.text.contains(LOST) && LIST.text.contains(NO_FENCE));
+        assert!(ACQUIRE.alone.text.contains(LOST) && LIST.alone.text.contains(NO_FENCE));
     }
 
     #[test]
     fn a_hash_becomes_the_text_again() {
         let finish = |mut command: Cmd| command.arg(1).arg("key").arg("").take().get_packed_command();
-        let by_hash = RELEASE.command(true).arg(1).arg("key").arg("").take();
+        let by_hash = RELEASE.command(true, true).arg(1).arg("key").arg("").take();
         let full = in_full(&by_hash, "NOSCRIPT No matching script.").expect("is ours");
-        assert_eq!(full.get_packed_command(), finish(RELEASE.command(false)));
+        assert_eq!(full.get_packed_command(), finish(RELEASE.command(false, true)));
         assert!(in_full(&full, "NOPERM this user has no permissions").is_none(), "it is in full");
         assert!(in_full(&by_hash, "OOM command not allowed").is_none(), "the text would not help");
         assert_eq!(hash(""), "da39a3ee5e6b4b0d3255bfef95601890afd80709");

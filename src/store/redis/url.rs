@@ -1,26 +1,38 @@
-//! The URL of a Redis or Valkey.
+//! The URLs of Redis and Valkey: one server, the primary that Sentinels know, or a cluster.
 
 use std::fmt;
 use std::time::Duration;
 
-use url::Url;
-
 use super::RedisStore;
-use crate::net::endpoint::Endpoint;
-use crate::store::url::{Parameters, decoded, decoded_path};
+use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::store::url::{Parameters, decoded, decoded_path, split_port};
 use crate::store::{Backend, Kind, Location};
 use crate::text::escape::escaped_path;
 
 pub(in crate::store) const KIND: Kind = Kind {
-    schemes: &["redis://", "rediss://", "redis+unix://"],
-    parameters: &["prefix", "ca", "cert", "key", "db"],
+    schemes: &[
+        "redis://",
+        "rediss://",
+        "redis+unix://",
+        "redis+sentinel://",
+        "rediss+sentinel://",
+        "redis+cluster://",
+        "rediss+cluster://",
+    ],
+    parameters: &["prefix", "ca", "cert", "key", "db", "sentinel_user"],
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
 
-/// One Redis or Valkey, and what we are to it.
+/// The ports where none is given.
+const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+/// One Redis, Valkey or Sentinel, and what we are to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
+    /// What it is.
+    pub(super) product: Product,
     /// How it is reached.
     pub(super) endpoint: Endpoint,
     /// The ACL user; without one the password is the default user's.
@@ -33,66 +45,192 @@ pub(super) struct Server {
     pub(super) prefix: String,
 }
 
-impl Location for Server {
+/// What a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Product {
+    Redis,
+    Sentinel,
+}
+
+impl Server {
+    /// Returns the same at another host and port.
+    pub(super) fn at(&self, host: &str, port: u16) -> Self {
+        let tls = match &self.endpoint {
+            Endpoint::Tcp { tls, .. } => tls.clone(),
+            Endpoint::Unix(_) => None,
+        };
+        Server { endpoint: Endpoint::Tcp { host: host.to_owned(), port, tls }, ..self.clone() }
+    }
+}
+
+/// Where a store is.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Site {
+    /// The server. Where another one can take its place, the first one to ask.
+    pub(super) server: Server,
+    /// How the primary is found, if another server can take its place.
+    pub(super) failover: Option<Failover>,
+}
+
+/// Where a primary can be replaced by one of its replicas.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Failover {
+    /// Sentinels know the primary of this service.
+    Sentinel {
+        /// Its name.
+        service: String,
+        /// The Sentinels.
+        sentinels: Vec<Server>,
+    },
+    /// The primaries of a cluster know each other. These are some of its nodes.
+    Cluster(Vec<Server>),
+}
+
+impl Location for Site {
     fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String> {
         Ok(Box::new(RedisStore::new(self.clone(), timeout)?))
     }
 }
 
 /// Reads a URL that begins with one of the schemes.
-pub(super) fn parse(text: &str) -> Result<Server, String> {
+pub(super) fn parse(text: &str) -> Result<Site, String> {
     let scheme = text.split(':').next().unwrap_or_default();
-    let unix = scheme == "redis+unix";
-    // A socket has no host, but may have a user before its path.
-    let patched = match text.split_once("://").filter(|_| unix).and_then(|(_, rest)| rest.split_once('/')) {
-        Some((user, path)) if user.ends_with('@') => format!("{scheme}://{user}localhost/{path}"),
-        _ => text.to_owned(),
-    };
-    let url = Url::parse(&patched).map_err(|error| format!("cannot be read: {error}"))?;
-    if !text[scheme.len()..].starts_with("://") {
-        return Err(format!("lacks the // after {scheme}:"));
-    }
-    if url.fragment().is_some() {
+    let rest = text[scheme.len()..].strip_prefix("://").ok_or(format!("lacks the // after {scheme}:"))?;
+    if rest.contains('#') {
         return Err("has a # in it; write %23".into());
     }
-    let mut parameters = Parameters::read(url.query())?;
-    let endpoint = if unix {
-        let path = decoded_path(url.path());
-        if path.as_os_str().len() < 2 {
-            return Err("names no socket; write redis+unix:///PATH".into());
-        }
-        Endpoint::Unix(path)
-    } else {
-        let host = url.host_str().filter(|host| !host.is_empty()).ok_or("names no host")?;
-        let host = decoded(host.trim_start_matches('[').trim_end_matches(']'))?;
-        let tls = if scheme == "rediss" { Some(parameters.take_tls()?) } else { None };
-        Endpoint::Tcp { host, port: url.port().unwrap_or(6379), tls }
+    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
+    let mut parameters = Parameters::read(query)?;
+    // A socket has no host, but may have a user before its path.
+    let (authority, path) = match before.split_once('/') {
+        Some((authority, path)) => (authority, path),
+        None => (before, ""),
     };
-    if url.port() == Some(0) {
-        return Err("has the port 0".into());
+    let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if credentials.contains('@') || scheme != "redis+unix" && rest[authority.len()..].contains('@') {
+        return Err(
+            "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
+                .into(),
+        );
     }
-    let database = if unix { parameters.take("db") } else { Some(decoded(url.path().trim_start_matches('/'))?) };
-    let database = match database.as_deref() {
-        None | Some("") => 0,
-        Some(number) => number.parse().map_err(|_| format!("has the database {number:?}, which is not a number"))?,
-    };
+    let (user, password) = read_credentials(credentials)?;
+    let product = Product::Redis;
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err(format!("has the prefix {prefix:?}, which is empty or has braces or control characters in it"));
     }
-    parameters.none_left(Some("rediss://"))?;
-    let user = Some(decoded(url.username())?).filter(|user| !user.is_empty());
-    let password = url.password().map(decoded).transpose()?.or_else(|| user.is_some().then(String::new));
-    Ok(Server { endpoint, user, password, database, prefix })
+    if scheme == "redis+unix" {
+        let path = decoded_path(&format!("/{path}"));
+        if path.as_os_str().len() < 2 || !hosts.is_empty() {
+            return Err("names no socket; write redis+unix:///PATH".into());
+        }
+        let database = read_database(parameters.take("db").as_deref())?;
+        parameters.none_left(Some("rediss://"))?;
+        let server = Server { product, endpoint: Endpoint::Unix(path), user, password, database, prefix };
+        return Ok(Site { server, failover: None });
+    }
+    let (tls, kind) = match scheme.split_once('+') {
+        Some((base, kind)) => (base == "rediss", kind),
+        None => (scheme == "rediss", ""),
+    };
+    let tls = if tls { Some(parameters.take_tls()?) } else { None };
+    let (service, database) = match kind {
+        "sentinel" => path.split_once('/').unwrap_or((path, "")),
+        _ => ("", path),
+    };
+    let database = read_database(Some(&decoded(database)?))?;
+    let endpoints = read_hosts(hosts, if kind == "sentinel" { SENTINEL_PORT } else { PORT }, tls.as_ref())?;
+    if kind.is_empty() && endpoints.len() > 1 {
+        return Err(
+            "names several hosts; for those of one service write redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
+                .into(),
+        );
+    }
+    let server = |endpoint: &Endpoint| Server {
+        product,
+        endpoint: endpoint.clone(),
+        user: user.clone(),
+        password: password.clone(),
+        database,
+        prefix: prefix.clone(),
+    };
+    let failover = match kind {
+        "sentinel" => {
+            let service = decoded(service)?;
+            if service.is_empty() {
+                return Err("names no service; write redis+sentinel://HOST,HOST/SERVICE, with the name that sentinel.conf monitors".into());
+            }
+            let user = parameters.take("sentinel_user").filter(|user| !user.is_empty());
+            let password = parameters.take("sentinel_password").or_else(|| user.is_some().then(String::new));
+            let (product, database) = (Product::Sentinel, 0);
+            let sentinel = |endpoint| Server {
+                product,
+                database,
+                user: user.clone(),
+                password: password.clone(),
+                ..server(endpoint)
+            };
+            Some(Failover::Sentinel { service, sentinels: endpoints.iter().map(sentinel).collect() })
+        }
+        "cluster" if database != 0 => return Err("names a database, which a cluster does not have".into()),
+        "cluster" => Some(Failover::Cluster(endpoints.iter().map(server).collect())),
+        _ => None,
+    };
+    let with_tls = match kind {
+        "sentinel" => "rediss+sentinel://",
+        "cluster" => "rediss+cluster://",
+        _ => "rediss://",
+    };
+    parameters.none_left(Some(with_tls))?;
+    Ok(Site { server: server(&endpoints[0]), failover })
+}
+
+/// Reads `USER:PASSWORD`. A user without a password has an empty one.
+fn read_credentials(text: &str) -> Result<(Option<String>, Option<String>), String> {
+    let (user, password) = match text.split_once(':') {
+        Some((user, password)) => (user, Some(password)),
+        None => (text, None),
+    };
+    let user = Some(decoded(user)?).filter(|user| !user.is_empty());
+    let password = password.map(decoded).transpose()?.or_else(|| user.is_some().then(String::new));
+    Ok((user, password))
+}
+
+/// Reads the number of a database; without one it is 0.
+fn read_database(number: Option<&str>) -> Result<u32, String> {
+    match number {
+        None | Some("") => Ok(0),
+        Some(number) => number.parse().map_err(|_| format!("has the database {number:?}, which is not a number")),
+    }
+}
+
+/// Reads `HOST:PORT,HOST:PORT`. There is at least one.
+fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<Endpoint>, String> {
+    let endpoint = |listed| {
+        let (host, own_port) = split_port(listed)?;
+        let host = decoded(host)?;
+        if host.is_empty() {
+            return Err("names no host".to_owned());
+        }
+        if host.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | '@' | '[' | ']')) {
+            return Err("has a host that is neither a name nor an address".into());
+        }
+        Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })
+    };
+    listed.split(',').map(endpoint).collect()
 }
 
 /// Says where the server is, for messages: never with a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let product = match self.product {
+            Product::Redis => "Redis",
+            Product::Sentinel => "Sentinel",
+        };
         match &self.endpoint {
-            Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "Redis at [{host}]:{port}"),
-            Endpoint::Tcp { host, port, .. } => write!(f, "Redis at {host}:{port}"),
-            Endpoint::Unix(path) => write!(f, "Redis at {}", escaped_path(path)),
+            Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "{product} at [{host}]:{port}"),
+            Endpoint::Tcp { host, port, .. } => write!(f, "{product} at {host}:{port}"),
+            Endpoint::Unix(path) => write!(f, "{product} at {}", escaped_path(path)),
         }
     }
 }
@@ -106,13 +244,21 @@ impl fmt::Debug for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::endpoint::TlsFiles;
+
+    fn server(url: &str) -> Server {
+        let site = parse(url).expect(url);
+        assert!(site.failover.is_none(), "{url}");
+        site.server
+    }
+
+    fn tcp(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp { host: host.into(), port, tls: None }
+    }
 
     #[test]
     fn urls_are_read() {
-        let server = |url: &str| parse(url).expect(url);
         let plain = server("redis://web");
-        assert_eq!(plain.endpoint, Endpoint::Tcp { host: "web".into(), port: 6379, tls: None });
+        assert_eq!(plain.endpoint, tcp("web", 6379));
         assert_eq!((plain.database, plain.prefix.as_str(), plain.password), (0, "lockrun", None));
         let full = server("rediss://u%40x:p%3Aw@[::1]:7000/3?prefix=a:b&ca=/ca.pem&cert=/c&key=/k");
         let tls = TlsFiles { ca: Some("/ca.pem".into()), identity: Some(("/c".into(), "/k".into())) };
@@ -124,5 +270,31 @@ mod tests {
         assert_eq!((socket.user, socket.password.as_deref(), socket.database), (None, Some("secret"), 2));
         assert_eq!(server("redis+unix:///run/a@/r.sock").endpoint, Endpoint::Unix("/run/a@/r.sock".into()));
         assert_eq!(server("redis+unix:///run/r.sock").endpoint, Endpoint::Unix("/run/r.sock".into()));
+    }
+
+    #[test]
+    fn sentinels_are_read() {
+        let url = "redis+sentinel://app:pw@a,b:1,[::1]:2/my%20service/3?sentinel_user=s&sentinel_password=t";
+        let site = parse(url).expect("is a URL");
+        let Some(Failover::Sentinel { service, sentinels }) = site.failover else { panic!("names Sentinels") };
+        let endpoints: Vec<Endpoint> = sentinels.iter().map(|sentinel| sentinel.endpoint.clone()).collect();
+        assert_eq!((service.as_str(), endpoints), ("my service", vec![tcp("a", 26379), tcp("b", 1), tcp("::1", 2)]));
+        for sentinel in &sentinels {
+            assert_eq!((sentinel.user.as_deref(), sentinel.password.as_deref()), (Some("s"), Some("t")));
+            assert_eq!((sentinel.database, sentinel.product), (0, Product::Sentinel));
+        }
+        assert_eq!((site.server.user.as_deref(), site.server.database), (Some("app"), 3));
+        let site = parse("redis+sentinel://:pw@a/service").expect("is a URL");
+        let Some(Failover::Sentinel { sentinels, .. }) = site.failover else { panic!("names Sentinels") };
+        assert_eq!((sentinels[0].user.as_deref(), sentinels[0].password.as_deref()), (None, None));
+    }
+
+    #[test]
+    fn clusters_are_read() {
+        let site = parse("rediss+cluster://:pw@a,b:1?ca=/ca.pem").expect("is a URL");
+        let Some(Failover::Cluster(nodes)) = site.failover else { panic!("is a cluster") };
+        assert_eq!((nodes.len(), nodes[1].password.as_deref()), (2, Some("pw")));
+        assert!(matches!(&nodes[1].endpoint, Endpoint::Tcp { port: 1, tls: Some(_), .. }));
+        assert_eq!(site.server.at("c", 7), Server { endpoint: nodes[0].at("c", 7).endpoint, ..site.server.clone() });
     }
 }

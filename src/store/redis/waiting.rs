@@ -1,6 +1,7 @@
 //! Waiting in turn: a place in the lock's queue, and a mailbox at which to sleep.
 
 use std::os::fd::AsFd;
+use std::slice;
 use std::time::Duration;
 
 use super::connection::{Connection, Failure};
@@ -82,7 +83,7 @@ fn pop(
     observer: &mut dyn WaitObserver,
 ) -> Result<Popped, Failure> {
     let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
-    connection.send(&command, deadline)?;
+    connection.send(slice::from_ref(&command), deadline)?;
     loop {
         match waiter.wait_for(Some(connection.as_fd()), Some(deadline), observer) {
             Ok(WakeReason::Signal(signal)) => return Ok(Popped::Interrupted(signal)),

@@ -1,6 +1,7 @@
 //! What would make locks in this server unsafe or slow.
 
 mod encryption;
+mod failover;
 mod memory;
 mod persistence;
 mod replication;
@@ -13,8 +14,9 @@ use redis::{Cmd, Value};
 use uuid::Uuid;
 
 use super::connection::{Connection, Failure};
+use super::failover::slot_of;
 use super::rights::Missing;
-use super::{KEYS, RedisStore, keys, reply};
+use super::{FAILOVER_KEY, KEYS, RedisStore, Scope, keys, reply};
 use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::redis::url::Server;
@@ -68,7 +70,13 @@ fn read_time(reply: &Value) -> Option<Duration> {
 /// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
 pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
-    if let Err(failure) = look(store, &mut diagnostics) {
+    // A lock of ours alone, as any other to the server.
+    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    let looked = match ask_witnesses(store, &key, &mut diagnostics) {
+        Ok(()) => look(store, &key, &mut diagnostics),
+        failed => failed,
+    };
+    if let Err(failure) = looked {
         let failure = match failure {
             Failure::Closed if diagnostics.is_empty() => Failure::HungUp,
             failure => failure,
@@ -78,8 +86,18 @@ pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     diagnostics
 }
 
+/// Where another server can become the primary: adds what those say that know it, and turns to the one that has the lock `key`.
+fn ask_witnesses(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
+    let (slot, deadline) = (slot_of(&keys::base(&store.server.prefix, key)), Moment::now() + store.timeout);
+    let Some(witnesses) = &mut store.witnesses else { return Ok(()) };
+    let report = witnesses.report(deadline)?;
+    diagnostics.extend(failover::judge(&report));
+    let primary = witnesses.locate(slot, Moment::now() + store.timeout)?;
+    store.turn_to(&primary.server)
+}
+
 /// Adds what is found to `diagnostics`. Fails when the server does not answer any more.
-fn look(store: &mut RedisStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
+fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let server = store.server.clone();
     let deadline = Moment::now() + store.timeout;
     let connection = Connection::open(&server, store.tls.as_ref(), deadline)?;
@@ -95,19 +113,17 @@ fn look(store: &mut RedisStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(),
         greeting => greeting?,
     };
     let report = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text).map(Report::new);
-    diagnostics.extend(server::judge(greeting.as_ref(), report.as_ref(), &server));
+    diagnostics.extend(server::judge(greeting.as_ref(), report.as_ref(), &server, store.scope == Some(Scope::Lock)));
     if greeting.as_ref().is_some_and(Greeting::is_sentinel) {
         return Ok(());
     }
     diagnostics.extend(encryption::diagnose(&server, store.timeout));
 
-    // A lock of ours alone, as any other to the server.
-    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
-    let base = keys::base(&server.prefix, &key);
+    let base = keys::base(&server.prefix, key);
     let missing = Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop))?;
     diagnostics.extend(missing.diagnostics(&server));
     if !missing.any() {
-        diagnostics.push(trial::diagnose(store, &key));
+        diagnostics.push(trial::diagnose(store, key));
         clean_up(&mut session, &base)?;
         diagnostics.extend(latency::diagnose(store.timeout, || session.time())?);
     }
@@ -120,14 +136,14 @@ fn look(store: &mut RedisStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(),
     let (fsync, save) = (session.parameter("appendfsync")?, session.parameter("save")?);
     diagnostics.extend(persistence::diagnose(&report, fsync.as_deref(), save.as_deref()));
     let replicas_to_write = session.parameter("min-replicas-to-write")?;
-    diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref()));
+    diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref(), store.scope.is_some()));
     Ok(())
 }
 
 /// Removes what a trial leaves: the fence and the last run, which any other lock keeps.
 fn clean_up(session: &mut Session, base: &str) -> Result<(), Failure> {
     let mut command = redis::cmd("DEL");
-    for key in KEYS {
+    for key in KEYS.into_iter().chain([FAILOVER_KEY]) {
         command.arg(format!("{base}{key}"));
     }
     session.try_ask(&command).map(drop)

@@ -3,11 +3,22 @@
 use super::report::Report;
 use crate::store::diagnostic::Diagnostic;
 
-/// Looks at the replicas of a primary; `to_write` is its parameter min-replicas-to-write, where that may be known.
-pub(super) fn diagnose(report: &Report, to_write: Option<&str>) -> Option<Diagnostic> {
+/// Looks at the replicas of a primary; `to_write` is its parameter min-replicas-to-write, where that may be known. Where a failover is
+/// followed, what it loses is waited for.
+pub(super) fn diagnose(report: &Report, to_write: Option<&str>, is_followed: bool) -> Option<Diagnostic> {
     let replicas = report.number("connected_slaves")?;
     if report.text("role") != Some("master") {
         return None;
+    }
+    if is_followed {
+        return Some(match to_write {
+            Some("0") => Diagnostic::note(
+                format!("it takes writes without its replicas ({replicas} connected)"),
+                "no lock is held twice for that; with min-replicas-to-write 1 a primary that is cut off stops granting locks that \
+                 would be lost again",
+            ),
+            _ => Diagnostic::ok(format!("it has replicas ({replicas} connected), and a failover to them is followed")),
+        });
     }
     if replicas == 0 {
         return Some(Diagnostic::ok("it has no replicas, so no failover can lose a lock"));
@@ -43,7 +54,7 @@ mod tests {
     fn replicas_are_a_risk() {
         let diagnose = |replicas: u8, to_write| {
             let report = Report::new(format!("role:master\r\nconnected_slaves:{replicas}\r\n"));
-            diagnose(&report, to_write).expect("is a primary")
+            diagnose(&report, to_write, false).expect("is a primary")
         };
         assert_eq!(diagnose(0, Some("0")).level, Level::Ok);
         let alone = diagnose(2, Some("0"));

@@ -54,8 +54,13 @@ pub(super) fn ask(session: &mut Session) -> Result<Option<Greeting>, Failure> {
     }
 }
 
-/// What kind of server this is: by its greeting, or else by its report.
-pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server: &Server) -> Vec<Diagnostic> {
+/// What kind of server this is: by its greeting, or else by its report. Whether it is to be one `of_a_cluster`, the URL says.
+pub(super) fn judge(
+    greeting: Option<&Greeting>,
+    report: Option<&Report>,
+    server: &Server,
+    of_a_cluster: bool,
+) -> Vec<Diagnostic> {
     let unknown = Greeting {
         product: "redis".into(),
         version: report.and_then(|report| report.text("redis_version")).unwrap_or_default().into(),
@@ -78,12 +83,14 @@ pub(super) fn judge(greeting: Option<&Greeting>, report: Option<&Report>, server
         Some(_) => Diagnostic::ok(format!("{server} answers: {product} {version}")),
     }];
     if greeting.is_sentinel() {
-        diagnostics
-            .push(Diagnostic::unusable("it is a Sentinel, which keeps no data", "name the primary in the store's URL"));
-    } else if mode == "cluster" {
+        diagnostics.push(Diagnostic::unusable(
+            "it is a Sentinel, which keeps no data",
+            "write redis+sentinel://HOST/SERVICE in the store's URL",
+        ));
+    } else if mode == "cluster" && !of_a_cluster {
         diagnostics.push(Diagnostic::fail(
             "it is a node of a cluster",
-            "lockrun asks no other node, so locks that belong to those cannot be had (status 69); use a server of its own",
+            "lockrun asks no other node, so locks that belong to those cannot be had (status 69); write redis+cluster:// in the store's URL",
         ));
     }
     if role == "replica" || role == "slave" {
@@ -102,10 +109,10 @@ mod tests {
     use crate::store::redis::url;
 
     fn worst(product: &str, version: &str, mode: &str, role: &str) -> Option<Level> {
-        let server = url::parse("redis://127.0.0.1").expect("is a URL");
+        let server = url::parse("redis://127.0.0.1").expect("is a URL").server;
         let [product, version, mode, role] = [product, version, mode, role].map(str::to_owned);
         let greeting = Greeting { product, version, mode, role };
-        judge(Some(&greeting), None, &server).into_iter().map(|diagnostic| diagnostic.level).max()
+        judge(Some(&greeting), None, &server, false).into_iter().map(|diagnostic| diagnostic.level).max()
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Answer {
                 granted: Some(tokens(granted)),
                 ..Answer::new(format!("mine: fence {}, slot {}", text(fence), text(slot)))
             },
-            (Reader::Acquire { waits }, [Value::Int(0), held, place, _, granted, _, _]) => {
+            (Reader::Acquire { waits }, [Value::Int(0), held, place, _, granted, _, _, _]) => {
                 let place = if waits { format!(", place {}", text(place)) } else { String::new() };
                 Answer {
                     granted: Some(tokens(granted)),

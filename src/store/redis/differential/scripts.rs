@@ -44,13 +44,13 @@ pub(super) fn run(script: &str, args: &[String], asks: &str, now: u64) -> Cmd {
 
 /// Returns the text that is sent to a server.
 fn text(script: &Script) -> String {
-    let command = script.command(false);
+    let command = script.command(false, false);
     let Some(Arg::Simple(text)) = command.args_iter().nth(1) else { panic!("EVAL has a text") };
     String::from_utf8(text.to_vec()).expect("is text")
 }
 
 fn with_time_of_history(text: &str) -> String {
-    let of_server = "local time = call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n";
+    let of_server = "local time=call('TIME')\nlocal now=time[1]*1000+math.floor(time[2] / 1000)\n";
     assert!(text.contains(of_server), "the prelude reads the time in other words");
     framed(&text.replace(of_server, "local now = NOW\n"))
 }

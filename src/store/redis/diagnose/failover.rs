@@ -1,0 +1,158 @@
+//! What would keep a failover from being sat out.
+
+use std::time::Duration;
+
+use crate::store::diagnostic::Diagnostic;
+use crate::store::redis::failover::{ClusterReport, SentinelReport, WitnessReport};
+use crate::text::duration;
+
+/// The lease of most runs: the default.
+const USUAL_TTL: Duration = Duration::from_secs(30);
+
+/// How long a failover takes after the primary was found to be down, as a rule: until another one is elected, and all know it.
+const ELECTION: Duration = Duration::from_secs(5);
+
+/// What is not covered, whatever the setting.
+const UNCOVERED: &str = "after a failover nothing is granted until the longest lease from before it has run out; what that does not \
+                         cover: --ttl none, and a lease longer than any that had reached the replica";
+
+/// Judges what those that know the primary say.
+pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
+    match report {
+        WitnessReport::Sentinel(report) => judge_sentinels(report),
+        WitnessReport::Cluster(report) => judge_cluster(report),
+    }
+}
+
+fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
+    let SentinelReport { service, named, seats, silent, primary, replicas, down_after } = report;
+    let mut diagnostics = vec![Diagnostic::ok(format!(
+        "a majority of {seats} Sentinels says that the primary of {service:?} is {primary}"
+    ))];
+    for why in silent {
+        diagnostics.push(Diagnostic::warn(
+            why.clone(),
+            "start it again: when a majority is away, locks cannot be had (69), and leases are lost",
+        ));
+    }
+    if *seats < 3 {
+        diagnostics.push(Diagnostic::warn(
+            format!("there are fewer than three Sentinels ({seats})"),
+            "when one of them is away, there is no majority, and locks cannot be had (69); run three, on machines of their own",
+        ));
+    }
+    if *named < 2 && *seats > 1 {
+        diagnostics.push(Diagnostic::warn(
+            "the store's URL names one Sentinel",
+            "while that one is away, the primary cannot be found (69); name them all",
+        ));
+    }
+    if *replicas == 0 {
+        diagnostics
+            .push(Diagnostic::warn("the primary has no replica", "nothing can take its place; give it one or two"));
+    }
+    diagnostics.extend(down_after.map(|down_after| judge_delay("down-after-milliseconds", down_after)));
+    diagnostics.push(Diagnostic::ok(UNCOVERED));
+    diagnostics
+}
+
+fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
+    let ClusterReport { primaries, alone, silent, node_timeout } = report;
+    let mut diagnostics = vec![Diagnostic::ok(format!("the cluster has {primaries} primaries"))];
+    for why in silent {
+        diagnostics.push(Diagnostic::warn(
+            why.clone(),
+            "start it again, or wait until a replica has taken its place: locks on it cannot be had (69), and with three primaries \
+             no lease at all can be renewed meanwhile",
+        ));
+    }
+    if *primaries < 3 {
+        diagnostics.push(Diagnostic::warn(
+            format!("the cluster has fewer than three primaries ({primaries})"),
+            "no replica can be elected in the place of one that is gone; use three or more",
+        ));
+    }
+    for node in alone {
+        diagnostics.push(Diagnostic::warn(
+            format!("{node} has no replica"),
+            "when it is gone, locks on it cannot be had (69); give it a replica",
+        ));
+    }
+    diagnostics.extend(node_timeout.map(|timeout| judge_delay("cluster-node-timeout", timeout)));
+    diagnostics.push(Diagnostic::ok(format!(
+        "{UNCOVERED}; the first lock of a key; a replica that was made the primary with CLUSTER FAILOVER TAKEOVER"
+    )));
+    diagnostics
+}
+
+/// Compares the time after which a silent primary counts as down with a lease.
+fn judge_delay(name: &str, delay: Duration) -> Diagnostic {
+    let failover = delay + ELECTION;
+    // TERM comes a third of the lease before its end, and the last renewal may be a third old.
+    if failover * 3 < USUAL_TTL {
+        return Diagnostic::ok(format!(
+            "a silent primary is replaced after about {} ({name})",
+            duration::say(failover)
+        ));
+    }
+    Diagnostic::warn(
+        format!("a silent primary is replaced only after about {} ({name})", duration::say(failover)),
+        format!(
+            "a lease of {} is lost before that, and the command is stopped (79): set {name} to 3000 or so, or use a --ttl of {} or more",
+            duration::say(USUAL_TTL),
+            duration::say(failover * 3)
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::diagnostic::Level;
+
+    fn worst(diagnostics: &[Diagnostic]) -> Option<Level> {
+        diagnostics.iter().map(|diagnostic| diagnostic.level).max()
+    }
+
+    #[test]
+    fn weak_sentinels_are_told() {
+        let good = || SentinelReport {
+            service: "s".into(),
+            named: 3,
+            seats: 3,
+            silent: Vec::new(),
+            primary: "Redis at h:1".into(),
+            replicas: 2,
+            down_after: Some(Duration::from_secs(3)),
+        };
+        assert_eq!(worst(&judge_sentinels(&good())), Some(Level::Ok));
+        for bad in [
+            SentinelReport { named: 1, ..good() },
+            SentinelReport { seats: 2, ..good() },
+            SentinelReport { silent: vec!["one".into()], ..good() },
+            SentinelReport { replicas: 0, ..good() },
+            SentinelReport { down_after: Some(Duration::from_secs(30)), ..good() },
+        ] {
+            assert_eq!(worst(&judge_sentinels(&bad)), Some(Level::Warn));
+        }
+    }
+
+    #[test]
+    fn weak_clusters_are_told() {
+        let good = || ClusterReport {
+            primaries: 3,
+            alone: Vec::new(),
+            silent: Vec::new(),
+            node_timeout: Some(Duration::from_secs(3)),
+        };
+        assert_eq!(worst(&judge_cluster(&good())), Some(Level::Ok));
+        for bad in [
+            ClusterReport { primaries: 2, ..good() },
+            ClusterReport { alone: vec!["one".into()], ..good() },
+            ClusterReport { silent: vec!["one".into()], ..good() },
+            ClusterReport { node_timeout: Some(Duration::from_secs(15)), ..good() },
+        ] {
+            assert_eq!(worst(&judge_cluster(&bad)), Some(Level::Warn));
+        }
+    }
+}

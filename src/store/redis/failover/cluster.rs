@@ -1,0 +1,344 @@
+//! The nodes of a cluster, which know the primary of each hash slot.
+//!
+//! A primary is the node that a majority of the others says, those that vote when a replica wants to take its place, with its
+//! configuration epoch: each failover and each move of a slot to another node gives another one. Its own voice does not count: it may
+//! be cut off from all others. Where it has fewer than two, no replica can be elected in its place, and its own is enough.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crc::{CRC_16_XMODEM, Crc};
+use redis::{Cmd, Value};
+
+use super::panel::Panel;
+use super::{Address, Primary, majority};
+use crate::net::endpoint::Endpoint;
+use crate::store::redis::connection::{Failure, Replies};
+use crate::store::redis::reply::{UnexpectedReply, text};
+use crate::store::redis::url::Server;
+use crate::sys::clock::Moment;
+
+/// How many hash slots a cluster has.
+const SLOTS: u16 = 16384;
+
+/// From so many primaries on a replica can be elected: a majority of them has to vote for it, and the one that it replaces does not.
+const CAN_REPLACE: usize = 3;
+
+/// The most primaries that are asked.
+const MEMBERS_MAX: usize = 200;
+
+/// Returns the hash slot of `key`: the CRC16 (XMODEM) of what stands between its first brace and the next closing one, as Redis's cluster
+/// specification has it.
+pub(in crate::store::redis) fn slot_of(key: &str) -> u16 {
+    const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    CRC.checksum(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % SLOTS
+}
+
+/// The nodes of a cluster.
+pub(in crate::store::redis) struct Cluster {
+    /// Those that the URL names.
+    named: Vec<Server>,
+    /// The primaries; as long as they are not known, those that the URL names.
+    panel: Panel,
+    knows_primaries: bool,
+    question: [Cmd; 1],
+}
+
+/// What is known of a cluster.
+pub(in crate::store::redis) struct ClusterReport {
+    /// How many primaries it has.
+    pub(in crate::store::redis) primaries: usize,
+    /// Those of them that have no replica.
+    pub(in crate::store::redis) alone: Vec<String>,
+    /// Why some do not answer.
+    pub(in crate::store::redis) silent: Vec<String>,
+    /// After which silence a node counts as failed, if that may be known.
+    pub(in crate::store::redis) node_timeout: Option<Duration>,
+}
+
+/// How one node sees the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct View {
+    /// Which node it is.
+    id: String,
+    /// The primaries that have slots.
+    primaries: Vec<Node>,
+    /// The nodes, by their ids, that have replicas which are not known to have failed.
+    replicated: BTreeSet<String>,
+}
+
+/// A primary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Node {
+    id: String,
+    address: Address,
+    epoch: u64,
+    /// The first and the last of its slots, for each row of them.
+    slots: Vec<(u16, u16)>,
+}
+
+impl Cluster {
+    pub(super) fn new(named: Vec<Server>) -> Self {
+        Cluster {
+            panel: Panel::new(&named),
+            knows_primaries: false,
+            named,
+            question: [redis::cmd("CLUSTER").arg("NODES").take()],
+        }
+    }
+
+    /// Asks which node is the primary of `slot`.
+    pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
+        self.learn(deadline)?;
+        self.ask(deadline);
+        self.hear(slot, deadline)
+    }
+
+    /// Asks all primaries, and waits for each that may answer.
+    pub(super) fn report(&mut self, deadline: Moment) -> Result<ClusterReport, Failure> {
+        let view = self.learn(deadline)?;
+        let question = [redis::cmd("CONFIG").arg("GET").arg("cluster-node-timeout").take()];
+        self.panel.send(&question, self.panel.len(), deadline);
+        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let read = |_: &Server, replies: Replies| match replies.into_iter().next() {
+            Some(Ok(Value::Array(pair))) => Ok(pair.get(1).and_then(text).and_then(|time| time.parse().ok())),
+            _ => Ok(None),
+        };
+        let heard: Vec<Option<u64>> = self.panel.hear(&question, soon, read, |_| false);
+        let alone = view.primaries.iter().filter(|node| !view.replicated.contains(&node.id));
+        Ok(ClusterReport {
+            primaries: view.primaries.len(),
+            alone: alone.map(|node| self.server(node).to_string()).collect(),
+            silent: self.panel.complaints(),
+            node_timeout: heard.into_iter().flatten().max().map(Duration::from_millis),
+        })
+    }
+
+    /// Returns all primaries.
+    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Server>, Failure> {
+        let view = self.learn(deadline)?;
+        Ok(view.primaries.iter().map(|node| self.server(node)).collect())
+    }
+
+    pub(super) fn ask(&mut self, deadline: Moment) {
+        // All that are left have to agree where there are three.
+        self.panel.send(&self.question, self.panel.len(), deadline);
+    }
+
+    /// Reads the answers, as far as a majority needs them.
+    pub(super) fn hear(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
+        let views = self.panel.hear(&self.question, deadline, View::read, |views| agreed(views, slot).is_some());
+        match agreed(&views, slot) {
+            Some(node) => {
+                let term = format!("{}:{}", node.epoch, node.id);
+                Ok(Primary { server: self.server(&node), term, standing: -1 })
+            }
+            None => Err(self.no_majority(&views, slot)),
+        }
+    }
+
+    /// Makes the panel that of the primaries that a node knows. Returns what that node knows.
+    fn learn(&mut self, deadline: Moment) -> Result<View, Failure> {
+        let started = Moment::now();
+        let mut views = Vec::new();
+        if self.knows_primaries {
+            views = self.look(started + deadline.since(started) / 2);
+        }
+        if views.is_empty() {
+            (self.panel, self.knows_primaries) = (Panel::new(&self.named), false);
+            views = self.look(deadline);
+        }
+        // The newest one.
+        let newest = |view: &View| view.primaries.iter().map(|node| node.epoch).max();
+        let Some(view) = views.into_iter().max_by_key(newest) else { return Err(self.no_majority(&[], 0)) };
+        self.knows_primaries = true;
+        self.panel.become_these(view.primaries.iter().take(MEMBERS_MAX).map(|node| self.server(node)).collect());
+        Ok(view)
+    }
+
+    fn look(&mut self, deadline: Moment) -> Vec<View> {
+        self.panel.send(&self.question, 1, deadline);
+        self.panel.hear(&self.question, deadline, View::read, |views| !views.is_empty())
+    }
+
+    fn no_majority(&self, views: &[View], slot: u16) -> Failure {
+        let because = match self.panel.failure() {
+            Some((node, failure)) => format!("; {:#}", failure.explain(node)),
+            None => String::new(),
+        };
+        let is_served = views.is_empty() || views.iter().any(|view| view.primary_of(slot).is_some());
+        let why = match views.len() {
+            0 => format!("no node of the cluster answers{because}"),
+            _ if !is_served => format!("no node of the cluster serves the hash slot {slot}{because}"),
+            heard => format!(
+                "the primary of the hash slot {slot} is not known: of {} primaries in the cluster {heard} answered, and too few \
+                 others agree on it{because}",
+                seats(views)
+            ),
+        };
+        let is_transient = !views.is_empty() || self.panel.failure().is_none_or(|(_, failure)| failure.is_transient());
+        Failure::NoPrimary { why, is_transient }
+    }
+
+    /// Returns where a node is.
+    fn server(&self, node: &Node) -> Server {
+        self.named[0].at(&node.address.0, node.address.1)
+    }
+}
+
+/// How many primaries there are, as far as it is known.
+fn seats(views: &[View]) -> usize {
+    views.iter().map(|view| view.primaries.len()).max().unwrap_or(0)
+}
+
+/// Returns the node on which enough agree as the primary of `slot`.
+fn agreed(views: &[View], slot: u16) -> Option<Node> {
+    let seats = seats(views);
+    let mut parties: BTreeMap<(&str, u64), (BTreeSet<&str>, &Node)> = BTreeMap::new();
+    for view in views {
+        // A replica does not vote.
+        let votes = view.primaries.iter().any(|node| node.id == view.id);
+        if let (true, Some(primary)) = (votes, view.primary_of(slot)) {
+            let party = parties.entry((&primary.id, primary.epoch)).or_insert((BTreeSet::new(), primary));
+            party.0.insert(&view.id);
+        }
+    }
+    let is_enough = |voices: &BTreeSet<&str>, primary: &Node| {
+        if seats >= CAN_REPLACE {
+            voices.iter().filter(|id| **id != primary.id).count() >= majority(seats - 1)
+        } else {
+            voices.contains(primary.id.as_str())
+        }
+    };
+    parties.into_values().find(|(voices, primary)| is_enough(voices, primary)).map(|(_, primary)| primary.clone())
+}
+
+impl View {
+    /// Reads the answer of `node` to CLUSTER NODES.
+    fn read(node: &Server, replies: Replies) -> Result<Self, Failure> {
+        let strange = || Failure::UnexpectedReply(UnexpectedReply);
+        let reply = replies.into_iter().next().ok_or_else(strange)??;
+        View::parse(&text(&reply).ok_or_else(strange)?, node).ok_or_else(strange)
+    }
+
+    /// Reads the lines `ID IP:PORT@BUS,HOSTNAME FLAGS PRIMARY PING PONG EPOCH LINK SLOT...`.
+    fn parse(listed: &str, node: &Server) -> Option<Self> {
+        let mut view = View { id: String::new(), primaries: Vec::new(), replicated: BTreeSet::new() };
+        for line in listed.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [id, address, flags, replica_of, _, _, epoch, _, slots @ ..] = &words[..] else { return None };
+            let flags: Vec<&str> = flags.split(',').collect();
+            if flags.contains(&"myself") {
+                (*id).clone_into(&mut view.id);
+            }
+            if flags.contains(&"slave") && !flags.contains(&"fail") {
+                view.replicated.insert((*replica_of).to_owned());
+            }
+            // Slots that are on their way stand in brackets.
+            let slots: Vec<(u16, u16)> = slots.iter().filter_map(|range| row(range)).collect();
+            if flags.contains(&"master") && !slots.is_empty() {
+                let (id, address) = ((*id).to_owned(), address_of(address, node)?);
+                view.primaries.push(Node { id, address, epoch: epoch.parse().ok()?, slots });
+            }
+        }
+        (!view.id.is_empty()).then_some(view)
+    }
+
+    fn primary_of(&self, slot: u16) -> Option<&Node> {
+        self.primaries.iter().find(|node| node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)))
+    }
+}
+
+/// Reads `FIRST-LAST`, or one slot.
+fn row(range: &str) -> Option<(u16, u16)> {
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    Some((first.parse().ok()?, last.parse().ok()?))
+}
+
+/// Reads `IP:PORT@BUS,HOSTNAME`. A node may not know its own address: then it is at that by which it was asked. Certificates are of names.
+fn address_of(listed: &str, asked: &Server) -> Option<Address> {
+    let (ip, port) = listed.split(['@', ',']).next()?.rsplit_once(':')?;
+    let Endpoint::Tcp { host, tls, .. } = &asked.endpoint else { return None };
+    let name = listed.split(',').nth(1).filter(|name| !name.is_empty() && !name.contains('='));
+    let named = match (name, ip) {
+        (Some(name), _) if tls.is_some() => name,
+        (Some(name), "") => name,
+        (None, "") => host,
+        (_, ip) => ip.trim_start_matches('[').trim_end_matches(']'),
+    };
+    Some((named.to_owned(), port.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::url;
+
+    const NODES: &str = "\
+aaa 127.0.0.1:7000@17000 myself,master - 0 0 1 connected 0-5460 5462 [5461-<-bbb]
+bbb 127.0.0.1:7001@17001,host-b master - 0 0 2 connected 5461-10922
+ccc 127.0.0.1:7002@17002 master - 0 0 3 connected 10923-16383
+ddd 127.0.0.1:7003@17003 slave aaa 0 0 1 connected
+eee 127.0.0.1:7004@17004 master,fail - 0 0 0 disconnected
+";
+
+    fn node() -> Server {
+        url::parse("redis://localhost").expect("is a URL").server
+    }
+
+    fn view(text: &str) -> View {
+        View::parse(text, &node()).expect("is a view")
+    }
+
+    #[test]
+    fn a_view_is_read() {
+        let read = view(NODES);
+        assert_eq!((read.id.as_str(), read.primaries.len()), ("aaa", 3));
+        let at = |slot| read.primary_of(slot).map(|node| (node.id.as_str(), node.epoch, node.address.1));
+        assert_eq!(
+            (at(0), at(5461), at(5462), at(16383)),
+            (Some(("aaa", 1, 7000)), Some(("bbb", 2, 7001)), Some(("aaa", 1, 7000)), Some(("ccc", 3, 7002)))
+        );
+        for garbage in ["", "aaa", "aaa x:y z", "aaa 127.0.0.1:7000@17000 master - 0 0 1 connected 0-1"] {
+            assert_eq!(View::parse(garbage, &node()), None, "{garbage}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        let secure = url::parse("rediss://asked").expect("is a URL").server;
+        let at = |listed: &str, asked: &Server| address_of(listed, asked).map(|(host, port)| format!("{host} {port}"));
+        assert_eq!(at("10.0.0.1:7000@17000", &node()).as_deref(), Some("10.0.0.1 7000"));
+        assert_eq!(at("10.0.0.1:7000@17000,name", &node()).as_deref(), Some("10.0.0.1 7000"));
+        assert_eq!(at("10.0.0.1:7000@17000,name", &secure).as_deref(), Some("name 7000"));
+        assert_eq!(at("::1:7000@17000", &node()).as_deref(), Some("::1 7000"));
+        assert_eq!(at(":7000@17000", &node()).as_deref(), Some("localhost 7000"));
+        assert_eq!(at("10.0.0.1:7000@17000,,shard-id=x", &secure).as_deref(), Some("10.0.0.1 7000"));
+        assert_eq!(at("nonsense", &node()), None);
+    }
+
+    #[test]
+    fn the_others_decide() {
+        let seen_by = |id: &str| View { id: id.into(), ..view(NODES) };
+        let agreed = |views: &[View]| agreed(views, 0).map(|node| node.id);
+        let (a, b, c, d) = (seen_by("aaa"), seen_by("bbb"), seen_by("ccc"), seen_by("ddd"));
+        assert_eq!(agreed(&[b.clone(), c.clone()]).as_deref(), Some("aaa"));
+        assert_eq!(agreed(&[a.clone(), b.clone()]), None, "it speaks for itself");
+        assert_eq!(agreed(&[b.clone(), b.clone(), d]), None, "a replica has no voice, nor one two");
+        let newer = View::parse(&NODES.replace("0 0 1 connected 0", "0 0 9 connected 0"), &node()).expect("is a view");
+        assert_eq!(agreed(&[b, View { id: "ccc".into(), ..newer }]), None, "different epochs");
+        let alone = view("aaa 127.0.0.1:7000@17000 myself,master - 0 0 1 connected 0-16383\n");
+        assert_eq!(super::agreed(&[alone], 7).map(|node| node.id).as_deref(), Some("aaa"));
+        assert_eq!(agreed(&[a]), None);
+    }
+
+    #[test]
+    fn slots_are_of_hash_tags() {
+        // Redis's cluster specification: the CRC16 of 123456789 is 0x31C3.
+        assert_eq!(slot_of("123456789"), 0x31C3 % SLOTS);
+        assert_eq!(slot_of("lockrun:{a}:holders"), slot_of("a"));
+        // An empty tag is none.
+        assert_eq!(slot_of("a{}b"), 13694);
+    }
+}

@@ -1,0 +1,128 @@
+//! Which server is the primary, where a replica can take its place.
+//!
+//! It is the one that a majority says, and a majority is asked again with every request, after the request was sent or before: a
+//! lease counts from before both. So when a majority has come to know another primary, each holder on the old one has counted its
+//! lease from an earlier moment, and is dead after the longest lease. `failover.lua` lets the new primary grant nothing until then.
+
+mod cluster;
+mod panel;
+mod sentinel;
+
+pub(super) use cluster::{ClusterReport, slot_of};
+pub(super) use sentinel::SentinelReport;
+
+use super::connection::{Connection, Failure};
+use super::url::{self, Server};
+use crate::net::endpoint::Endpoint;
+use crate::net::tls::{Tls, Verification};
+use crate::sys::clock::Moment;
+use cluster::Cluster;
+use sentinel::Sentinels;
+
+/// The host and the port of a server.
+type Address = (String, u16);
+
+/// A primary, as a majority knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Primary {
+    /// Where it is.
+    pub(super) server: Server,
+    /// Its term, by a name: the same server has another one when it becomes the primary again.
+    pub(super) term: String,
+    /// For how many milliseconds it has been the primary, at least, as the scripts take it: see `failover.lua`.
+    pub(super) standing: i64,
+}
+
+/// What those that know the primary say of themselves.
+pub(super) enum WitnessReport {
+    Sentinel(SentinelReport),
+    Cluster(ClusterReport),
+}
+
+/// Those that know the primary.
+pub(super) enum Witnesses {
+    Sentinels(Sentinels),
+    Cluster(Cluster),
+}
+
+impl Witnesses {
+    /// Takes those of `failover`. `server` is what a primary is like.
+    pub(super) fn new(failover: url::Failover, server: &Server) -> Self {
+        match failover {
+            url::Failover::Sentinel { service, sentinels } => {
+                Witnesses::Sentinels(Sentinels::new(service, &sentinels, server.clone()))
+            }
+            url::Failover::Cluster(nodes) => Witnesses::Cluster(Cluster::new(nodes)),
+        }
+    }
+
+    /// Returns whether each of several primaries has a part of the locks.
+    pub(super) fn are_of_a_cluster(&self) -> bool {
+        matches!(self, Witnesses::Cluster(_))
+    }
+
+    /// Asks which server is the primary of the keys in this hash slot (of all keys, where there are no slots).
+    pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
+        match self {
+            Witnesses::Sentinels(sentinels) => sentinels.locate(deadline),
+            Witnesses::Cluster(cluster) => cluster.locate(slot, deadline),
+        }
+    }
+
+    /// Sends the question whether the primary still is the primary.
+    pub(super) fn ask(&mut self, deadline: Moment) {
+        match self {
+            Witnesses::Sentinels(sentinels) => sentinels.ask(deadline),
+            Witnesses::Cluster(cluster) => cluster.ask(deadline),
+        }
+    }
+
+    /// Reads the answers to that. Fails if a majority does not say that this server was the primary for this slot when it was asked.
+    pub(super) fn confirm(&mut self, slot: u16, primary: &Primary, deadline: Moment) -> Result<(), Failure> {
+        let found = match self {
+            Witnesses::Sentinels(sentinels) => sentinels.hear(deadline),
+            Witnesses::Cluster(cluster) => cluster.hear(slot, deadline),
+        };
+        match found {
+            Ok(found) if found.term == primary.term => Ok(()),
+            Ok(found) => Err(Failure::Unconfirmed(format!("it is {} now", found.server))),
+            Err(Failure::NoPrimary { why, .. }) => Err(Failure::Unconfirmed(why)),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Asks them of themselves. Fails if they do not know a primary.
+    pub(super) fn report(&mut self, deadline: Moment) -> Result<WitnessReport, Failure> {
+        match self {
+            Witnesses::Sentinels(sentinels) => sentinels.report(deadline).map(WitnessReport::Sentinel),
+            Witnesses::Cluster(cluster) => cluster.report(deadline).map(WitnessReport::Cluster),
+        }
+    }
+
+    /// Returns all primaries.
+    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Server>, Failure> {
+        match self {
+            Witnesses::Sentinels(sentinels) => Ok(vec![sentinels.locate(deadline)?.server]),
+            Witnesses::Cluster(cluster) => cluster.primaries(deadline),
+        }
+    }
+}
+
+/// Connects to `server`, with TLS if it has files for that.
+pub(super) fn open(server: &Server, deadline: Moment) -> Result<Connection, Failure> {
+    let tls = tls_for(server).map_err(|why| Failure::Unreachable(std::io::Error::other(why)))?;
+    Connection::open(server, tls.as_ref(), deadline)
+}
+
+/// Prepares TLS for the server, if it uses it. On failure says what is wrong with its files.
+pub(super) fn tls_for(server: &Server) -> Result<Option<Tls>, String> {
+    match &server.endpoint {
+        Endpoint::Tcp { host, tls: Some(files), .. } => Tls::new(host, files, Verification::Full).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// What a majority of `count` is.
+fn majority(count: usize) -> usize {
+    count / 2 + 1
+}

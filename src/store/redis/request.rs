@@ -1,0 +1,158 @@
+//! Running a script: at the server, or at the one that is the primary now; and again, while a server is away or does not do what it is
+//! asked for now.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use redis::{Arg, Cmd, Value};
+
+use super::connection::{Connection, Failure};
+use super::failover::{self, Primary, slot_of};
+use super::url::Server;
+use super::{Acquaintance, RedisStore, script};
+use crate::sys::backoff::Backoff;
+use crate::sys::clock::Moment;
+
+impl RedisStore {
+    /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
+    /// it was idle is opened anew, once. Where another server has become the primary, that one is asked. On failure, also tells whether
+    /// a server may have run it.
+    pub(super) fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        let deadline = Moment::now() + timeout;
+        if self.witnesses.is_none() {
+            return self.run_here(script, deadline);
+        }
+        let mut backoff = Backoff::new();
+        loop {
+            let failure = match self.run_at_primary(script, deadline) {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            // What is known of the primary may be wrong.
+            self.connection = None;
+            let pause = backoff.next();
+            if !failure.is_of_a_move() || Moment::now() + pause >= deadline {
+                return Err(failure);
+            }
+            self.has_resent |= failure.is_unanswered();
+            thread::sleep(pause);
+        }
+    }
+
+    /// Runs a script at the server that a majority says is the primary, when asked after the beginning of this: an answer that another
+    /// server may have replaced meanwhile is none.
+    fn run_at_primary(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        let slot = key_of(script).map_or(0, |key| slot_of(&key));
+        let known = self.primary.take().filter(|(of, _)| self.connection.is_some() && *of == slot);
+        let Some(witnesses) = &mut self.witnesses else { return self.run_here(script, deadline) };
+        let (primary, is_asked) = match known {
+            Some((_, primary)) => {
+                witnesses.ask(deadline);
+                (primary, true)
+            }
+            None => (witnesses.locate(slot, deadline)?, false),
+        };
+        self.turn_to(&primary.server)?;
+        let reply = self.run_here(&in_term(script, &primary), deadline);
+        if let (true, Some(witnesses)) = (is_asked, &mut self.witnesses) {
+            let confirmed = witnesses.confirm(slot, &primary, deadline);
+            // An error is one, whoever is the primary.
+            if reply.is_ok() {
+                confirmed?;
+            }
+        }
+        self.primary = Some((slot, primary));
+        reply
+    }
+
+    /// Makes `server` the one that is asked.
+    pub(super) fn turn_to(&mut self, server: &Server) -> Result<(), Failure> {
+        if self.server != *server {
+            self.connection = None;
+            let tls = failover::tls_for(server);
+            self.tls = tls.map_err(|why| Failure::Unreachable(io::Error::other(why)))?;
+            self.server = server.clone();
+        }
+        Ok(())
+    }
+
+    /// Runs a script at the server.
+    fn run_here(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        match self.send(script, deadline) {
+            Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
+                Some(full) => {
+                    self.acquaintance = Acquaintance::Answering;
+                    self.send(&full, deadline)
+                }
+                None => Err(Failure::Refused { command, error }),
+            },
+            reply => reply,
+        }
+    }
+
+    /// Sends a script as it is.
+    fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        if let Some(connection) = &mut self.connection {
+            match connection.request(script, deadline) {
+                Err(Failure::Closed) => {
+                    self.connection = None;
+                    self.has_resent = true;
+                }
+                Err(failure) => {
+                    self.connection = None;
+                    return Err(failure);
+                }
+                reply => return reply,
+            }
+        }
+        let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
+        let reply = connection.request(script, deadline);
+        match reply {
+            Ok(_) => self.connection = Some(connection),
+            Err(Failure::Closed) if self.acquaintance == Acquaintance::Unheard => return Err(Failure::HungUp),
+            Err(_) => {}
+        }
+        if !reply.as_ref().is_err_and(Failure::is_unanswered) {
+            self.acquaintance = self.acquaintance.max(Acquaintance::Answering);
+        }
+        reply
+    }
+
+    /// Runs a script that is safe to run twice, again and again until it is answered, is rejected for good, or `timeout` is over. One
+    /// attempt takes at most half of that: its connection may have been forgotten by something on the way without a word.
+    pub(super) fn run_until_answered(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        let until = Moment::now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let left = until.since(Moment::now());
+            let failure = match self.run(script, left.min(timeout / 2)) {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            let pause = backoff.next();
+            if !failure.is_transient() || Moment::now() + pause >= until {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+        }
+    }
+}
+
+/// Returns the first key of a command that runs a script.
+fn key_of(command: &Cmd) -> Option<String> {
+    let mut words = command.args_iter();
+    let (Some(Arg::Simple(b"EVAL" | b"EVALSHA")), Some(Arg::Simple(key))) = (words.next(), words.nth(2)) else {
+        return None;
+    };
+    String::from_utf8(key.to_vec()).ok()
+}
+
+/// Returns the command with the term of the `primary` as the last argument of its script, if it runs one.
+fn in_term(command: &Cmd, primary: &Primary) -> Cmd {
+    let mut command = command.clone();
+    if key_of(&command).is_some() {
+        command.arg(format!("term:{} {}", primary.term, primary.standing));
+    }
+    command
+}
