@@ -51,7 +51,7 @@ on_every_lease_store!(a_lock_is_released_over_a_connection_that_fell_silent, |st
 on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing, |store| {
     let proxy = scene(store, "late");
     for wait in [false, true] {
-        let first = proxy.connections() + 1;
+        let first = proxy.next_number();
         proxy.set(Mode::HoldUpTo(first));
         let mut call = Lockrun::at(&proxy.url()).key("late").args(["--ttl", "none", "--store-timeout", "2s"]);
         if wait {
@@ -75,7 +75,7 @@ on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing,
 // The same for a value of a sequence: "unknown (an error, possibly done: clean up by token)".
 on_every_lease_store!(a_reservation_that_arrives_after_its_withdrawal_takes_nothing, |store| {
     let proxy = scene(store, "reserved");
-    let first = proxy.connections() + 1;
+    let first = proxy.next_number();
     proxy.set(Mode::HoldUpTo(first));
     let call = Lockrun::bare().args(["reserve", "--store", &proxy.url(), "--from", "1"]).key("reserved");
     let call = call.args(["--ttl", "none", "--store-timeout", "2s"]).command(["echo", "ran"]);

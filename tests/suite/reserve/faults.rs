@@ -102,7 +102,7 @@ on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
     assert_eq!(next(&reserve(store, "1")), "1");
     let proxy = store.proxy();
     // The request hangs on its way, and lockrun's withdrawal of it overtakes it.
-    proxy.set(Mode::HoldUpTo(1));
+    proxy.set(Mode::HoldUpTo(proxy.next_number()));
     let call = at(&proxy.url(), "1").args(["--ttl", "none", "--store-timeout", "0.5s"]);
     call.command(["echo", "ran"]).run().exited(69).printed("").said("cannot reserve a value");
     let before = proxy.delivered();

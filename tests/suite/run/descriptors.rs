@@ -13,7 +13,7 @@ use crate::support::{LONG, Lockrun, eventually};
 // leaves no lock, and does not die of a fault of its own.
 on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     let mut statuses = Vec::new();
-    for limit in 3..=16 {
+    for limit in 3..=20 {
         let key = format!("few-{limit}");
         // A command that does not end by itself: one that was left behind would still be there.
         let call = Lockrun::new(store).key(&key).args(["--ttl", "60s", "--max-runtime", "300ms"]);

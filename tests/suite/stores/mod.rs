@@ -2,6 +2,7 @@
 
 mod broken_records;
 mod directory;
+mod failover;
 mod group;
 mod group_directory;
 mod group_planted;

@@ -44,6 +44,21 @@ pub(crate) trait LeaseServer {
     /// How many round trips a new connection takes for as many such requests, one after the other, at the most.
     fn round_trips(&self, requests: u64) -> u64;
 
+    /// How many connections to it a client has. It makes its requests over the last one.
+    fn connections_of_a_client(&self) -> u64 {
+        1
+    }
+
+    /// Whether others than lockrun connect to it again and again, so that the number of connections says nothing.
+    fn is_monitored(&self) -> bool {
+        false
+    }
+
+    /// What a proxy at this port writes instead of what, in the server's answers: where they tell the client where to go.
+    fn rewritten(&self, _port: u16) -> Option<(String, String)> {
+        None
+    }
+
     /// Whether it wakes its waiters; if not, they look again and again.
     fn wakes_waiters(&self) -> bool {
         true

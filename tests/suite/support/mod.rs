@@ -4,6 +4,7 @@ pub(crate) mod birth;
 pub(crate) mod calm;
 pub(crate) mod config;
 pub(crate) mod deadline;
+pub(crate) mod failover;
 pub(crate) mod fake;
 pub(crate) mod hand;
 pub(crate) mod holder;

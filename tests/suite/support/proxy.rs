@@ -79,6 +79,10 @@ struct Shared {
     server: SocketAddr,
     /// The server's word for what changes a lock.
     word: &'static str,
+    /// What is written instead of what in the server's answers, which is as long.
+    rewritten: Option<(String, String)>,
+    /// How many connections a client makes; it sends its requests over the last one.
+    of_a_client: u64,
     mode: Mutex<Mode>,
     over: AtomicBool,
     bytes: AtomicU64,
@@ -106,6 +110,8 @@ impl Proxy {
         let shared = Arc::new(Shared {
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             word: server.word(),
+            rewritten: server.rewritten(port_here),
+            of_a_client: server.connections_of_a_client(),
             mode: Mutex::new(Mode::Pass),
             over: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
@@ -149,6 +155,11 @@ impl Proxy {
     /// How many connections were made.
     pub(crate) fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// The number of the connection over which the next client will make its requests.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.connections() + self.shared.of_a_client
     }
 
     /// How often a client had something to say after the server had spoken: the round trips, whatever
@@ -249,6 +260,12 @@ impl Shared {
                 Err(error) if is_pause(&error) => continue,
                 Err(_) => break,
             };
+            if let (false, Some((old, new))) = (is_request, &self.rewritten) {
+                assert_eq!(old.len(), new.len(), "lengths were announced");
+                while let Some(at) = buffer[..count].windows(old.len()).position(|part| part == old.as_bytes()) {
+                    buffer[at..at + new.len()].copy_from_slice(new.as_bytes());
+                }
+            }
             let bytes = &buffer[..count];
             let mut delay = Duration::ZERO;
             let changes = is_request && contains(bytes, self.word);

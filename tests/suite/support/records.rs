@@ -20,7 +20,8 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
             record["holders"][0]["who"] = who.clone();
             record["last"]["who"] = who;
         }),
-        Store::Redis(redis) => {
+        Store::Redis(_) | Store::Sentinel(_) | Store::Cluster(_) => {
+            let redis = store.as_redis().expect("it is one");
             let mut held: Value =
                 serde_json::from_str(redis.ask(&["HGET", &info(key), "planted"]).text()).expect("JSON");
             held["who"] = who.clone();
@@ -49,7 +50,8 @@ pub(crate) fn set_last_run(store: &Store, key: &str, at: u64) {
             record["last"]["started_unix_ms"] = json!(at);
             record["last"]["ended_unix_ms"] = json!(at);
         }),
-        Store::Redis(redis) => {
+        Store::Redis(_) | Store::Sentinel(_) | Store::Cluster(_) => {
+            let redis = store.as_redis().expect("it is one");
             let who = json!({ "host": "h", "pid": 1, "user": "u", "command": "c" });
             let run = json!({ "who": who, "started": at, "ended": at, "status": 0 }).to_string();
             redis.ask(&["SET", &last(key), &run]);

@@ -2,7 +2,7 @@
 //! that goes with it.
 
 use std::cell::RefCell;
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -26,6 +26,8 @@ pub(crate) struct Redis {
     options: Vec<String>,
     password: Option<String>,
     certificates: Option<Certificates>,
+    /// What is in the file by which it is a Sentinel; nothing if it is a store.
+    sentinel: Option<String>,
     server: RefCell<Option<Child>>,
 }
 
@@ -41,19 +43,29 @@ impl Redis {
 
     /// A server that wants this password.
     pub(crate) fn with_password(password: &str) -> Self {
-        Self::build(&["--requirepass", password], Some(password), None)
+        Self::build(&["--requirepass", password], Some(password), None, None)
     }
 
     pub(crate) fn with_options(options: &[&str]) -> Self {
-        Self::build(options, None, None)
+        Self::build(options, None, None, None)
     }
 
     /// A server that speaks TLS alone on its port, and wants to see a client's certificate.
     pub(crate) fn with_tls() -> Self {
-        Self::build(&[], None, Some(&Certificates::make()))
+        Self::build(&[], None, Some(&Certificates::make()), None)
     }
 
-    fn build(options: &[&str], password: Option<&str>, certificates: Option<&Certificates>) -> Self {
+    /// A Sentinel with this configuration, which asks for the password, if there is one.
+    pub(crate) fn sentinel(configuration: &str, password: Option<&str>) -> Self {
+        Self::build(&[], password, None, Some(configuration))
+    }
+
+    fn build(
+        options: &[&str],
+        password: Option<&str>,
+        certificates: Option<&Certificates>,
+        sentinel: Option<&str>,
+    ) -> Self {
         for _ in 0..20 {
             let redis = Self {
                 directory: memory::directory(),
@@ -61,6 +73,7 @@ impl Redis {
                 options: options.iter().map(|&one| one.to_owned()).collect(),
                 password: password.map(str::to_owned),
                 certificates: certificates.cloned(),
+                sentinel: sentinel.map(str::to_owned),
                 server: RefCell::new(None),
             };
             if redis.launch() {
@@ -75,9 +88,16 @@ impl Redis {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
         let mut command = Command::new(find_program("redis-server"));
         let port = self.port.to_string();
+        match &self.sentinel {
+            None => command.args(["--save", "", "--databases", "16"]),
+            Some(configuration) => {
+                fs::write(self.directory.path().join("sentinel.conf"), configuration).expect("our own directory");
+                command.args(["sentinel.conf", "--sentinel"])
+            }
+        };
         command
             .current_dir(self.directory.path())
-            .args(["--bind", "127.0.0.1", "--save", "", "--databases", "16"])
+            .args(["--bind", "127.0.0.1"])
             .args(["--unixsocket", "redis.sock", "--unixsocketperm", "700"])
             .args(&self.options)
             .stdin(Stdio::null())
@@ -108,7 +128,7 @@ impl Redis {
     fn answers_as(&self, pid: u32) -> bool {
         let ours = format!("process_id:{pid}\r\n");
         self.try_ask(&["INFO"]).is_ok_and(
-            |reply| matches!(reply, Reply::Text(text) if text.contains(&ours) && text.contains("\r\nloading:0\r\n")),
+            |reply| matches!(reply, Reply::Text(text) if text.contains(&ours) && !text.contains("\r\nloading:1\r\n")),
         )
     }
 

@@ -46,9 +46,15 @@ impl Reply {
     /// The texts of a list, sorted.
     #[track_caller]
     pub(crate) fn texts(&self) -> Vec<String> {
-        let mut texts: Vec<_> = self.list().iter().map(|one| one.text().to_owned()).collect();
+        let mut texts = self.words();
         texts.sort();
         texts
+    }
+
+    /// The texts of a list, in their order.
+    #[track_caller]
+    pub(crate) fn words(&self) -> Vec<String> {
+        self.list().iter().map(|one| one.text().to_owned()).collect()
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+use super::failover::{Service, SingleNode};
 use super::lease_server::LeaseServer;
 use super::postgres::{Pooled, Postgres};
 use super::proxy::Proxy;
@@ -13,6 +14,10 @@ use super::redis::Redis;
 pub(crate) enum Store {
     File(TempDir),
     Redis(Redis),
+    /// The primary that Sentinels know.
+    Sentinel(Service),
+    /// A cluster, of one node.
+    Cluster(SingleNode),
     Postgres(Postgres),
     /// The same behind a connection pooler in transaction mode.
     Pooled(Pooled),
@@ -28,6 +33,14 @@ impl Store {
         Self::Redis(Redis::durable())
     }
 
+    pub(crate) fn sentinel() -> Self {
+        Self::Sentinel(Service::alone())
+    }
+
+    pub(crate) fn cluster() -> Self {
+        Self::Cluster(SingleNode::start())
+    }
+
     pub(crate) fn postgres() -> Self {
         Self::Postgres(Postgres::start())
     }
@@ -41,6 +54,8 @@ impl Store {
         match self {
             Self::File(_) => Self::file(),
             Self::Redis(_) => Self::redis(),
+            Self::Sentinel(_) => Self::sentinel(),
+            Self::Cluster(_) => Self::cluster(),
             Self::Postgres(_) => Self::postgres(),
             Self::Pooled(_) => Self::pooled(),
         }
@@ -66,6 +81,8 @@ impl Store {
         match self {
             Self::File(_) => "file",
             Self::Redis(_) => "redis",
+            Self::Sentinel(_) => "sentinel",
+            Self::Cluster(_) => "cluster",
             Self::Postgres(_) => "postgres",
             Self::Pooled(_) => "pooled",
         }
@@ -86,6 +103,8 @@ impl Store {
         match self {
             Self::File(_) => None,
             Self::Redis(redis) => Some(redis),
+            Self::Sentinel(service) => Some(service),
+            Self::Cluster(node) => Some(node),
             Self::Postgres(postgres) => Some(postgres),
             Self::Pooled(pooled) => Some(pooled),
         }
@@ -107,6 +126,8 @@ impl Store {
     pub(crate) fn as_redis(&self) -> Option<&Redis> {
         match self {
             Self::Redis(redis) => Some(redis),
+            Self::Sentinel(service) => Some(service.first()),
+            Self::Cluster(node) => Some(node.server()),
             _ => None,
         }
     }
@@ -134,6 +155,16 @@ macro_rules! tests_of_lease_stores {
         #[test]
         fn redis() {
             $crate::support::calm::judge(|| $contract(&$crate::support::Store::redis()));
+        }
+
+        #[test]
+        fn sentinel() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::sentinel()));
+        }
+
+        #[test]
+        fn cluster() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::cluster()));
         }
 
         #[test]

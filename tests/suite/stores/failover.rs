@@ -1,0 +1,327 @@
+//! Another server becomes the primary: while a lock is held, waited for, and free.
+//!
+//! "After a failover no lock that could have been held before it is granted until the longest lease from before has run out."
+//!
+//! The witnesses are the commands, as for other faults: the old one writes down when it lived, and so does the next one.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::failover::{Cluster, Service};
+use crate::support::processes::send;
+use crate::support::{LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
+
+/// A lease that outlasts a failover, which takes a few seconds: on a machine that is busy, too.
+const LONG_LEASE: &str = "20s";
+
+/// How often each failover takes place. `SUITE_RUNS` asks for more.
+fn runs() -> usize {
+    let asked = std::env::var("SUITE_RUNS").ok();
+    asked.map_or(1, |asked| asked.parse().expect("SUITE_RUNS is a number"))
+}
+
+/// One that holds a lock, and one that comes after it.
+struct Case {
+    url: String,
+    key: String,
+    old: Option<Running>,
+    next: Option<Running>,
+    records: TempDir,
+}
+
+impl Case {
+    /// Nobody has come yet.
+    fn new(url: &str, key: &str) -> Self {
+        Case { url: url.to_owned(), key: key.to_owned(), old: None, next: None, records: memory::directory() }
+    }
+
+    fn call(&self) -> Lockrun {
+        Lockrun::at(&self.url).key(&self.key).args(["--kill-after", "500ms", "--store-timeout", "2s", "-v"])
+    }
+
+    fn stamps(&self, tag: &str) -> Vec<String> {
+        witness::command(&self.records.path().join("lives"), tag, &[])
+    }
+
+    /// Lets the first one come.
+    #[track_caller]
+    fn hold(&mut self, ttl: &str) {
+        let mut old = self.call().args(["--ttl", ttl]).command(self.stamps("old")).spawn();
+        old.wait_for_line("ready");
+        self.old = Some(old);
+    }
+
+    /// Lets the second one come, which waits in its turn.
+    #[track_caller]
+    fn queue(&mut self) {
+        let mut next = self.call().args(["--ttl", LONG_LEASE, "--wait"]).command(self.stamps("next")).spawn();
+        next.comes_to(|next| next.stderr().contains("waiting") || next.has_line("ready"));
+        self.next = Some(next);
+    }
+
+    /// When the lease ends, as far as this server knows; 0 if it knows of none.
+    fn lease_end(&self, server: &Redis) -> i64 {
+        let ends = server.ask(&["ZRANGE", &redis_keys::holders(&self.key), "0", "-1", "WITHSCORES"]);
+        ends.words().get(1).map_or(0, |end| end.parse().expect("a time"))
+    }
+
+    /// The first one goes on: its lease is renewed on another server.
+    #[track_caller]
+    fn goes_on(&mut self, server: &Redis) {
+        let before = self.lease_end(server);
+        let mut old = self.old.take().expect("it has come");
+        eventually(LONG, "the lease is renewed on the new primary", || {
+            old.has_ended() || self.lease_end(server) > before
+        });
+        assert!(!old.has_ended(), "the first one has ended: {}", old.stderr());
+        self.old = Some(old);
+    }
+
+    /// The first one's command ends.
+    #[track_caller]
+    fn ends(&self) {
+        let old = self.old.as_ref().expect("it has come");
+        let is_command =
+            |pid: &i32| !fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.ends_with("lockrun"));
+        let commands: Vec<i32> = old.processes().into_iter().filter(is_command).collect();
+        assert_eq!(commands.len(), 1, "it runs");
+        send(commands[0], Signal::SIGKILL);
+    }
+
+    /// The first one has lost its lock.
+    #[track_caller]
+    fn is_lost(&mut self) {
+        let old = self.old.as_mut().expect("it has come");
+        eventually(LONG, "the old run has ended", || old.has_ended());
+        assert!(old.stderr().contains("lost"), "{}", old.stderr());
+    }
+
+    /// The second one comes by the lock, and not before the first one's command is dead. Returns the margin in milliseconds.
+    #[track_caller]
+    fn passes_on(mut self, what: &str) -> i64 {
+        if self.next.is_none() {
+            self.queue();
+        }
+        let next = self.next.as_mut().expect("it has come");
+        next.wait_for_line("ready");
+        let record = self.records.path().join("lives");
+        eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
+        let said = [self.old.as_ref().expect("it has come").stderr(), next.stderr()].concat();
+        next.kill_everything();
+        let margin = witness::smallest_margin(&witness::lives(&record)).expect("two lives") / 1_000_000;
+        assert!(margin > 0, "{what}: an overlap of {} ms\n{said}", -margin);
+        println!("{what}: margin {margin} ms");
+        margin
+    }
+}
+
+/// Keeps what is written from the replicas of this primary, from now on.
+fn cut_off_replicas(primary: &Redis) {
+    primary.ask(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]);
+    primary.ask(&["CLIENT", "KILL", "TYPE", "replica"]);
+}
+
+/// Keeps the Sentinels from this primary, and nobody else.
+fn cut_off_sentinels(primary: &Redis) {
+    let words = ["-ping", "-info", "-publish", "-subscribe", "-replicaof", "-slaveof", "-config", "-role", "-multi"];
+    let mut request = vec!["ACL", "SETUSER", "default"];
+    request.extend(words);
+    primary.ask(&request);
+}
+
+/// What was written has reached this many replicas.
+#[track_caller]
+fn is_replicated(primary: &Redis, replicas: i64) {
+    let reached = primary.ask(&["WAIT", &replicas.to_string(), "10000"]).number();
+    assert!(reached >= replicas, "only {reached} replicas have it");
+}
+
+// "Held locks that the new primary knows are renewed without a pause", and its command ends as it ends.
+#[test]
+fn sentinel_primary_killed() {
+    for _ in 0..runs() {
+        let service = Service::replicated();
+        let mut case = Case::new(&service.url(), "known");
+        case.hold(LONG_LEASE);
+        case.queue();
+        is_replicated(service.first(), 2);
+        service.first().kill();
+        let next = service.next_primary();
+        case.goes_on(next);
+        case.ends();
+        case.passes_on("known to the new primary");
+    }
+}
+
+// "A lost write becomes a delay, not a second run."
+#[test]
+fn sentinel_primary_killed_before_it_has_replicated() {
+    for _ in 0..runs() {
+        let service = Service::replicated();
+        let mut case = Case::new(&service.url(), "lost");
+        cut_off_replicas(service.first());
+        case.hold("8s");
+        service.first().kill();
+        service.next_primary();
+        case.queue();
+        case.is_lost();
+        case.passes_on("not known to the new primary");
+    }
+}
+
+// The same where there were locks before: the delay is that of the leases that the new primary knows of.
+#[test]
+fn sentinel_delay_is_that_of_the_longest_lease() {
+    let service = Service::replicated();
+    let call = Lockrun::at(&service.url()).args(["--ttl", "8s"]);
+    call.clone().key("earlier").command(["true"]).run().exited(0);
+    is_replicated(service.first(), 2);
+    cut_off_replicas(service.first());
+    let mut case = Case::new(&service.url(), "lost");
+    case.hold("8s");
+    service.first().kill();
+    service.next_primary();
+    call.clone().key("other").command(["true"]).run().exited(75).said("failed over to another one");
+    call.clone().key("other").args(["--wait", "1s"]).command(["true"]).run().exited(75).said("gave up after 1s");
+    call.clone().key("other").arg("--skip").command(["true"]).run().exited(0).silent();
+    let reserve = Lockrun::bare().args(["reserve", "--store", &service.url(), "--key", "n", "--from", "1"]);
+    reserve.command(["true"]).run().exited(75).said("reserves nothing for another");
+    case.passes_on("8 s");
+}
+
+// "A primary that is cut off from a majority of Sentinels cannot keep a command alive past its lease."
+#[test]
+fn sentinel_primary_cut_off() {
+    for _ in 0..runs() {
+        let service = Service::replicated();
+        let mut case = Case::new(&service.url(), "cut-off");
+        // Its earlier leases are known, so that it is known how long to wait.
+        case.call().args(["--ttl", "8s"]).command(["true"]).run().exited(0);
+        is_replicated(service.first(), 2);
+        cut_off_replicas(service.first());
+        case.hold("8s");
+        cut_off_sentinels(service.first());
+        service.next_primary();
+        case.queue();
+        case.is_lost();
+        case.passes_on("the old primary lives");
+    }
+}
+
+// Names and passwords: those of the Sentinels and those of the servers.
+#[test]
+fn sentinels_have_credentials_of_their_own() {
+    let service = Service::with_secret_sentinels("quiet");
+    let run = |url: &str| Lockrun::at(url).key("secret").command(["echo", "ran"]).run();
+    run(&format!("{}?sentinel_password=quiet", service.url())).exited(0).printed("ran\n").silent();
+    let output = run(&service.url()).exited(69).printed("").said("requires a password");
+    assert!(!output.stderr().contains("quiet"));
+    let wrong = run(&format!("{}?sentinel_password=loud", service.url())).exited(69).printed("");
+    assert!(!wrong.stderr().contains("loud"), "{}", wrong.stderr());
+}
+
+// Bad input: nothing is started, and the message says what is wrong.
+#[test]
+fn sentinels_that_know_nothing_of_it() {
+    let service = Service::alone();
+    let run = |url: &str| Lockrun::at(url).key("bad").command(["echo", "ran"]).run().exited(69).printed("");
+    run(&service.url_of("other")).said("does not know the service \"other\"");
+    for sentinel in service.sentinels() {
+        sentinel.kill();
+    }
+    run(&service.url()).said("of its 3 Sentinels 0 answered").said("Connection refused");
+}
+
+// One Sentinel of three is enough to be told of the others, and not enough to be believed.
+#[test]
+fn a_majority_of_sentinels_is_asked() {
+    let service = Service::replicated();
+    let [first, second, third] = service.sentinels() else { panic!("three") };
+    let url = format!("redis+sentinel://127.0.0.1:{}/locks", first.port());
+    let run = || Lockrun::at(&url).key("majority").command(["echo", "ran"]).run();
+    run().exited(0).printed("ran\n");
+    third.kill();
+    run().exited(0).printed("ran\n");
+    second.kill();
+    run().exited(69).printed("").said("of its 3 Sentinels 1 answered");
+}
+
+// "Held locks that the new primary knows are renewed without a pause", on each of the primaries.
+#[test]
+fn cluster_primary_killed() {
+    for _ in 0..runs() {
+        let cluster = Cluster::start();
+        let mut cases: Vec<Case> = cluster.keys().iter().map(|key| Case::new(&cluster.url(), key)).collect();
+        for case in &mut cases {
+            case.hold(LONG_LEASE);
+            case.queue();
+        }
+        is_replicated(&cluster.nodes()[1], 1);
+        cluster.nodes()[1].kill();
+        cluster.is_replaced(1, &[0, 2]);
+        let servers = [0, 4, 2].map(|at| &cluster.nodes()[at]);
+        for (case, server) in cases.iter_mut().zip(servers) {
+            case.goes_on(server);
+        }
+        for case in cases {
+            case.ends();
+            case.passes_on("known to the new primary");
+        }
+    }
+}
+
+// "A lost write becomes a delay, not a second run": of a lock that was held before.
+#[test]
+fn cluster_primary_killed_before_it_has_replicated() {
+    for _ in 0..runs() {
+        let cluster = Cluster::start();
+        let key = &cluster.keys()[0];
+        let mut case = Case::new(&cluster.url(), key);
+        case.call().args(["--ttl", "8s"]).command(["true"]).run().exited(0);
+        is_replicated(&cluster.nodes()[0], 1);
+        cut_off_replicas(&cluster.nodes()[0]);
+        case.hold("8s");
+        cluster.nodes()[0].kill();
+        cluster.is_replaced(0, &[1, 2]);
+        case.queue();
+        case.is_lost();
+        case.passes_on("not known to the new primary");
+    }
+}
+
+// "Slots that migrate while locks on them are held and waited for."
+#[test]
+fn cluster_slot_moved() {
+    for _ in 0..runs() {
+        let cluster = Cluster::start();
+        let key = &cluster.keys()[0];
+        let mut case = Case::new(&cluster.url(), key);
+        case.hold(LONG_LEASE);
+        case.queue();
+        cluster.move_slot(key, 2);
+        case.goes_on(&cluster.nodes()[2]);
+        case.ends();
+        case.passes_on("moved");
+    }
+}
+
+// "`status` and `prune` over all primaries", also where one is away.
+#[test]
+fn cluster_locks_are_listed() {
+    let cluster = Cluster::start();
+    let keys = cluster.keys();
+    for key in &keys {
+        Lockrun::at(&cluster.url()).key(key).command(["true"]).run().exited(0);
+    }
+    let status = || Lockrun::bare().arg("status").args(["--store", &cluster.url()]).run();
+    let listed = status().exited(0).stdout();
+    assert!(keys.iter().all(|key| listed.contains(key.as_str())), "{listed}");
+    let prune = Lockrun::bare().args(["prune", "--store", &cluster.url(), "--older-than", "1s", "--dry-run"]);
+    eventually(LONG, "all have been unused for a second", || prune.run().stdout().lines().count() == keys.len());
+    cluster.nodes()[1].pause();
+    let listed = status();
+    assert!(listed.stdout().contains(&keys[0]) && listed.stdout().contains(&keys[2]), "{}", listed.stdout());
+    assert!(!listed.stderr().is_empty(), "one is away");
+}

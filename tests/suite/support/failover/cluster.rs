@@ -1,0 +1,234 @@
+//! A cluster of primaries and replicas.
+
+use std::collections::BTreeMap;
+
+use super::sentinel::is_up_to_date;
+use crate::support::deadline::{LONG, eventually};
+use crate::support::lease_server::LeaseServer;
+use crate::support::redis::{Redis, free_port};
+use crate::support::redis_keys;
+
+/// How long a node must be silent before the others say that it has failed, in ms.
+const NODE_TIMEOUT: &str = "1500";
+
+/// The last hash slot.
+const LAST: u32 = 16383;
+
+/// A node on ports that are free.
+fn node(options: &[&str]) -> Redis {
+    let bus = free_port().to_string();
+    let mut all = vec!["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", NODE_TIMEOUT];
+    all.extend(options);
+    Redis::with_options(&all)
+}
+
+/// What a node says in `CLUSTER INFO`, by name.
+fn info(node: &Redis, name: &str) -> String {
+    let said = node.ask(&["CLUSTER", "INFO"]);
+    let found = said.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
+    found.expect("it says that")
+}
+
+/// The port on which a node speaks to the others.
+fn bus(node: &Redis) -> String {
+    node.ask(&["CONFIG", "GET", "cluster-port"]).words()[1].clone()
+}
+
+fn id(node: &Redis) -> String {
+    node.ask(&["CLUSTER", "MYID"]).text().to_owned()
+}
+
+/// One primary that has all slots, whose data are kept.
+pub(crate) struct SingleNode(Redis);
+
+impl SingleNode {
+    pub(crate) fn start() -> Self {
+        let node = node(&["--appendonly", "yes", "--appendfsync", "always"]);
+        node.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", &LAST.to_string()]);
+        eventually(LONG, "the cluster works", || info(&node, "cluster_state") == "ok");
+        Self(node)
+    }
+
+    pub(crate) fn server(&self) -> &Redis {
+        &self.0
+    }
+}
+
+impl LeaseServer for SingleNode {
+    fn port(&self) -> u16 {
+        self.0.port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("redis+cluster://127.0.0.1:{port}")
+    }
+
+    /// Where the node is, as its clients are told.
+    fn rewritten(&self, port: u16) -> Option<(String, String)> {
+        let place = |port| format!(":{port}@");
+        Some((place(self.port()), place(port)))
+    }
+
+    fn pause(&self) {
+        self.0.pause();
+    }
+
+    fn resume(&self) {
+        self.0.resume();
+    }
+
+    fn kill(&self) {
+        self.0.kill();
+    }
+
+    fn start_again(&self) {
+        self.0.start_again();
+        eventually(LONG, "the cluster works again", || info(&self.0, "cluster_state") == "ok");
+    }
+
+    fn hang_up(&self) {
+        self.0.hang_up();
+    }
+
+    fn forget_everything(&self) {
+        self.0.forget_everything();
+    }
+
+    fn forget_holders(&self, key: &str) {
+        self.0.forget_holders(key);
+    }
+
+    fn word(&self) -> &'static str {
+        self.0.word()
+    }
+
+    fn requests(&self) -> u64 {
+        self.0.requests()
+    }
+
+    /// The node is asked for the primary twice, and with each request but the first one for a confirmation.
+    fn round_trips(&self, requests: u64) -> u64 {
+        2 + self.0.round_trips(requests) + requests - 1
+    }
+
+    /// It is asked for the primary over another one.
+    fn connections_of_a_client(&self) -> u64 {
+        2
+    }
+
+    fn waiting(&self, key: &str) -> Vec<String> {
+        self.0.waiting(key)
+    }
+
+    fn asleep(&self) -> usize {
+        self.0.asleep()
+    }
+
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
+        let mut left = self.0.left(key, counts_what_goes);
+        left.retain(|name| *name != redis_keys::part(key, "failover"));
+        left
+    }
+}
+
+/// Three primaries, each with a replica that has all its data.
+pub(crate) struct Cluster {
+    /// The primaries, then the replicas in the same order.
+    nodes: Vec<Redis>,
+}
+
+impl Cluster {
+    pub(crate) fn start() -> Self {
+        let nodes: Vec<Redis> = (0..6).map(|_| node(&["--repl-diskless-sync-delay", "0"])).collect();
+        let third = LAST / 3;
+        for (at, node) in (0..3).zip(&nodes) {
+            let (first, last) = (at * (third + 1), if at == 2 { LAST } else { at * (third + 1) + third });
+            node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+            node.ask(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        }
+        for node in &nodes[1..] {
+            nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), &bus(node)]);
+        }
+        let cluster = Self { nodes };
+        let all_know = |what: &str, count: &str| cluster.nodes.iter().all(|node| info(node, what) == count);
+        eventually(LONG, "the nodes know each other", || all_know("cluster_known_nodes", "6"));
+        for (primary, replica) in cluster.nodes[..3].iter().zip(&cluster.nodes[3..]) {
+            replica.ask(&["CLUSTER", "REPLICATE", &id(primary)]);
+        }
+        eventually(LONG, "the replicas have the data", || cluster.nodes[3..].iter().all(is_up_to_date));
+        eventually(LONG, "the cluster works", || all_know("cluster_state", "ok") && all_know("cluster_size", "3"));
+        eventually(LONG, "all know who is whose replica", || {
+            cluster.nodes.iter().all(|node| {
+                node.ask(&["CLUSTER", "NODES"]).text().matches(" slave ").count()
+                    + node.ask(&["CLUSTER", "NODES"]).text().matches("myself,slave ").count()
+                    == 3
+            })
+        });
+        cluster
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let hosts: Vec<String> = self.nodes[..3].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    pub(crate) fn nodes(&self) -> &[Redis] {
+        &self.nodes
+    }
+
+    /// The slot of a lock.
+    pub(crate) fn slot(&self, key: &str) -> u32 {
+        let slot = self.nodes[0].ask(&["CLUSTER", "KEYSLOT", &redis_keys::fence(key)]).number();
+        u32::try_from(slot).expect("a slot")
+    }
+
+    /// Which of the first primaries a lock belongs to.
+    pub(crate) fn shard(&self, key: &str) -> usize {
+        usize::try_from(self.slot(key) / (LAST / 3 + 1)).expect("one of three")
+    }
+
+    /// A key of each shard.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut keys = BTreeMap::new();
+        for key in (0..100).map(|number| format!("key-{number}")) {
+            keys.entry(self.shard(&key)).or_insert(key);
+        }
+        keys.into_values().collect()
+    }
+
+    /// Waits until the replica of this shard is its primary, as all know that live.
+    pub(crate) fn is_replaced(&self, shard: usize, living: &[usize]) {
+        let id = id(&self.nodes[3 + shard]);
+        eventually(LONG, "the replica is the primary", || {
+            living.iter().all(|at| {
+                let nodes = self.nodes[*at].ask(&["CLUSTER", "NODES"]);
+                nodes
+                    .text()
+                    .lines()
+                    .any(|line| line.starts_with(&id) && line.contains("master") && line.contains("connected "))
+            })
+        });
+    }
+
+    /// Moves the slot of a lock to another shard, as `redis-cli --cluster reshard` does.
+    pub(crate) fn move_slot(&self, key: &str, to: usize) {
+        let (slot, from) = (self.slot(key).to_string(), &self.nodes[self.shard(key)]);
+        let target = &self.nodes[to];
+        target.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
+        from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(target)]);
+        loop {
+            let keys = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).words();
+            if keys.is_empty() {
+                break;
+            }
+            let mut words = vec!["MIGRATE", "127.0.0.1"];
+            let port = target.port().to_string();
+            words.extend([port.as_str(), "", "0", "5000", "KEYS"]);
+            words.extend(keys.iter().map(String::as_str));
+            from.ask(&words);
+        }
+        for node in [target, from, &self.nodes[3 - self.shard(key) - to]] {
+            node.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(target)]);
+        }
+    }
+}

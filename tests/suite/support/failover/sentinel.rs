@@ -1,0 +1,198 @@
+//! A primary, its replicas and its Sentinels.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use crate::support::deadline::{LONG, eventually};
+use crate::support::lease_server::LeaseServer;
+use crate::support::redis::Redis;
+
+/// The name of the service.
+pub(crate) const SERVICE: &str = "locks";
+
+/// How many Sentinels there are.
+const SENTINELS: usize = 3;
+
+/// How many of them must say that a primary is down.
+const QUORUM: &str = "2";
+
+/// A service: a primary, replicas and Sentinels.
+pub(crate) struct Service {
+    sentinels: Vec<Redis>,
+    /// The first primary, then its replicas.
+    servers: Vec<Redis>,
+    /// The ports at which the Sentinels monitor a proxy before the primary, each as a service of its own.
+    proxies: RefCell<BTreeSet<u16>>,
+}
+
+impl Service {
+    /// One without replicas, whose data are kept.
+    pub(crate) fn alone() -> Self {
+        Self::of(vec![Redis::durable()], None)
+    }
+
+    /// The same whose Sentinels ask for a password.
+    pub(crate) fn with_secret_sentinels(password: &str) -> Self {
+        Self::of(vec![Redis::start()], Some(password))
+    }
+
+    /// One with two replicas that have all the data. The Sentinels know them, and each other.
+    pub(crate) fn replicated() -> Self {
+        let primary = Redis::with_options(&["--repl-diskless-sync-delay", "0"]);
+        let port = primary.port().to_string();
+        let replica = || Redis::with_options(&["--replicaof", "127.0.0.1", &port]);
+        let service = Self::of(vec![primary, replica(), replica()], None);
+        let replicas = service.servers.len() - 1;
+        eventually(LONG, "the replicas have the data", || service.servers[1..].iter().all(is_up_to_date));
+        eventually(LONG, "the Sentinels know everything", || {
+            service.sentinels.iter().all(|sentinel| {
+                known(sentinel, SERVICE, "num-slaves") == replicas.to_string()
+                    && known(sentinel, SERVICE, "num-other-sentinels") == (SENTINELS - 1).to_string()
+            })
+        });
+        service
+    }
+
+    fn of(servers: Vec<Redis>, password: Option<&str>) -> Self {
+        let port = servers[0].port();
+        let mut lines = format!("sentinel monitor {SERVICE} 127.0.0.1 {port} {QUORUM}\n");
+        writeln!(lines, "sentinel down-after-milliseconds {SERVICE} 1000").expect("there is memory");
+        writeln!(lines, "sentinel failover-timeout {SERVICE} 4000").expect("there is memory");
+        if let Some(password) = password {
+            writeln!(lines, "requirepass {password}").expect("there is memory");
+        }
+        let sentinels = (0..SENTINELS).map(|_| Redis::sentinel(&lines, password)).collect();
+        Self { sentinels, servers, proxies: RefCell::default() }
+    }
+
+    pub(crate) fn sentinels(&self) -> &[Redis] {
+        &self.sentinels
+    }
+
+    /// The first primary.
+    pub(crate) fn first(&self) -> &Redis {
+        &self.servers[0]
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.url_of(SERVICE)
+    }
+
+    /// The URL with another name of the service.
+    pub(crate) fn url_of(&self, service: &str) -> String {
+        let hosts: Vec<String> =
+            self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
+        format!("redis+sentinel://{}/{service}", hosts.join(","))
+    }
+
+    /// Waits until these Sentinels name another primary than the first one; returns it.
+    pub(crate) fn next_primary(&self) -> &Redis {
+        let mut port = 0;
+        eventually(LONG, "the Sentinels name another primary", || {
+            let named: BTreeSet<u16> = self.sentinels.iter().map(primary_of).collect();
+            port = *named.first().expect("there are Sentinels");
+            named.len() == 1 && port != self.first().port()
+        });
+        self.servers.iter().find(|server| server.port() == port).expect("one of ours")
+    }
+}
+
+/// What a Sentinel knows of the primary of a service, by name.
+fn known(sentinel: &Redis, service: &str, what: &str) -> String {
+    let words = sentinel.ask(&["SENTINEL", "MASTER", service]).words();
+    let at = words.iter().position(|word| word == what).expect("it knows that");
+    words[at + 1].clone()
+}
+
+/// Where a Sentinel says that the primary is.
+fn primary_of(sentinel: &Redis) -> u16 {
+    sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).words()[1].parse().expect("a port")
+}
+
+/// Whether a replica is connected to its primary, and has all the data.
+pub(super) fn is_up_to_date(replica: &Redis) -> bool {
+    replica.ask(&["INFO", "replication"]).text().contains("master_link_status:up")
+}
+
+impl LeaseServer for Service {
+    fn port(&self) -> u16 {
+        self.first().port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        if port == self.port() {
+            return self.url();
+        }
+        let service = format!("{SERVICE}-{port}");
+        if self.proxies.borrow_mut().insert(port) {
+            for sentinel in &self.sentinels {
+                sentinel.ask(&["SENTINEL", "MONITOR", &service, "127.0.0.1", &port.to_string(), QUORUM]);
+            }
+            // Afterwards all connections are clients'.
+            let knows = |sentinel| !known(sentinel, &service, "runid").is_empty();
+            eventually(LONG, "the Sentinels have connected", || self.sentinels.iter().all(knows));
+        }
+        self.url_of(&service)
+    }
+
+    fn pause(&self) {
+        self.first().pause();
+    }
+
+    fn resume(&self) {
+        self.first().resume();
+    }
+
+    fn kill(&self) {
+        self.first().kill();
+    }
+
+    fn start_again(&self) {
+        self.first().start_again();
+    }
+
+    fn hang_up(&self) {
+        self.first().hang_up();
+        self.sentinels.iter().for_each(LeaseServer::hang_up);
+    }
+
+    fn forget_everything(&self) {
+        self.first().forget_everything();
+    }
+
+    fn forget_holders(&self, key: &str) {
+        self.first().forget_holders(key);
+    }
+
+    fn word(&self) -> &'static str {
+        self.first().word()
+    }
+
+    fn requests(&self) -> u64 {
+        self.first().requests()
+    }
+
+    fn round_trips(&self, requests: u64) -> u64 {
+        self.first().round_trips(requests)
+    }
+
+    fn is_monitored(&self) -> bool {
+        true
+    }
+
+    fn waiting(&self, key: &str) -> Vec<String> {
+        self.first().waiting(key)
+    }
+
+    fn asleep(&self) -> usize {
+        self.first().asleep()
+    }
+
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
+        // It is of all locks.
+        let mut left = self.first().left(key, counts_what_goes);
+        left.retain(|key| key != "lockrun:failover");
+        left
+    }
+}
