@@ -4,6 +4,7 @@
 //! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
 //! [`guardian`], a child of lockrun, which watches it ([`guardian::watched_by_lockrun`]): each ends COMMAND in time if the other cannot.
 
+pub mod counter;
 pub mod entry;
 pub mod guardian;
 

@@ -8,6 +8,8 @@ use std::os::fd::RawFd;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
+use crate::text::colour;
+
 /// Returns whether this process has a controlling terminal. COMMAND then shares lockrun's process group, like any job of a
 /// shell; without one (cron, CI) it leads a group of its own.
 pub(super) fn is_controlling() -> bool {
@@ -22,6 +24,12 @@ pub fn stderr_width() -> Option<usize> {
 /// Returns the number of columns of the terminal on standard output; `None` if it is not a terminal.
 pub fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| width(libc::STDOUT_FILENO))
+}
+
+/// Returns whether standard output is a terminal that is to get colours.
+pub fn stdout_has_colours() -> bool {
+    let variable = |name| std::env::var_os(name);
+    std::io::stdout().is_terminal() && colour::is_wanted(variable("NO_COLOR").as_deref(), variable("TERM").as_deref())
 }
 
 fn width(terminal: RawFd) -> usize {

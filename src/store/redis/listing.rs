@@ -11,6 +11,7 @@ use super::script::{LIST, PRUNE};
 use super::{RedisStore, keys, millis, reply};
 use crate::lock::key::Key;
 use crate::store::{KeyStatus, Listing, Prune, StoreError};
+use crate::supervise::counter::Counter;
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
@@ -27,8 +28,9 @@ impl RedisStore {
 }
 
 impl Prune for RedisStore {
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
-        let keys = self.all_keys()?;
+    fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
+        let mut keys = self.all_keys()?;
+        keys.retain(|one| key.is_none_or(|key| key == one));
         let prune = |key: &Key| self.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
         let scripts: Vec<Cmd> = keys.iter().map(prune).collect();
         self.ask_each(keys, &scripts, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
@@ -77,6 +79,7 @@ impl RedisStore {
     /// fail, too.
     fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
         let mut answers = Vec::with_capacity(scripts.len());
+        let mut counter = Counter::new("looking at locks", Some(scripts.len()));
         while answers.len() < scripts.len() {
             let rest = &scripts[answers.len()..];
             let flight = match &mut self.connection {
@@ -87,6 +90,7 @@ impl RedisStore {
                 }
             };
             let flight = flight.map_err(|failure| failure.explain(&self.server))?;
+            counter.add(flight.len());
             for answer in flight {
                 match answer {
                     Err(failure) if !failure.is_of_one_key() => return Err(failure.explain(&self.server)),
