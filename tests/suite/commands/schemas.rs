@@ -10,17 +10,19 @@ use crate::support::hand::{acquire, token, until_waiting};
 use crate::support::store::on_every_store;
 use crate::support::{Holder, Lockrun, Store};
 
-/// Fails the test unless each of these lines, or the one text, is what the schema `docs/NAME.schema.json` describes.
+/// Checks a list of documents on standard input against the schema in the file that is its argument.
+const CHECK: &str = "import sys, json\n\
+    from jsonschema import Draft202012Validator as Validator\n\
+    schema = json.load(open(sys.argv[1]))\n\
+    Validator.check_schema(schema)\n\
+    errors = [(e.json_path, e.message) for d in json.load(sys.stdin) for e in Validator(schema).iter_errors(d)]\n\
+    print(errors)\n\
+    sys.exit(bool(errors))";
+
+/// Fails the test unless each of these documents is what the schema `docs/NAME.schema.json` describes.
 #[track_caller]
 fn must_fit(name: &str, documents: &[Value]) {
     assert!(!documents.is_empty(), "there is nothing to check");
-    const CHECK: &str = "import sys, json\n\
-        from jsonschema import Draft202012Validator as Validator\n\
-        schema = json.load(open(sys.argv[1]))\n\
-        Validator.check_schema(schema)\n\
-        errors = [(e.json_path, e.message) for d in json.load(sys.stdin) for e in Validator(schema).iter_errors(d)]\n\
-        print(errors)\n\
-        sys.exit(bool(errors))";
     let schema = format!("{}/docs/{name}.schema.json", env!("CARGO_MANIFEST_DIR"));
     let mut python = Command::new("/usr/bin/python3");
     python.args(["-c", CHECK, &schema]).stdin(Stdio::piped()).stdout(Stdio::piped());
