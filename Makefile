@@ -4,7 +4,8 @@
 # make generate   regenerate the manual pages and the completions from the command line's definition
 # make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
 # make bench      measure beside the peers that are installed; writes benches/RESULTS.md
-# make install    PREFIX=/usr/local, DESTDIR=
+# make install    PREFIX=/usr/local, DESTDIR=; make uninstall removes the same files
+# make deb        a package for Debian and Ubuntu; make rpm: one for Fedora and its kin; make dist: an archive, with SHA256SUMS
 
 CARGO ?= cargo
 INSTALL ?= install
@@ -28,7 +29,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1) \
 	bash:completions/lockrun.bash zsh:completions/_lockrun fish:completions/lockrun.fish
 
-.PHONY: build test check check-generated generate link-order bench install uninstall clean
+.PHONY: build test check check-generated generate link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -81,8 +82,21 @@ install: $(binary)
 	$(INSTALL) -m 644 completions/lockrun.fish $(DESTDIR)$(fishdir)/lockrun.fish
 
 uninstall:
-	rm -f $(DESTDIR)$(bindir)/lockrun $(DESTDIR)$(mandir)/man1/lockrun.1 $(DESTDIR)$(bashdir)/lockrun \
-		$(DESTDIR)$(zshdir)/_lockrun $(DESTDIR)$(fishdir)/lockrun.fish
+	rm -f $(DESTDIR)$(bindir)/lockrun $(DESTDIR)$(mandir)/man1/lockrun.1 $(pages:%=$(DESTDIR)$(mandir)/man1/%.1) \
+		$(DESTDIR)$(bashdir)/lockrun $(DESTDIR)$(zshdir)/_lockrun $(DESTDIR)$(fishdir)/lockrun.fish
+
+# Debian's package of the release binary, into $(target)/package.
+deb: $(binary)
+	packaging/deb $(binary) $(target)/package
+
+# The same as an archive that is unpacked below a prefix, and the sums of all that lies in $(target)/package.
+dist: $(binary)
+	packaging/tarball $(binary) $(target)/package
+
+# RPM's package; needs `cargo install cargo-generate-rpm`.
+rpm: $(binary)
+	mkdir -p $(target)/package
+	$(CARGO) generate-rpm --output $(target)/package/
 
 clean:
 	$(CARGO) clean

@@ -309,7 +309,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__doctor)
-            opts="-h --store --store-file --schema --store-timeout --help"
+            opts="-h --store --store-file --json --schema --store-timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -360,7 +360,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__prune)
-            opts="-h --store --store-file --older-than --dry-run --store-timeout --help"
+            opts="-k -h --store --store-file --older-than --dry-run --store-timeout --key --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -390,6 +390,14 @@ _lockrun() {
                     return 0
                     ;;
                 --store-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -611,7 +619,7 @@ _lockrun() {
             return 0
             ;;
         lockrun__subcmd__status)
-            opts="-k -h --store --store-file --json --store-timeout --key --help"
+            opts="-k -h --store --store-file --held --json --metrics --store-timeout --key --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

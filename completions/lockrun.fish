@@ -61,7 +61,7 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -a "reserve" -d 'Run a com
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "status" -d 'Show who holds which lock, who waits, and how the last run ended'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "break" -d 'Break a lock: revoke it from its holder'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "doctor" -d 'Look for anything that could keep locks from working, and say what to do about it'
-complete -c lockrun -n "__fish_lockrun_needs_command" -a "prune" -d 'Remove the remains of locks that have not been used for long'
+complete -c lockrun -n "__fish_lockrun_needs_command" -a "prune" -d 'Remove the remains of one lock, or of all that have not been used for long'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "help" -d 'Print this help, or that of one of these commands'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
@@ -124,7 +124,9 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Whe
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'Show only this lock' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l held -d 'Show only locks that are held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l json -d 'Print JSON'
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l metrics -d 'Print OpenMetrics text, as for the textfile directory of a node exporter'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
@@ -136,12 +138,14 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s h -l help -d '
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l json -d 'Print JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l schema -d 'Only print the SQL that creates the tables of a PostgreSQL store'
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l older-than -d 'Remove locks that have not been used for at least this long' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -s k -l key -d 'Remove only this lock' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l dry-run -d 'Only list what would be removed'
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c lockrun -n "__fish_lockrun_using_subcommand help" -s h -l help -d 'Print help'

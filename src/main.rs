@@ -38,8 +38,8 @@ use text::escape;
 /// The last line of a message about the command line.
 const MORE: &str = "For more information, try '--help'.";
 
-/// The body of `main`. Returns the exit status, or does not return because a signal terminates the process.
-fn main_story() -> libc::c_int {
+/// The body of `main`, for the words of the command line after the program's name. Returns the exit status, or does not return because a signal terminates the process.
+fn main_story(args: Vec<OsString>) -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
         report::say(&format!("internal error: {panic}"));
@@ -47,7 +47,6 @@ fn main_story() -> libc::c_int {
         // any other.
         supervise::end_now(Outcome::Failed.ending());
     }));
-    let args = std::env::args_os().skip(1).collect();
     let outcome = dispatch(args).unwrap_or_else(|error| {
         report::error(&error);
         if error.is::<UsageError>() { Outcome::BadUsage } else { Outcome::Failed }
@@ -57,7 +56,7 @@ fn main_story() -> libc::c_int {
 
 // In the unit tests the entry point is the test runner's.
 #[cfg(test)]
-const _: fn() -> libc::c_int = main_story;
+const _: fn(Vec<OsString>) -> libc::c_int = main_story;
 
 /// Carries out the command line. A first word that is not an option names a subcommand.
 fn dispatch(args: Vec<OsString>) -> Result<Outcome> {

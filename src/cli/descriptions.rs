@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// Every option, in the order in which they are listed.
-const ALL: [Description; 39] = [
+const ALL: [Description; 41] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(
             "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
@@ -239,7 +239,12 @@ const ALL: [Description; 39] = [
          kill: stop them (TERM, then KILL after --kill-after), then release the lock.",
     )
     .values(&["leave", "wait", "kill"]),
+    switch(name::ONLY_HELD, LOCK, "Show only locks that are held"),
     switch(name::JSON, OUTPUT, "Print JSON"),
+    switch(name::METRICS, OUTPUT, "Print OpenMetrics text, as for the textfile directory of a node exporter").more(
+        "Print OpenMetrics text, as for the textfile directory of a node exporter: for each lock how many hold it, for how long, \
+         how many wait, and when, how and after how long its last run ended.",
+    ),
     switch(
         name::EXPORT,
         OUTPUT,

@@ -31,6 +31,8 @@ pub const KEY_WORD: &str = "KEY";
 
 pub const TOKEN: &str = "token";
 pub const JSON: &str = "json";
+pub const METRICS: &str = "metrics";
+pub const ONLY_HELD: &str = "held";
 pub const EXPORT: &str = "export";
 pub const FENCE: &str = "fence";
 pub const NOW: &str = "now";

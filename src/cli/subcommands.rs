@@ -88,10 +88,18 @@ impl Subcommand {
                 .args([option(name::FROM), option(name::STEP), option(name::NEXT), option(name::ON_FAILURE)])
                 .args(options::lease_and_command())
                 .args(options::output()),
-            Status => command.args([options::key(), options::key_word(), switch(name::JSON)]),
+            Status => command.args([
+                options::key(),
+                options::key_word(),
+                switch(name::ONLY_HELD),
+                switch(name::JSON),
+                switch(name::METRICS),
+            ]),
             Break => command.args([options::key(), options::key_word(), option(name::FENCE), switch(name::NOW)]),
-            Doctor => command.arg(switch(name::SCHEMA)),
-            Prune => command.args([option(name::OLDER_THAN), switch(name::DRY_RUN)]),
+            Doctor => command.args([switch(name::JSON), switch(name::SCHEMA)]),
+            Prune => {
+                command.args([options::key(), options::key_word(), option(name::OLDER_THAN), switch(name::DRY_RUN)])
+            }
         };
         let command = described(if self == Reserve { command } else { command.arg(option(name::STORE_TIMEOUT)) });
         let command = match self {
@@ -105,8 +113,11 @@ impl Subcommand {
                 .long_help(None)
             }),
             Release => command.mut_arg(name::KEY, key_of_held),
-            Status => command.mut_arg(name::KEY, |arg| arg.help("Show only this lock").long_help(None)),
-            Break | Doctor | Prune | Reserve => command,
+            Status => command
+                .mut_arg(name::KEY, |arg| arg.help("Show only this lock").long_help(None))
+                .mut_arg(name::KEY_WORD, |arg| arg.help("The lock's name, or a pattern of names, such as 'backup-*'")),
+            Prune => command.mut_arg(name::KEY, |arg| arg.help("Remove only this lock").long_help(None)),
+            Break | Doctor | Reserve => command,
         };
         command
             .bin_name(format!("lockrun {}", doc.name))
@@ -167,7 +178,13 @@ impl Subcommand {
             ("69", "no lock can be acquired at all"),
             FAILED,
         ];
-        const PRUNE: &Table = &[OK, BAD_USAGE, STORE_FAILED, FAILED];
+        const PRUNE: &Table = &[
+            OK,
+            BAD_USAGE,
+            STORE_FAILED,
+            ("75", "with KEY: the lock is held or waited for, or keeps a sequence or a --once-per"),
+            FAILED,
+        ];
         match self {
             Acquire => ACQUIRE,
             Reserve => RESERVE,
@@ -224,7 +241,10 @@ impl Subcommand {
                 usage: "lockrun status [[--key] KEY] [OPTIONS]",
                 about: "Show who holds which lock, who waits, and how the last run ended",
                 more: "Without KEY it lists every lock of the store that is held or has been held. With KEY it exits with 75 \
-                       if the lock is held, and with 0 if it is free. A lock whose record is broken is reported on \
+                       if the lock is held, and with 0 if it is free. KEY without --key may be a pattern, in which * stands for any characters \
+                       and ? for one: then it lists those locks. The state is held (a run holds the lock), shared, by hand (acquired by \
+                       `acquire`), kept (by --keep or --min-hold, its run has ended), revoked or free. On a terminal it has colours, \
+                       unless NO_COLOR is set. A lock whose record is broken is reported on \
                        standard error instead, and the status is 69.",
             },
             Break => &Doc {
@@ -248,9 +268,10 @@ impl Subcommand {
             Prune => &Doc {
                 name: "prune",
                 page: "lockrun-prune",
-                usage: "lockrun prune --older-than DURATION [OPTIONS]",
-                about: "Remove the remains of locks that have not been used for long",
-                more: "Locks that are held or waited for are left alone. So is a lock whose record is broken: it is reported on \
+                usage: "lockrun prune --older-than DURATION [OPTIONS]\n       lockrun prune [--key] KEY [OPTIONS]",
+                about: "Remove the remains of one lock, or of all that have not been used for long",
+                more: "With KEY and without --older-than it removes that lock's remains, however young they are. The next fencing token of \
+                       a removed lock is still greater than every earlier one. Locks that are held or waited for are left alone. So is a lock whose record is broken: it is reported on \
                        standard error, and the status is 69.",
             },
         }

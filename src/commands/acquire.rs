@@ -17,7 +17,7 @@ use crate::report::reporter::Reporter;
 use crate::run::acquire::{self, Patience};
 use crate::run::enclosing::EnclosingLocks;
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant, Mode};
+use crate::store::{Claim, Grant};
 use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
@@ -106,7 +106,7 @@ fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
         Form::Token => token.to_owned(),
         Form::Json => {
             let expires_in_ms = claim.ttl.length().map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-            let slot = (claim.mode != Mode::Shared).then_some(slot);
+            let slot = claim.mode.several_slots().map(|_| slot);
             let answer =
                 json!({ "key": key, "token": token, "fence": fence, "slot": slot, "expires_in_ms": expires_in_ms });
             json_for_terminals(&answer.to_string())

@@ -3,21 +3,29 @@
 use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::open;
 use crate::cli::name;
 use crate::config::settings::{Settings, UsageError};
 use crate::run::outcome::Outcome;
 use crate::store::diagnostic::{Diagnostic, Level};
+use crate::sys::terminal;
+use crate::text::colour::Colour;
+use crate::text::escape::json_for_terminals;
 
-/// Diagnoses the store, and prints a line for each diagnostic; the worst one decides the outcome. With `--schema` prints the SQL of its
+/// Diagnoses the store, and prints a line for each diagnostic, or all as JSON; the worst one decides the outcome. With `--schema` prints the SQL of its
 /// tables instead. Fails if nothing can be printed, or with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     if settings.typed_switch(name::SCHEMA) {
+        if settings.typed_switch(name::JSON) {
+            return Err(UsageError::from("--schema and --json exclude each other").into());
+        }
         return print_schema(settings);
     }
     let diagnostics = open(settings, None)?.diagnose();
-    print(&diagnostics).context("cannot print the diagnostics")?;
+    let text = if settings.typed_switch(name::JSON) { json(&diagnostics) } else { lines(&diagnostics) };
+    io::stdout().write_all(text.as_bytes()).context("cannot print the diagnostics")?;
     Ok(outcome(&diagnostics))
 }
 
@@ -35,13 +43,39 @@ fn print_schema(settings: &Settings<'_>) -> Result<Outcome> {
     Ok(Outcome::Printed)
 }
 
-/// Writes a line for each diagnostic.
-fn print(diagnostics: &[Diagnostic]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    for diagnostic in diagnostics {
-        writeln!(out, "{diagnostic}")?;
-    }
-    out.flush()
+/// Returns a line for each diagnostic. On a terminal its first word has a colour.
+fn lines(diagnostics: &[Diagnostic]) -> String {
+    let colours = terminal::stdout_has_colours();
+    let line = |diagnostic: &Diagnostic| {
+        let line = diagnostic.to_string();
+        let (word, rest) = line.split_at(line.find(' ').unwrap_or(line.len()));
+        let colour = match diagnostic.level {
+            Level::Ok => Colour::Green,
+            Level::Note => Colour::Faint,
+            Level::Warn => Colour::Yellow,
+            Level::Fail | Level::Unusable => Colour::Red,
+        };
+        let word = if colours { colour.paint(word) } else { word.to_owned() };
+        format!("{word}{rest}\n")
+    };
+    diagnostics.iter().map(line).collect()
+}
+
+/// Returns the diagnostics as an object of JSON, with an end of line.
+fn json(diagnostics: &[Diagnostic]) -> String {
+    let level = |level: Level| match level {
+        Level::Ok => "ok",
+        Level::Note => "note",
+        Level::Warn => "warn",
+        Level::Fail => "fail",
+        Level::Unusable => "unusable",
+    };
+    let worst = diagnostics.iter().map(|diagnostic| diagnostic.level).max().unwrap_or(Level::Unusable);
+    let all: Vec<_> = diagnostics
+        .iter()
+        .map(|it| json!({ "level": level(it.level), "finding": it.text, "advice": it.advice }))
+        .collect();
+    json_for_terminals(&format!("{:#}\n", json!({ "version": 1, "worst": level(worst), "diagnostics": all })))
 }
 
 /// Returns the outcome that the worst diagnostic stands for.

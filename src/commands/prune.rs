@@ -1,34 +1,77 @@
-//! `lockrun prune`: removes keys that have not been used for long.
+//! `lockrun prune`: removes keys that have not been used for long, or one.
 
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::open;
 use crate::cli::name;
 use crate::config::settings::{Settings, UsageError};
+use crate::lock::key::Key;
 use crate::report;
-use crate::run::outcome::Outcome;
+use crate::run::outcome::{HELD, Outcome};
+use crate::store::{Backend, KeyStatus, StoreError};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Removes the keys, or with `--dry-run` only finds them, and prints their names. The outcome is status 69 if a record cannot be
-/// read, or is busy. Fails with [`UsageError`] if a setting is wrong.
+/// Removes the keys, or the given one, or with `--dry-run` only finds them, and prints their names. The outcome is status 69 if a
+/// record cannot be read, or is busy, and status 75 if the given key must stay. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let span = settings.typed_value(name::OLDER_THAN, duration::parse)?;
-    let span = span
-        .ok_or_else(|| UsageError::from("no age: give the time that a lock must have been unused with --older-than"))?;
+    let key = settings.key_if_given()?;
+    let span = match (settings.typed_value(name::OLDER_THAN, duration::parse)?, &key) {
+        (Some(span), _) => span,
+        (None, Some(_)) => Duration::ZERO,
+        (None, None) => {
+            let why = "no age: give the time that a lock must have been unused with --older-than, or name one lock";
+            return Err(UsageError::from(why).into());
+        }
+    };
     let really = !settings.typed_switch(name::DRY_RUN);
     let mut store = open(settings, None)?;
-    match store.prune(span, really) {
-        Ok(pruned) => {
-            let names: String = pruned.found.iter().map(|key| escaped(key.as_str()) + "\n").collect();
-            io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;
-            Ok(if report::errors(&pruned.unreadable) { Outcome::StoreFailed } else { Outcome::Printed })
-        }
+    let pruned = match store.prune(key.as_ref(), span, really) {
+        Ok(pruned) => pruned,
         Err(error) => {
             report::error(&error.context("cannot remove old keys"));
-            Ok(Outcome::StoreFailed)
+            return Ok(Outcome::StoreFailed);
+        }
+    };
+    let names: String = pruned.found.iter().map(|key| escaped(key.as_str()) + "\n").collect();
+    io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;
+    if report::errors(&pruned.unreadable) {
+        return Ok(Outcome::StoreFailed);
+    }
+    match key {
+        Some(key) if pruned.found.is_empty() => Ok(why_left(&mut *store, &key)),
+        _ => Ok(Outcome::Printed),
+    }
+}
+
+/// Says why a key was not removed, if there is a reason beside its age, and returns the outcome.
+fn why_left(store: &mut dyn Backend, key: &Key) -> Outcome {
+    let in_use = |store: &mut dyn Backend| -> Result<Option<&'static str>, StoreError> {
+        let listing = store.list(Some(key))?;
+        Ok(listing.found.first().and_then(|status| {
+            let done = status.success.and_then(|success| success.until_unix_ms);
+            match status {
+                KeyStatus { holders, .. } if !holders.is_empty() => Some("it is held; lockrun status names the holder"),
+                KeyStatus { waiters, .. } if !waiters.is_empty() => Some("runs wait for it"),
+                KeyStatus { value: Some(_), .. } => Some("it keeps a sequence, which would begin anew"),
+                _ if done.is_some_and(|until_ms| until_ms > status.now_ms) => Some("its --once-per has not passed"),
+                _ => None,
+            }
+        }))
+    };
+    let name = escaped(key.as_str());
+    match in_use(store) {
+        Ok(Some(why)) => {
+            report::say(&format!("the lock \"{name}\" is left alone: {why}"));
+            Outcome::Held(HELD)
+        }
+        Ok(None) => Outcome::Printed,
+        Err(error) => {
+            report::error(&error.context(format!("cannot look at the lock \"{name}\"")));
+            Outcome::StoreFailed
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::run::outcome::HELD;
 use crate::store::Address;
 use crate::text::duration;
 use crate::text::escape::escaped;
+use crate::text::pattern::Pattern;
 
 /// Where locks live, if nothing else is set: in the default directory.
 const DEFAULT_STORE: &str = "file:";
@@ -45,6 +46,28 @@ pub enum OnHeld {
         /// Unless so many wait already; then as [`OnHeld::Fail`].
         max_waiting: Option<u32>,
     },
+}
+
+/// Which locks are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// All of the store.
+    All,
+    /// Those whose names the pattern describes.
+    Like(Pattern),
+    /// This one.
+    One(Key),
+}
+
+impl Keys {
+    /// Returns whether this lock is meant.
+    pub fn includes(&self, key: &Key) -> bool {
+        match self {
+            Keys::All => true,
+            Keys::Like(pattern) => pattern.matches(key.as_str()),
+            Keys::One(one) => one == key,
+        }
+    }
 }
 
 /// Parses a duration that must not be 0. The error says what is wrong.
@@ -85,6 +108,17 @@ impl Settings<'_> {
             (option, word) => option.or(word),
         };
         Ok(key.map(|key| Key::new(key)).transpose()?)
+    }
+
+    /// Returns which locks the command line names. A word without `--key` may be a pattern of keys.
+    pub fn keys(&self) -> Result<Keys, UsageError> {
+        let word = self.typed().try_get_one::<OsString>(name::KEY_WORD).ok().flatten();
+        let pattern = word.and_then(|word| Pattern::read(word.to_str()?));
+        Ok(match (self.key_if_given()?, pattern) {
+            (None, _) => Keys::All,
+            (Some(_), Some(pattern)) => Keys::Like(pattern),
+            (Some(key), None) => Keys::One(key),
+        })
     }
 
     /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the command line,

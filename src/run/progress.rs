@@ -12,8 +12,8 @@ use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::Held;
 use crate::supervise::guardian::Guardian;
-use crate::supervise::terminal;
 use crate::sys::clock::Moment;
+use crate::sys::terminal;
 use crate::sys::wait::WaitObserver;
 use crate::text::duration;
 

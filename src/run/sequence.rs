@@ -10,6 +10,7 @@ use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant, RequestError, Reserved, Sequences, Wanted, integer};
 use crate::sys::clock::Moment;
+use crate::sys::counter::Counter;
 use crate::sys::signals::Signals;
 use crate::text::duration;
 use crate::text::escape::escaped;
@@ -136,7 +137,9 @@ fn search(
 ) -> Result<(Grant, String), Failure> {
     // Assumes an unused sequence; otherwise the store returns the last value.
     let (mut last, mut candidate, mut steps) = (None, from.to_owned(), 1);
+    let mut counter = Counter::new("looking for a free value, tried", None);
     for _ in 0..CANDIDATES_MAX {
+        counter.add(1);
         let wanted = Wanted::Value { value: candidate.clone(), after: last.clone(), steps };
         match store.reserve(claim, &wanted)? {
             Reserved::Mine(grant, value) => return Ok((grant, value)),

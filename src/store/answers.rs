@@ -7,7 +7,7 @@ use super::StoreError;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::Success;
+use crate::lock::state::{Purpose, Success};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 use crate::text::duration;
@@ -214,8 +214,10 @@ pub struct Holding {
     pub expires_in: Option<Duration>,
     /// The fencing token.
     pub fence: u64,
-    /// The slot, from 0.
-    pub slot: u32,
+    /// The slot, from 0, if there are several.
+    pub slot: Option<u32>,
+    /// What the lock is held for.
+    pub purpose: Purpose,
     /// Whether it shares the lock.
     pub is_shared: bool,
     /// The value of the sequence that it has reserved, if it has.

@@ -112,8 +112,8 @@ pub trait Sequences {
 
 /// A store from which old keys can be removed.
 pub trait Prune {
-    /// Removes the keys that are free and have not been held for `unused_for`, or only finds them. Returns their names.
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError>;
+    /// Removes `key`, or all keys, if they are free and have not been held for `unused_for`, or only finds them. Returns their names.
+    fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError>;
 }
 
 /// A store that can tell how fit it is for locks.

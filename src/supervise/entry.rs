@@ -4,7 +4,9 @@
 //! lockrun has its own C entry point, and COMMAND finds everything as it was.
 
 #[cfg(not(test))]
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr, OsString};
+#[cfg(not(test))]
+use std::os::unix::ffi::OsStrExt as _;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -18,7 +20,24 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 extern "C" fn main(count: libc::c_int, args: *const *const libc::c_char) -> libc::c_int {
     // SAFETY: the C library passes the vector that it got from the kernel.
     unsafe { note_command_line(count, args) };
-    crate::main_story()
+    // SAFETY: the same. Copied here because std knows them only where the C library passes them to initializers, as glibc does.
+    crate::main_story(unsafe { words(count, args) })
+}
+
+/// Returns copies of the words of the command line, after the program's own name.
+///
+/// # Safety
+///
+/// `args` must point to `count` pointers to strings.
+#[cfg(not(test))]
+#[allow(unsafe_code)]
+unsafe fn words(count: libc::c_int, args: *const *const libc::c_char) -> Vec<OsString> {
+    let word = |at| {
+        // SAFETY: as promised by the caller.
+        let word = unsafe { CStr::from_ptr(*args.add(at)) };
+        OsStr::from_bytes(word.to_bytes()).to_owned()
+    };
+    (1..usize::try_from(count).unwrap_or(0)).map(word).collect()
 }
 
 /// The memory of the command line: its start, and its length in bytes with the last NUL.

@@ -16,7 +16,7 @@ mod preexisting;
 mod process;
 mod spawn;
 mod supervisor;
-pub mod terminal;
+mod terminal;
 mod tree;
 
 use std::ffi::OsString;

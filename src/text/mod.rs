@@ -1,6 +1,8 @@
-//! Text that people read: escaping, durations, and words of a shell.
+//! Text that people read: escaping, durations, colours, patterns, and words of a shell.
 
+pub mod colour;
 pub mod duration;
 pub mod escape;
 pub mod nearest;
+pub mod pattern;
 pub mod shell;

@@ -9,6 +9,7 @@ mod support;
 mod cli;
 mod commands;
 mod harness;
+mod install;
 mod lease;
 mod queue;
 mod reserve;

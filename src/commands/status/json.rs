@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
+use crate::lock::state::Purpose;
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 use crate::text::escape::json_for_terminals;
 
@@ -37,12 +38,21 @@ fn holder(holding: &Holding, now_ms: u64) -> Value {
             "held_ms": millis(between(holding.since_ms, now_ms)),
             "expires_in_ms": holding.expires_in.map(millis),
             "fence": holding.fence,
-            "slot": if holding.value.is_none() && !holding.is_shared { Some(holding.slot) } else { None },
+            "slot": holding.slot,
+            "held_as": held_as(holding.purpose),
             "shared": holding.is_shared,
             "value": holding.value,
             "revoked": holding.revoked,
         }),
     )
+}
+
+fn held_as(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::Run => "run",
+        Purpose::Hand => "by-hand",
+        Purpose::Kept => "kept",
+    }
 }
 
 fn waiter(waiting: &Waiting, now_ms: u64) -> Value {

@@ -2,6 +2,7 @@
 
 mod format;
 mod json;
+mod metrics;
 mod page;
 mod table;
 
@@ -11,35 +12,67 @@ use anyhow::{Context, Result};
 
 use super::open;
 use crate::cli::name;
-use crate::config::settings::Settings;
+use crate::config::settings::{Keys, Settings, UsageError};
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
 use crate::store::{KeyStatus, Listing};
-use crate::supervise::terminal;
+use crate::sys::terminal;
 
-/// Prints the status of all keys as a table, of one key in full, or either as JSON. The outcome is status 75 if the given key is held,
-/// and 69 if a record cannot be read. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
+/// The form in which the status is printed.
+enum Form {
+    Text,
+    Json,
+    Metrics,
+}
+
+impl Form {
+    fn read(settings: &Settings<'_>) -> Result<Self, UsageError> {
+        match (settings.typed_switch(name::JSON), settings.typed_switch(name::METRICS)) {
+            (true, true) => Err("--json and --metrics exclude each other".into()),
+            (true, false) => Ok(Form::Json),
+            (false, true) => Ok(Form::Metrics),
+            (false, false) => Ok(Form::Text),
+        }
+    }
+}
+
+/// Prints the status of all keys, or of those that a pattern describes, as a table, of one key in full, or either as JSON or
+/// OpenMetrics text. The outcome is status 75 if the given key is held, and 69 if a record cannot be read. Fails with [`UsageError`]
+/// if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let key = settings.key_if_given()?;
+    let wanted = settings.keys()?;
+    let form = Form::read(settings)?;
+    let only_held = settings.typed_switch(name::ONLY_HELD);
+    let key = match &wanted {
+        Keys::One(_) if only_held => {
+            return Err(
+                UsageError::from("--held chooses among several locks, and KEY names one; leave out either").into()
+            );
+        }
+        Keys::One(key) => Some(key),
+        Keys::All | Keys::Like(_) => None,
+    };
     let mut store = open(settings, None)?;
-    let Listing { found: mut keys, unreadable } = match store.list(key.as_ref()) {
+    let Listing { found: mut keys, unreadable } = match store.list(key) {
         Ok(listing) => listing,
         Err(error) => {
             report::error(&error.context("cannot show the status"));
             return Ok(Outcome::StoreFailed);
         }
     };
-    if let Some(key) = &key
+    if let Some(key) = key
         && keys.is_empty()
     {
         keys.push(KeyStatus::never_used(key.clone()));
     }
-    let text = if settings.typed_switch(name::JSON) {
-        json::text(&keys)
-    } else if key.is_some() {
-        keys.iter().map(page::text).collect()
-    } else {
-        table::text(&keys, terminal::stdout_width())
+    keys.retain(|status| wanted.includes(&status.key) && (!only_held || !status.holders.is_empty()));
+    let text = match form {
+        Form::Json => json::text(&keys),
+        Form::Metrics => metrics::text(&keys),
+        Form::Text if key.is_some() => {
+            keys.iter().map(|status| page::text(status, terminal::stdout_has_colours())).collect()
+        }
+        Form::Text => table::text(&keys, terminal::stdout_width(), terminal::stdout_has_colours()),
     };
     io::stdout().write_all(text.as_bytes()).context("cannot print the status")?;
     if report::errors(&unreadable) {

@@ -3,17 +3,22 @@
 use std::fmt::Write as _;
 
 use super::format::{between, ending, moment, span};
+use crate::lock::ending::Ending;
+use crate::lock::state::Purpose;
 use crate::store::KeyStatus;
+use crate::text::colour::Colour;
 use crate::text::escape::escaped;
 
-/// Returns the page, with an end of line.
-pub(super) fn text(status: &KeyStatus) -> String {
+/// Returns the page, with an end of line, with or without colours.
+pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
+    let paint = |colour: Colour, text: &str| if colours { colour.paint(text) } else { text.to_owned() };
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<10}{value}");
     };
     line("key", &escaped(status.key.as_str()));
-    line("state", if status.holders.is_empty() { "free" } else { "held" });
+    let is_free = status.holders.is_empty();
+    line("state", &if is_free { paint(Colour::Faint, "free") } else { paint(Colour::Green, "held") });
     for holding in &status.holders {
         line("holder", &holding.who.to_string());
         let held_for = span(between(holding.since_ms, status.now_ms));
@@ -25,12 +30,21 @@ pub(super) fn text(status: &KeyStatus) -> String {
             Some(left) => format!("lease ends in {}", span(left)),
             None => "the lease never expires".into(),
         };
-        let part = match &holding.value {
-            Some(value) => format!("value {}", escaped(value)),
-            None if holding.is_shared => "shared".into(),
-            None => format!("slot {}", holding.slot),
+        let mut parts = match (&holding.value, holding.slot) {
+            (Some(value), _) => vec![format!("value {}", escaped(value))],
+            (None, Some(slot)) => vec![format!("slot {slot}")],
+            (None, None) => Vec::new(),
         };
-        line("", &format!("{lease}; {part}, fence {}", holding.fence));
+        if holding.is_shared {
+            parts.push("shared".into());
+        }
+        match holding.purpose {
+            Purpose::Run => {}
+            Purpose::Hand => parts.push("acquired by hand".into()),
+            Purpose::Kept => parts.push("kept after its run".into()),
+        }
+        parts.push(format!("fence {}", holding.fence));
+        line("", &format!("{lease}; {}", parts.join(", ")));
     }
     for (place, waiting) in status.waiters.iter().enumerate() {
         let waited = waiting
@@ -50,7 +64,11 @@ pub(super) fn text(status: &KeyStatus) -> String {
             line("last run", &last.who.to_string());
             let took = span(between(last.started_ms, last.ended_ms));
             let ago = span(between(last.ended_ms, status.now_ms));
-            line("", &format!("{}, {} to {}", ending(last.ending), time(last.started_ms), time(last.ended_ms)));
+            let ended = match last.ending {
+                Some(Ending::Exited(0)) | None => ending(last.ending),
+                Some(_) => paint(Colour::Red, &ending(last.ending)),
+            };
+            line("", &format!("{ended}, {} to {}", time(last.started_ms), time(last.ended_ms)));
             line("", &format!("it took {took} and ended {ago} ago"));
         }
         None => line("last run", "none is known"),

@@ -3,7 +3,9 @@
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::format::{between, ending, span};
-use crate::store::KeyStatus;
+use crate::lock::state::Purpose;
+use crate::store::{Holding, KeyStatus};
+use crate::text::colour::Colour;
 use crate::text::escape::escaped;
 
 const COLUMNS: usize = 7;
@@ -13,12 +15,16 @@ const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "WAITING", "L
 const KEY: (usize, usize) = (0, 12);
 const HOLDER: (usize, usize) = (COLUMNS - 1, 8);
 
+/// The columns with colours.
+const STATE: usize = 1;
+const LAST_RUN: usize = 5;
+
 const GAP: usize = 2;
 
 type Row = [String; COLUMNS];
 
-/// Returns the table, with an end of line. No line is wider than `width`, if one is given.
-pub(super) fn text(keys: &[KeyStatus], width: Option<usize>) -> String {
+/// Returns the table, with an end of line. No line is wider than `width`, if one is given. With or without `colours`.
+pub(super) fn text(keys: &[KeyStatus], width: Option<usize>, colours: bool) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let rows: Vec<Row> = std::iter::once(headings).chain(keys.iter().flat_map(rows)).collect();
     let mut widths = [0; COLUMNS];
@@ -36,7 +42,7 @@ pub(super) fn text(keys: &[KeyStatus], width: Option<usize>) -> String {
             surplus -= cut;
         }
     }
-    rows.iter().map(|row| line(row, &widths, width)).collect()
+    rows.iter().map(|row| line(row, &widths, width, colours)).collect()
 }
 
 fn rows(status: &KeyStatus) -> Vec<Row> {
@@ -50,44 +56,74 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
         Some(value) => format!("{last}, last value {}", escaped(value)),
         None => last,
     };
-    let has_slots = status.holders.iter().any(|holding| holding.slot > 0 && !holding.is_shared);
     if status.holders.is_empty() {
         return vec![[key, "free".into(), "-".into(), "-".into(), waiting, last, "-".into()]];
     }
     let holders = status.holders.iter().map(|holding| {
         [
             key.clone(),
-            match (holding.revoked, holding.is_shared) {
-                (true, _) => "revoked",
-                (false, true) => "shared",
-                (false, false) => "held",
-            }
-            .into(),
+            state(holding).into(),
             span(between(holding.since_ms, status.now_ms)),
             holding.expires_in.map_or_else(|| "-".into(), span),
             waiting.clone(),
             last.clone(),
-            match &holding.value {
-                Some(value) => format!("value {}: {}", escaped(value), holding.who),
-                None if has_slots => format!("slot {}: {}", holding.slot, holding.who),
-                None => holding.who.to_string(),
+            match (&holding.value, holding.slot) {
+                (Some(value), _) => format!("value {}: {}", escaped(value), holding.who),
+                (None, Some(slot)) => format!("slot {slot}: {}", holding.who),
+                (None, None) => holding.who.to_string(),
             },
         ]
     });
     holders.collect()
 }
 
-fn line(row: &Row, widths: &[usize; COLUMNS], width: Option<usize>) -> String {
+/// Returns how a holder holds the lock, in a word or two.
+fn state(holding: &Holding) -> &'static str {
+    match (holding.revoked, holding.purpose, holding.is_shared) {
+        (true, _, _) => "revoked",
+        (false, Purpose::Hand, _) => "by hand",
+        (false, Purpose::Kept, _) => "kept",
+        (false, Purpose::Run, true) => "shared",
+        (false, Purpose::Run, false) => "held",
+    }
+}
+
+/// Returns the colour of a cell, if it has one.
+fn colour(column: usize, cell: &str) -> Option<Colour> {
+    match (column, cell) {
+        (STATE, "free") => Some(Colour::Faint),
+        (STATE, "held" | "shared") => Some(Colour::Green),
+        (STATE, "by hand" | "kept") => Some(Colour::Yellow),
+        (STATE, "revoked") => Some(Colour::Red),
+        (LAST_RUN, failed) if failed.starts_with("status") || failed.starts_with("signal") => Some(Colour::Red),
+        _ => None,
+    }
+}
+
+fn line(row: &Row, widths: &[usize; COLUMNS], width: Option<usize>, colours: bool) -> String {
     let mut line = String::new();
+    let mut painted = Vec::new();
     for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+        let whole = cell;
         let cell = cut(cell, *width);
+        if let Some(colour) = colour(column, whole).filter(|_| colours) {
+            painted.push((colour, line.len(), line.len() + cell.len()));
+        }
         line.push_str(&cell);
         if column + 1 < COLUMNS {
             line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.width()) + GAP));
         }
     }
-    let line = width.map_or_else(|| line.clone(), |width| cut(&line, width));
-    line.trim_end().to_owned() + "\n"
+    let kept = width.map_or_else(|| line.clone(), |width| cut(&line, width));
+    let mut kept = kept.trim_end().to_owned();
+    // From the end, so that the places before stay what they are. A cell that is cut stays as it is.
+    for (colour, start, end) in painted.into_iter().rev() {
+        if kept.get(start..end).is_some_and(|cell| cell == &line[start..end]) {
+            let cell = colour.paint(&line[start..end]);
+            kept.replace_range(start..end, &cell);
+        }
+    }
+    kept + "\n"
 }
 
 /// Cuts the text to fit `width` columns.
@@ -113,7 +149,6 @@ mod tests {
     use super::*;
     use crate::lock::holder::Holder;
     use crate::lock::key::Key;
-    use crate::store::Holding;
     use std::time::Duration;
 
     fn held(key: &str, command: &str) -> KeyStatus {
@@ -123,7 +158,8 @@ mod tests {
             since_ms: 1_000,
             expires_in: Some(Duration::from_secs(24)),
             fence: 9,
-            slot: 0,
+            slot: None,
+            purpose: Purpose::Run,
             is_shared: false,
             value: None,
             revoked: false,
@@ -137,7 +173,7 @@ mod tests {
     fn columns_stand_below_each_other() {
         let free = KeyStatus::never_used(Key::new("b".as_ref()).expect("is a key"));
         assert_eq!(
-            text(&[held("nightly", "./report.sh"), free], None),
+            text(&[held("nightly", "./report.sh"), free], None, false),
             "KEY      STATE  FOR     LEASE  WAITING  LAST RUN  HOLDER\n\
              nightly  held   3m 12s  24s    -        -         web-1 pid 7 (deploy: ./report.sh)\n\
              b        free   -       -      -        -         -\n"
@@ -148,7 +184,7 @@ mod tests {
     fn no_line_is_wider_than_the_terminal() {
         let keys = [held(&"key".repeat(50), &"x".repeat(300)), held("漢字漢字漢字漢字漢字漢字", "a\nb\u{202e}\x1b[2J")];
         for width in [20, 40, 80, 132] {
-            let text = text(&keys, Some(width));
+            let text = text(&keys, Some(width), false);
             assert_eq!(text.lines().count(), 3, "{text}");
             assert!(text.lines().all(|line| line.width() <= width), "{width}: {text}");
             assert!(!text.contains(['\x1b', '\u{202e}']));

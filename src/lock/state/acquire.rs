@@ -165,6 +165,7 @@ impl LockState {
             token: claim.token.clone(),
             fence,
             slot,
+            has_slots: mode.several_slots().is_some(),
             is_shared: mode == Mode::Shared,
             once_per_ms: claim.once_per.map(millis),
             value,

@@ -91,6 +91,9 @@ pub struct HolderState {
     pub fence: u64,
     /// Which of the slots it has.
     pub slot: u32,
+    /// Whether there are several slots, as far as it has said: otherwise its slot means nothing to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_slots: bool,
     /// Whether it shares the lock with others that do.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_shared: bool,

@@ -38,6 +38,7 @@ use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
 use crate::store::from_state;
 use crate::sys::clock::Moment;
+use crate::sys::counter::Counter;
 use crate::sys::wait::{WaitObserver, Waiter};
 use access::Access;
 use directory::Directory;
@@ -194,7 +195,9 @@ impl Store for FileStore {
             None => directory.names()?,
         };
         let waiters = waiters::all()?;
+        let mut counter = Counter::new("reading locks", Some(names.len()));
         for name in names {
+            counter.add(1);
             let look = || {
                 let Some(file) = LockFile::open_to_look(&directory, &name)? else { return Ok(None) };
                 file.look(|state, facts| {
@@ -242,10 +245,16 @@ impl Sequences for FileStore {
 }
 
 impl Prune for FileStore {
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
+    fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         let Some(directory) = self.directory()? else { return Ok(listing) };
-        for name in directory.names()? {
+        let names = match key {
+            Some(key) => vec![directory::file_name(key)],
+            None => directory.names()?,
+        };
+        let mut counter = Counter::new("pruning locks", Some(names.len()));
+        for name in names {
+            counter.add(1);
             let remove = || {
                 let Some(file) = LockFile::open(&directory, &name)? else { return Ok(None) };
                 // Waiters must not be woken for nothing.

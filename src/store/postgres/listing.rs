@@ -15,6 +15,7 @@ use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
 use crate::store::{KeyStatus, Listing, Prune, StoreError, Trouble, from_state};
 use crate::sys::clock::Moment;
+use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
 
 /// How many keys are read at once: few enough for a slow network, and enough that their number costs little time.
@@ -43,18 +44,25 @@ struct Stored {
 struct Pages {
     /// The last key of the page before; `None`: that was the last page.
     after: Option<String>,
+    /// The condition for a page, of which that is the parameter.
+    condition: &'static str,
 }
 
 impl Pages {
     /// Returns the pages from the first one on.
     fn all() -> Self {
         // It is less than any key.
-        Pages { after: Some(String::new()) }
+        Pages { after: Some(String::new()), condition: IS_AFTER }
+    }
+
+    /// Returns the page of this key alone.
+    fn of(key: &Key) -> Self {
+        Pages { after: Some(key.as_str().to_owned()), condition: IS }
     }
 
     fn next(&mut self, store: &mut PostgresStore) -> Result<Option<Page>, Failure> {
         let Some(after) = self.after.take() else { return Ok(None) };
-        let page = store.page(IS_AFTER, &after)?;
+        let page = store.page(self.condition, &after)?;
         self.after = page.keys.last().filter(|_| page.keys.len() == PAGE).map(|last| last.key.clone());
         Ok(Some(page))
     }
@@ -95,8 +103,10 @@ impl PostgresStore {
     fn list_all(&mut self) -> Result<Listing<KeyStatus>, Failure> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         let mut pages = Pages::all();
+        let mut counter = Counter::new("reading locks", None);
         while let Some(Page { now_ms, keys }) = pages.next(self)? {
             for stored in keys {
+                counter.add(1);
                 let Ok(key) = Key::new(stored.key.as_ref()) else { continue };
                 match stored.status(key.clone(), now_ms) {
                     Ok(status) => listing.found.push(status),
@@ -176,9 +186,9 @@ impl Page {
 }
 
 impl Prune for PostgresStore {
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
+    fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
-        match self.prune_all(unused_for, really, &mut listing) {
+        match self.prune_all(key, unused_for, really, &mut listing) {
             Ok(()) => Ok(listing),
             Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => Err(self.explain(&failure)),
             // What was removed is to be named all the same.
@@ -191,10 +201,18 @@ impl Prune for PostgresStore {
 }
 
 impl PostgresStore {
-    fn prune_all(&mut self, unused_for: Duration, really: bool, listing: &mut Listing<Key>) -> Result<(), Failure> {
-        let mut pages = Pages::all();
+    fn prune_all(
+        &mut self,
+        key: Option<&Key>,
+        unused_for: Duration,
+        really: bool,
+        listing: &mut Listing<Key>,
+    ) -> Result<(), Failure> {
+        let mut pages = key.map_or_else(Pages::all, Pages::of);
+        let mut counter = Counter::new("pruning locks", None);
         while let Some(Page { now_ms, keys }) = pages.next(self)? {
             for stored in keys {
+                counter.add(1);
                 let Ok(key) = Key::new(stored.key.as_ref()) else { continue };
                 let pruned = match stored.judge(now_ms, |state, facts| state.is_prunable(unused_for, facts)) {
                     Ok(true) if really => self.prune_key(&key, unused_for),

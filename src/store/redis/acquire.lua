@@ -161,7 +161,7 @@ if mine then
   if not info.fence then
     -- A slot that was granted and not claimed is another's by now.
     info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, survey(TOKEN)), hand = HAND or nil,
-      request = REQUEST, slots = SLOTS == 0 and 0 or nil, once = ONCE > 0 and ONCE or nil}
+      request = REQUEST, slots = SLOTS == 0 and 0 or nil, several = SLOTS > 1 or nil, once = ONCE > 0 and ONCE or nil}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
   elseif info.request ~= REQUEST then

@@ -12,6 +12,7 @@ use super::{RedisStore, keys, millis, reply};
 use crate::lock::key::Key;
 use crate::store::{KeyStatus, Listing, Prune, StoreError};
 use crate::sys::clock::Moment;
+use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
 
 /// How many scripts travel together: each has its whole text with it.
@@ -54,9 +55,10 @@ impl RedisStore {
 }
 
 impl Prune for RedisStore {
-    fn prune(&mut self, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
+    fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
         let mut listing = self.at_each_primary(|store| {
-            let keys = store.all_keys()?;
+            let mut keys = store.all_keys()?;
+            keys.retain(|one| key.is_none_or(|key| key == one));
             let prune = |key: &Key| store.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
             let scripts: Vec<Cmd> = keys.iter().map(prune).collect();
             store.ask_each(keys, &scripts, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
@@ -108,6 +110,7 @@ impl RedisStore {
     /// fail, too.
     fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
         let mut answers = Vec::with_capacity(scripts.len());
+        let mut counter = Counter::new("looking at locks", Some(scripts.len()));
         while answers.len() < scripts.len() {
             let rest = &scripts[answers.len()..];
             let flight = match &mut self.connection {
@@ -118,6 +121,7 @@ impl RedisStore {
                 }
             };
             let flight = flight.map_err(|failure| failure.explain(&self.server))?;
+            counter.add(flight.len());
             for answer in flight {
                 match answer {
                     Err(failure) if !failure.is_of_one_key() => return Err(failure.explain(&self.server)),

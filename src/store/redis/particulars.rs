@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
-use crate::lock::state::Success;
+use crate::lock::state::{Purpose, Success};
 use crate::store::Past;
 
 /// What is kept about a holder or a waiter.
@@ -16,6 +16,9 @@ pub(super) struct Info {
     pub(super) ttl: u64,
     pub(super) fence: u64,
     pub(super) slot: u32,
+    /// Whether a holder has said that there are several slots.
+    pub(super) has_slots: bool,
+    pub(super) purpose: Purpose,
     /// How many may hold the lock; 0: all that share it. Of a holder only kept in that case.
     pub(super) slots: Option<u64>,
     pub(super) value: Option<String>,
@@ -32,6 +35,12 @@ impl Info {
             ttl: number(&info["ttl"]).unwrap_or_default(),
             fence: number(&info["fence"]).unwrap_or_default(),
             slot: number(&info["slot"]).and_then(|slot| u32::try_from(slot).ok()).unwrap_or_default(),
+            has_slots: info["several"] == true,
+            purpose: match (info["hand"] == true, info["kept"] == true) {
+                (true, true) => Purpose::Kept,
+                (true, false) => Purpose::Hand,
+                _ => Purpose::Run,
+            },
             slots: number(&info["slots"]),
             value: info["value"].as_str().map(str::to_owned),
             joined: number(&info["joined"]),

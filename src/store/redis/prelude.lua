@@ -2,11 +2,11 @@
 -- script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: slots, once, value, place, hand,
+--       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: slots, several, once, value, place, hand,
 --                   kept, released, revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted
 --                   the lock, and {leads, probed, seen}. slots: how many it lets hold the lock at once; 0: all that share it, which
---                   is kept of holders too; most: the greatest such number up to its place, or MANY; once: for how many ms no other
---                   run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were
+--                   is kept of holders too; most: the greatest such number up to its place, or MANY; several: a holder has said
+--                   that there are several slots; once: for how many ms no other run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were
 --                   asked for a sign of life for its sake; request: which request of a user under a token of the user's own it
 --                   was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no

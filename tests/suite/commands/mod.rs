@@ -5,6 +5,8 @@ mod by_hand;
 mod doctor;
 mod doctor_postgres;
 mod kept;
+mod metrics;
 mod min_hold;
 mod prune;
+mod schemas;
 mod status;

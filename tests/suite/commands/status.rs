@@ -207,7 +207,7 @@ on_every_store!(the_table_fits_a_terminal, |store| {
         let mut command = Command::new("sh");
         let script = format!("stty cols {columns} -opost; exec \"$@\"; echo failed");
         command.args(["-c", &script, "sh"]).args(Lockrun::other("status", store).words());
-        let mut terminal = Terminal::start(command, &[]);
+        let mut terminal = Terminal::start(command, &[("NO_COLOR", "1")]);
         assert!(terminal.wait().success());
         let seen = terminal.watch(LONG);
         assert_eq!(seen.lines().count(), 3, "{seen:?}");

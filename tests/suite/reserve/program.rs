@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -9,6 +10,7 @@ use tempfile::TempDir;
 use crate::support::birth::Birth;
 use crate::support::holder::write_script;
 use crate::support::processes::find_program;
+use crate::support::pty::Terminal;
 use crate::support::sequence::{Reserver, at, next, reserve, reserved, status};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
@@ -43,6 +45,26 @@ impl Program {
         fs::read_to_string(&self.notes).unwrap_or_default()
     }
 }
+
+// "Long work shows where it is on a terminal: `reserve --next` over many candidates"; nothing is left of it, and elsewhere there is none.
+on_every_store!(a_long_search_shows_how_far_it_is, |store| {
+    let slow = Program::new("sleep 0.4; printf %s \"$1\" | tr A-Y B-Z; echo");
+    let letters = Program::letters();
+    let others: Vec<Reserver> = (0..4).map(|_| Reserver::begin(&letters.of(reserve(store, "A")))).collect();
+    let call = slow.of(reserve(store, "A")).command(["printenv", "LOCKRUN_VALUE"]);
+    let words = call.words();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    let mut terminal = Terminal::start(command, &[]);
+    assert!(terminal.wait().success());
+    let seen = terminal.watch(LONG);
+    assert!(
+        seen.contains("\rlockrun: looking for a free value, tried: ") && seen.ends_with("\r\x1b[KE\r\n"),
+        "{seen:?}"
+    );
+    call.run().exited(0).printed("F\n").silent();
+    drop(others);
+});
 
 // "The first value is VALUE; then what PROGRAM prints when called with the previous value as its only argument."
 on_every_store!(the_program_is_called_with_the_previous_value, |store| {

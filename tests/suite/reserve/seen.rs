@@ -52,7 +52,7 @@ on_every_store!(status_shows_the_sequence, |store| {
     assert!(table.contains("last value 41") && table.contains("value 42: ") && table.contains("value 43: "), "{table}");
     let page = other(store, &["status", "--key", "seq"]).run().exited(75).stdout();
     assert!(page.contains("sequence  last value 41\n"), "{page}");
-    assert!(page.contains("; value 42, fence ") && page.contains("; value 43, fence "), "{page}");
+    assert!(page.contains("; value 42, fence ") && page.contains("; value 43, kept after its run, fence "), "{page}");
     run.end(0);
     assert_eq!(status(store)["last_value"], "42");
 });

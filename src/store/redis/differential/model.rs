@@ -347,7 +347,8 @@ impl<'a> Model<'a> {
                 .and_then(|lease| lease.ends_ms)
                 .map(|ends| std::time::Duration::from_millis(ends.saturating_sub(now))),
             fence: holder.fence,
-            slot: holder.slot,
+            slot: holder.has_slots.then_some(holder.slot),
+            purpose: holder.purpose,
             is_shared: holder.is_shared,
             value: holder.value.as_ref().map(|value| value.value.clone()),
             revoked: holder.revoked_by.is_some(),

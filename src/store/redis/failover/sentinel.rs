@@ -258,7 +258,7 @@ mod tests {
         let (a, b, c) = (voice("a", 1, 3, 0, 2), voice("b", 1, 3, 0, 2), voice("c", 2, 4, 0, 2));
         assert_eq!(agreed(&[a.clone(), b.clone(), c.clone()], 3), Some((1, 3)));
         assert_eq!(agreed(&[a.clone(), c.clone()], 3), None, "one each");
-        assert_eq!(agreed(&[a.clone()], 1), None, "it knows of two others");
+        assert_eq!(agreed(std::slice::from_ref(&a), 1), None, "it knows of two others");
         assert_eq!(agreed(&[a.clone(), a.clone()], 2), None, "one that is named twice");
         assert_eq!(agreed(&[a.clone(), b.clone()], 5), None, "five are named");
         assert_eq!(agreed(&[a, voice("b", 1, 2, 0, 2)], 3), None, "different epochs");

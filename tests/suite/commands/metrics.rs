@@ -1,0 +1,131 @@
+//! `lockrun status --metrics`, `--held` and patterns of keys; colours.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::support::hand::token;
+use crate::support::pty::Terminal;
+use crate::support::store::on_every_store;
+use crate::support::{Holder, LONG, Lockrun, Output, Store};
+
+fn status(store: &Store, options: &[&str]) -> Output {
+    Lockrun::other("status", store).args(options).run().silent()
+}
+
+/// Reads OpenMetrics text by the reference parser: `{family: {key: value}}`.
+fn parse(text: &str) -> Value {
+    const PARSER: &str = "import sys, json\n\
+        from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse\n\
+        print(json.dumps({f.name: {s.labels['key']: s.value for s in f.samples} for f in parse(sys.stdin.read())}))";
+    let mut python = Command::new("/usr/bin/python3");
+    let mut python = python.args(["-c", PARSER]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python");
+    python.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
+    let output = python.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "cannot be parsed: {text}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+// "`status --metrics`: held, held seconds, waiters, last end, last status, last duration; escaped labels; ends with `# EOF`."
+on_every_store!(metrics_can_be_parsed, |store| {
+    const WEIRD: &str = r#"back\slash "quoted" {x} # ü"#;
+    let none = status(store, &["--metrics"]).exited(0).stdout();
+    assert!(none.ends_with("# EOF\n"), "{none}");
+    parse(&none);
+    Lockrun::new(store).key("failed").sh("exit 3").run().exited(3);
+    Lockrun::new(store).key("killed").sh("kill -9 $$").run();
+    let _holder = Holder::new(store, WEIRD);
+    let text = status(store, &["--metrics"]).exited(0).stdout();
+    let seen = parse(&text);
+    assert_eq!((&seen["lockrun_held"][WEIRD], &seen["lockrun_held"]["failed"]), (&1.into(), &0.into()), "{text}");
+    assert_eq!(seen["lockrun_waiters"][WEIRD], 0);
+    assert!(seen["lockrun_held_seconds"][WEIRD].as_f64().is_some_and(|held| (0.0..600.0).contains(&held)), "{text}");
+    assert_eq!(
+        (&seen["lockrun_last_status"]["failed"], &seen["lockrun_last_status"]["killed"]),
+        (&3.into(), &137.into())
+    );
+    assert!(seen["lockrun_last_status"][WEIRD].is_null(), "{text}");
+    assert!(seen["lockrun_last_end_timestamp_seconds"]["failed"].as_f64() > Some(1.6e9), "{text}");
+    assert!(seen["lockrun_last_duration_seconds"]["failed"].as_f64() >= Some(0.0), "{text}");
+    status(store, &["--metrics", "failed"]).exited(0);
+    Lockrun::other("status", store).args(["--metrics", "--json"]).run().exited(64).said("exclude each other");
+});
+
+// "`status --held`, patterns of keys (`status 'backup-*'`)."
+on_every_store!(locks_can_be_chosen, |store| {
+    for key in ["backup-a", "backup-b", "billing"] {
+        Lockrun::new(store).key(key).command(["true"]).run().exited(0);
+    }
+    let _hand = token(store, "backup-c", &["--ttl", "10m"]);
+    let names = |options: &[&str]| -> Vec<String> {
+        let text = status(store, options).exited(0).stdout();
+        text.lines().skip(1).map(|line| line.split_whitespace().next().expect("a key").to_owned()).collect()
+    };
+    assert_eq!(names(&["backup-*"]), ["backup-a", "backup-b", "backup-c"]);
+    assert_eq!(names(&["b*g"]), ["billing"]);
+    assert_eq!(names(&["backup-?", "--held"]), ["backup-c"]);
+    assert_eq!(names(&["--held"]), ["backup-c"]);
+    assert_eq!(names(&["nothing-*"]), [] as [&str; 0]);
+    // With `--key` it is a name.
+    status(store, &["--key", "backup-*"])
+        .exited(0)
+        .printed("key       backup-*\nstate     free\nlast run  none is known\n");
+    Lockrun::other("status", store).args(["--held", "billing"]).run().exited(64).said("--held");
+});
+
+// "Kept, by-hand and min-hold locks look different from running ones; no `slot 0` without slots."
+on_every_store!(the_state_says_how_a_lock_is_held, |store| {
+    let _hand = token(store, "a-hand", &["--ttl", "10m"]);
+    Lockrun::new(store).key("b-kept").args(["--keep", "--ttl", "10m"]).command(["true"]).run().exited(0);
+    Lockrun::new(store).key("c-min").args(["--min-hold", "10m"]).command(["true"]).run().exited(0);
+    let _run = Holder::new(store, "d-run");
+    let _slot = Holder::with(&Lockrun::new(store).key("e-slot").args(["--slots", "2"]), &[]);
+    let table = status(store, &[]).exited(0).stdout();
+    let states: Vec<(&str, bool)> =
+        table.lines().skip(1).map(|line| (line[8..].trim_start(), line.contains("slot 0: "))).collect();
+    for ((state, has_slot), (wanted, wants_slot)) in
+        states.iter().zip([("by hand ", false), ("kept ", false), ("kept ", false), ("held ", false), ("held ", true)])
+    {
+        assert!(state.starts_with(wanted) && *has_slot == wants_slot, "{table}");
+    }
+    for (key, wanted) in [("a-hand", "acquired by hand"), ("b-kept", "kept after its run"), ("e-slot", "slot 0")] {
+        let page = status(store, &[key]).exited(75).stdout();
+        assert!(page.contains(wanted), "{page}");
+    }
+    assert!(!status(store, &["d-run"]).exited(75).stdout().contains("slot"));
+});
+
+// "Colour on a terminal (NO_COLOR respected, never where stdout is no terminal)."
+on_every_store!(colours_are_for_terminals, |store| {
+    Lockrun::new(store).key("failed").sh("exit 3").run().exited(3);
+    let see = |variable: (&str, &str)| {
+        let words = Lockrun::other("status", store).words();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).env_remove("NO_COLOR");
+        let mut terminal = Terminal::start(command, &[("TERM", "xterm"), variable]);
+        assert!(terminal.wait().success());
+        terminal.watch(LONG)
+    };
+    assert!(see(("NO_COLOR", "")).contains("\x1b[31mstatus 3"));
+    assert!(!see(("NO_COLOR", "1")).contains("\x1b["));
+    assert!(!see(("TERM", "dumb")).contains("\x1b["));
+    assert!(!status(store, &[]).exited(0).stdout().contains('\x1b'));
+});
+
+// "`prune KEY`": one lock, however young, unless it is in use.
+on_every_store!(one_lock_can_be_pruned, |store| {
+    let prune = |options: &[&str]| Lockrun::other("prune", store).args(options).run();
+    for key in ["a", "b"] {
+        Lockrun::new(store).key(key).command(["true"]).run().exited(0);
+    }
+    let holder = Holder::new(store, "held");
+    prune(&["a", "--older-than", "1h"]).exited(0).printed("").silent();
+    prune(&["a", "--dry-run"]).exited(0).printed("a\n").silent();
+    prune(&["a"]).exited(0).printed("a\n").silent();
+    prune(&["--key", "a"]).exited(0).printed("").silent();
+    prune(&["held"]).exited(75).printed("").said("is left alone: it is held");
+    let left = status(store, &[]).exited(0).stdout();
+    assert!(!left.contains("\na ") && left.contains("\nb ") && left.contains("\nheld "), "{left}");
+    holder.end();
+});

@@ -1,0 +1,128 @@
+//! What is installed: by make, as a package, as an archive; and the units in `examples/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::unistd::Uid;
+use tempfile::TempDir;
+
+use crate::support::processes::find_program;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_lockrun");
+
+/// Runs a program in the source's directory. Returns what it wrote to standard output, and fails the test if it fails.
+#[track_caller]
+fn run(program: &str, args: &[&str]) -> String {
+    let output = Command::new(find_program(program))
+        .args(args)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("DEB_ARCH", "all")
+        .output()
+        .expect("it starts");
+    let both = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {args:?}: {both}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// All files below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
+    }
+    found
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+// "`make uninstall` removes what `make install` installed."
+#[test]
+fn make_uninstall_removes_what_make_install_installed() {
+    let root = TempDir::new().expect("a directory");
+    let call = |what: &str| {
+        // The binary is there: it is not to be built.
+        let (binary, root) = (format!("binary={BINARY}"), format!("DESTDIR={}", text(root.path())));
+        run("make", &["-s", "-o", BINARY, what, &binary, &root, "PREFIX=/usr"]);
+    };
+    call("install");
+    let installed = files(root.path());
+    let pages = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("man")).expect("the manual").count();
+    let is_page = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "1");
+    assert_eq!(installed.iter().filter(is_page).count(), pages, "{installed:?}");
+    assert_eq!(installed.len(), pages + 4, "{installed:?}");
+    call("uninstall");
+    assert_eq!(files(root.path()), [] as [PathBuf; 0]);
+}
+
+// "`make deb`: binary, manual pages, completions, example units, docs, copyright, changelog; installed, run and removed."
+#[test]
+fn the_debian_package_is_installed_run_and_removed() {
+    let directory = TempDir::new().expect("a directory");
+    run("sh", &["packaging/deb", BINARY, text(directory.path())]);
+    let package = files(directory.path()).remove(0);
+    let listed = run("dpkg-deb", &["--contents", text(&package)]);
+    for wanted in [
+        "./usr/bin/lockrun",
+        "man1/lockrun-status.1.gz",
+        "completions/lockrun",
+        "vendor-completions/_lockrun",
+        "fish/vendor_completions.d/lockrun.fish",
+        "examples/systemd/leader.service",
+        "docs/status.schema.json",
+        "copyright",
+        "changelog.gz",
+    ] {
+        assert!(listed.contains(wanted), "{wanted} is missing: {listed}");
+    }
+    if !Uid::effective().is_root() {
+        return;
+    }
+    // Into a system of its own.
+    let root = TempDir::new().expect("a directory");
+    for directory in ["updates", "info"] {
+        fs::create_dir_all(root.path().join("var/lib/dpkg").join(directory)).expect("a directory");
+    }
+    fs::write(root.path().join("var/lib/dpkg/status"), "").expect("a file");
+    let root_option = format!("--root={}", text(root.path()));
+    run("dpkg", &[&root_option, "--log=/dev/null", "--install", text(&package)]);
+    let binary = root.path().join("usr/bin/lockrun");
+    let output = Command::new(&binary).arg("--version").output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), concat!("lockrun ", env!("CARGO_PKG_VERSION"), "\n"));
+    run("dpkg", &[&root_option, "--log=/dev/null", "--remove", "lockrun"]);
+    assert!(!binary.exists() && !root.path().join("usr").exists());
+}
+
+// "`make dist` (tarball, SHA256SUMS)."
+#[test]
+fn the_archive_has_its_sums() {
+    let directory = TempDir::new().expect("a directory");
+    run("sh", &["packaging/tarball", BINARY, text(directory.path())]);
+    let check = format!("cd '{}' && sha256sum --strict -c SHA256SUMS", text(directory.path()));
+    assert!(run("sh", &["-c", &check]).contains(".tar.gz: OK"));
+    let archive = files(directory.path()).into_iter().find(|path| text(path).ends_with(".tar.gz")).expect("an archive");
+    let listed = run("tar", &["-tzf", text(&archive)]);
+    assert!(listed.contains("/lockrun\n") && listed.contains("/man/lockrun.1\n"), "{listed}");
+}
+
+// "Units and recipes in examples/; each checked as far as can be here."
+#[test]
+fn the_units_are_sound() {
+    let directory = TempDir::new().expect("a directory");
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
+    let mut args = vec!["verify".to_owned()];
+    for unit in files(&units) {
+        // Nothing of lockrun is installed in its place here.
+        let content = fs::read_to_string(&unit).expect("a unit");
+        let content = content.replace("/usr/bin/lockrun", BINARY);
+        let content =
+            content.replace("/usr/share/doc/lockrun/examples/", &format!("{}/examples/", env!("CARGO_MANIFEST_DIR")));
+        let copy = directory.path().join(unit.file_name().expect("a name"));
+        fs::write(&copy, content).expect("a copy");
+        args.push(text(&copy).to_owned());
+    }
+    run("systemd-analyze", &args.iter().map(String::as_str).collect::<Vec<_>>());
+}
