@@ -47,6 +47,11 @@ local function probe(doubted, again_in, tokens)
   return true
 end
 
+-- Whether nobody is behind us in the queue.
+local function is_last()
+  return redis.call('ZREVRANGE', QUEUE, 0, 0)[1] == TOKEN
+end
+
 -- In how many ms a waiter with this ticket looks again: to show that it is alive, at a time of its own, so that the looks of all
 -- are spread evenly; or earlier, if the lock might have to be passed on before and not enough others look.
 local function look_again(ticket, expires_in, info)
@@ -71,9 +76,10 @@ local function look_again(ticket, expires_in, info)
     -- If it runs out unclaimed, it is known who else is silent.
     probe(granted, CLAIM_WINDOW, first_waiters(PROBED))
   end
-  -- Not all in the same moment. The one that is next does not rely on others.
+  -- Not all in the same moment. The one that is next does not rely on others; nor does the last one, since the first ones may have
+  -- died with the holder.
   local others = due(event + 100)
-  return (others < enough or first_waiters(1)[1] == TOKEN) and math.min(look_in, event + 50 * others) or look_in
+  return (others < enough or first_waiters(1)[1] == TOKEN or is_last()) and math.min(look_in, event + 50 * others) or look_in
 end
 
 -- Whether we could hold the lock, but for those ahead of us.
@@ -232,7 +238,7 @@ if WAIT and not ends_of(TOKEN) then
   -- One that has handed it over watches it, too.
   look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed ~= '' and FIRST_LOOK or REFRESH_MAX)
   if withheld > 0 then
-    look_in = math.min(look_in, look_after_failover(place, redis.call('ZREVRANGE', QUEUE, 0, 0)[1] == TOKEN))
+    look_in = math.min(look_in, look_after_failover(place, is_last()))
   end
   expect(TOKEN, look_in)
 end

@@ -85,13 +85,13 @@ on_redis!(idle_waiters_are_quiet, |store, redis| {
     assert!(sent <= 4 * seconds / 2, "{sent} commands of 4 waiters in {seconds} s: {counts:?}");
 });
 
-// Behind the shortest lease that cannot be kept, since its end has to be noticed within a second; but it is enough if two look,
+// Behind the shortest lease that cannot be kept, since its end has to be noticed within a second; but it is enough if two or three look,
 // 1.4 s after their last look at the earliest, and the others need not.
 on_redis!(idle_waiters_share_the_watch_over_a_short_lease, |store, redis| {
     let (counts, seconds) = sent_by_idle(store, redis, 6, "1s");
     // The holder renews its lease with EVAL; a waiter sleeps again after each look.
     let looks = counts["blpop"];
-    assert!(looks <= 2 * seconds, "{looks} looks of 6 waiters in {seconds} s: {counts:?}");
+    assert!(looks <= 3 * seconds, "{looks} looks of 6 waiters in {seconds} s: {counts:?}");
 });
 
 // "A hand-off skips dead ones", at no more than its price: each of them is found out once, and not anew by each run that lets go
