@@ -39,7 +39,7 @@ $(binary): $(sources)
 	@touch $@
 
 # The release binary is what gets tested: its timing is part of what it promises. Most tests wait most of the time.
-test: export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
+test: export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
 test:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked

@@ -12,7 +12,7 @@ pub(crate) fn keep_their_places(store: &Store, disturb: impl FnOnce(&Proxy)) {
     let proxy = store.proxy();
     let holder = Holder::new(store, "places");
     let mut queue = Queue::through(&proxy.url(), store, "places");
-    queue.join(10);
+    queue.join_and_hear(10);
     queue.settles();
     disturb(&proxy);
     queue.settles();

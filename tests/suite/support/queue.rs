@@ -153,6 +153,16 @@ impl<'a> Queue<'a> {
         self.server().asleep()
     }
 
+    /// Lets so many waiters come, and waits until each has heard that it waits: before that, it does not sit an outage out.
+    #[track_caller]
+    pub(crate) fn join_and_hear(&mut self, count: usize) {
+        let events = self.log().with_extension("events");
+        self.call = self.call.clone().arg("--events").arg(&events);
+        self.join(count);
+        let heard = || fs::read_to_string(&events).unwrap_or_default().matches("\"waiting\"").count();
+        eventually(LONG, &format!("{count} waiters have heard it"), || heard() >= count);
+    }
+
     /// Waits until every waiter sleeps at the server.
     #[track_caller]
     pub(crate) fn settles(&self) {
