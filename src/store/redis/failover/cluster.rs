@@ -91,7 +91,8 @@ impl Cluster {
     /// Asks which node is the primary of `slot`.
     pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
         self.learn(deadline)?;
-        self.ask(deadline);
+        // All, those too that were away.
+        self.panel.send(&self.question, self.panel.len(), deadline);
         self.hear(slot, deadline)
     }
 
@@ -122,8 +123,9 @@ impl Cluster {
     }
 
     pub(super) fn ask(&mut self, deadline: Moment) {
-        // All that are left have to agree where there are three.
-        self.panel.send(&self.question, self.panel.len(), deadline);
+        // One of those that are connected may be the primary itself, which has no voice.
+        let enough = majority(self.panel.len().saturating_sub(1)) + 1;
+        self.panel.send(&self.question, enough, deadline);
     }
 
     /// Reads the answers, as far as a majority needs them.

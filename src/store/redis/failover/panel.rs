@@ -12,10 +12,7 @@ use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use crate::sys::wait::readable;
 
-/// How long a server that could not be reached, or did not answer, is left aside if enough others are connected.
-const ASIDE: Duration = Duration::from_secs(5);
-
-/// How long the rest of an answer may take whose beginning has come.
+/// How long the rest of an answer may take whose beginning has come, and an answer without which the others were enough.
 const REST: Duration = Duration::from_millis(250);
 
 /// The servers, each with its connection.
@@ -30,8 +27,6 @@ struct Member {
     owes: bool,
     /// Why it has not answered, if it has failed last.
     failure: Option<Failure>,
-    /// Until when it is left aside.
-    aside_until: Option<Moment>,
 }
 
 impl Panel {
@@ -47,7 +42,7 @@ impl Panel {
     /// Adds a server, if it is none of them.
     pub(super) fn add(&mut self, server: Server) {
         if !self.members.iter().any(|member| member.server.endpoint == server.endpoint) {
-            self.members.push(Member { server, connection: None, owes: false, failure: None, aside_until: None });
+            self.members.push(Member { server, connection: None, owes: false, failure: None });
         }
     }
 
@@ -64,8 +59,8 @@ impl Panel {
         self.members.len()
     }
 
-    /// Sends `questions` to all, connecting where that must be. Where `enough` of them are connected, those that have failed lately
-    /// are left aside.
+    /// Sends `questions` to all, connecting where that must be. As long as `enough` of them are connected, those that have failed are
+    /// left aside: to find out that one is still away takes time.
     pub(super) fn send(&mut self, questions: &[Cmd], enough: usize, deadline: Moment) {
         for member in &mut self.members {
             member.catch_up(questions);
@@ -74,11 +69,11 @@ impl Panel {
         for at in 0..count {
             let connected = self.members.iter().filter(|member| member.connection.is_some()).count();
             let member = &mut self.members[at];
-            let now = Moment::now();
             if member.connection.is_none() {
-                if connected >= enough && member.aside_until.is_some_and(|until| now < until) {
+                if connected >= enough && member.failure.is_some() {
                     continue;
                 }
+                let now = Moment::now();
                 // One that does not answer must leave time for the others.
                 let share = deadline.since(now) / u32::try_from(count - at).unwrap_or(u32::MAX);
                 match open(&member.server, now + share) {
@@ -121,7 +116,7 @@ impl Panel {
                 let by = deadline.min(Moment::now() + REST);
                 match connection.receive_all(questions, by).and_then(|replies| read(&member.server, replies)) {
                     Ok(voice) => {
-                        (member.owes, member.failure, member.aside_until) = (false, None, None);
+                        (member.owes, member.failure) = (false, None);
                         heard.push(voice);
                     }
                     Err(failure) => member.fail(failure),
@@ -176,8 +171,10 @@ impl Member {
     /// Reads the answer that is still owed, so that the next one is to what is asked next. Drops a connection that was closed.
     fn catch_up(&mut self, questions: &[Cmd]) {
         let Some(connection) = &mut self.connection else { return };
-        let has_come = poll(&mut [readable(&*connection)], PollTimeout::ZERO).is_ok_and(|count| count > 0);
-        match (std::mem::take(&mut self.owes), has_come) {
+        let owes = std::mem::take(&mut self.owes);
+        let patience = if owes { PollTimeout::try_from(REST).unwrap_or(PollTimeout::ZERO) } else { PollTimeout::ZERO };
+        let has_come = poll(&mut [readable(&*connection)], patience).is_ok_and(|count| count > 0);
+        match (owes, has_come) {
             (true, true) if connection.receive_all(questions, Moment::now() + REST).is_ok() => {}
             (true, _) => self.fail(Failure::NoAnswer("did not answer in time")),
             // Nothing was asked: this is its end.
@@ -190,6 +187,5 @@ impl Member {
         self.connection = None;
         self.owes = false;
         self.failure = Some(failure);
-        self.aside_until = Some(Moment::now() + ASIDE);
     }
 }

@@ -77,15 +77,20 @@ impl Sentinels {
     pub(super) fn locate(&mut self, deadline: Moment) -> Result<Primary, Failure> {
         let started = Moment::now();
         let half = started + deadline.since(started) / 2;
-        self.ask(half);
+        self.ask_all(half);
         match self.hear(half) {
             Err(failure) if !self.learn_of_others(deadline) => Err(failure),
             Err(_) => {
-                self.ask(deadline);
+                self.ask_all(deadline);
                 self.hear(deadline)
             }
             found => found,
         }
+    }
+
+    /// Asks all, those too that were away.
+    fn ask_all(&mut self, deadline: Moment) {
+        self.panel.send(&self.questions, self.panel.len(), deadline);
     }
 
     pub(super) fn ask(&mut self, deadline: Moment) {
@@ -110,7 +115,7 @@ impl Sentinels {
     pub(super) fn report(&mut self, deadline: Moment) -> Result<SentinelReport, Failure> {
         let primary = self.locate(deadline)?;
         self.learn_of_others(deadline);
-        self.ask(deadline);
+        self.ask_all(deadline);
         let soon = Moment::now() + deadline.since(Moment::now()) / 2;
         let read = |_: &Server, replies: Replies| {
             let master = replies.last().and_then(|reply| reply.as_ref().ok()).map(Fields::of);
