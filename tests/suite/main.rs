@@ -8,6 +8,7 @@ mod support;
 
 mod cli;
 mod commands;
+mod docs;
 mod harness;
 mod install;
 mod lease;

@@ -108,7 +108,7 @@ on_every_store!(the_answer_for_a_shell, |store| {
     acquire(store, key, &["--export", "--json"]).run().exited(64).said("exclude");
 });
 
-// "Locks by hand from shell scripts": the recipe of the README, however the script ends.
+// "Locks by hand from shell scripts": the recipe in docs/recipes.md, however the script ends.
 on_every_store!(a_script_that_locks_by_hand, |store| {
     let lockrun = crate::support::lockrun::PROGRAM;
     for (last, ends) in [(":", 0), ("exit 3", 3), ("kill -TERM $$", 143)] {

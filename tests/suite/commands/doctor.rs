@@ -38,7 +38,7 @@ pub(super) fn is_well(output: Output, least: usize) {
     output.exited(0);
 }
 
-/// A server as README wants it.
+/// A server as docs/stores.md wants it.
 fn well_kept() -> Redis {
     Redis::with_options(&["--appendonly", "yes"])
 }
@@ -47,14 +47,14 @@ fn as_user(redis: &Redis, user: &str) -> String {
     redis.url().replacen("://", &format!("://{user}:pw@"), 1)
 }
 
-/// The commands that README tells people to grant.
+/// The commands that docs/stores.md tells people to grant.
 fn commands() -> Vec<String> {
-    let readme = include_str!("../../../README.md");
-    let rule = readme.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
+    let page = include_str!("../../../docs/stores.md");
+    let rule = page.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
     rule.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
 }
 
-/// A user who may do exactly what README says, but for one command.
+/// A user who may do exactly what docs/stores.md says, but for one command.
 fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
     let commands = commands();
     let mut words = vec!["ACL", "SETUSER", user, "reset", "on", ">pw", "~lockrun:*"];
@@ -62,7 +62,7 @@ fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
     redis.ask(&words);
 }
 
-// "Exit 0 only when there is no warning and no failure": a server as README wants it, over each kind of connection.
+// "Exit 0 only when there is no warning and no failure": a server as docs/stores.md wants it, over each kind of connection.
 #[test]
 fn a_server_that_is_well() {
     let redis = well_kept();
@@ -153,7 +153,7 @@ fn a_replica_and_its_primary() {
     finds(&doctor(&replica.url()).exited(2), "fail", &["it is a replica"]);
 }
 
-// "A minimal ACL user as in the README": may do all that a lock needs, and is told what it could not look at.
+// "A minimal ACL user as in docs/stores.md": may do all that a lock needs, and is told what it could not look at.
 #[test]
 fn a_user_with_few_rights() {
     let redis = well_kept();

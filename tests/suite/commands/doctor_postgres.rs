@@ -22,7 +22,7 @@ fn with(settings: &[&str]) -> Postgres {
 /// Settings without which a server may have a standby that is away.
 const NO_STANDBYS: [&str; 2] = ["wal_level=minimal", "max_wal_senders=0"];
 
-/// A server as README wants it.
+/// A server as docs/stores.md wants it.
 fn well_kept() -> Postgres {
     with(&NO_STANDBYS)
 }

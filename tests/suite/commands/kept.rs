@@ -67,7 +67,7 @@ on_every_store!(a_kept_lock_ends_with_its_ttl, |store| {
     release(store, "kept", ours.trim_end()).exited(0).silent();
 });
 
-// "The deployment of the README: `--keep`, a background script on another host that releases by token, a second deployment
+// "The deployment in docs/recipes.md: `--keep`, a background script on another host that releases by token, a second deployment
 // that waits for it."
 on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     let directory = TempDir::new().expect("a temporary directory");

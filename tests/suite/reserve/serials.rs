@@ -1,4 +1,4 @@
-//! The README's recipe: ticket serials from a program, sold by many at once into a table that wants each of them only once.
+//! The recipe in docs/sequences.md: ticket serials from a program, sold by many at once into a table that wants each of them only once.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::support::sequence::{reserve, reserved};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Lockrun, Postgres, Store};
 
-/// Sells one ticket, in the README's words, and fails afterwards if it is told to.
+/// Sells one ticket, in its words, and fails afterwards if it is told to.
 const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_VALUE\" <<'END'
 INSERT INTO ticket (serial) VALUES (:'serial');
 END

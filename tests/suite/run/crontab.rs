@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::support::calm::in_time;
+use crate::support::cron::command_of;
 use crate::support::hand::all;
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
@@ -47,18 +48,6 @@ impl Crontab {
             _ => self.commands.push(command_of(line)),
         }
     }
-}
-
-/// What cron hands to the shell: the line without its five fields of time. A percent sign would end the command
-/// unless there is a backslash before it.
-fn command_of(line: &str) -> String {
-    let mut rest = line;
-    for _ in 0..5 {
-        rest = rest.split_once(char::is_whitespace).expect("five fields of time").1.trim_start();
-    }
-    let escaped = rest.replace("\\%", "\0");
-    assert!(!escaped.contains('%'), "the rest of this line would be standard input: {line}");
-    escaped.replace('\0', "%")
 }
 
 fn root() -> PathBuf {

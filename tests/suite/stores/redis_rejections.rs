@@ -168,9 +168,9 @@ on_redis!(a_server_out_of_memory_renews, |store, redis| {
 });
 
 // "A Redis user (ACL) needs no more than this".
-on_redis!(the_rights_in_the_readme_are_enough, |store, redis| {
-    let readme = include_str!("../../../README.md");
-    let (_, rest) = readme.split_once("ACL SETUSER").expect("the README names the rights");
+on_redis!(the_documented_rights_are_enough, |store, redis| {
+    let page = include_str!("../../../docs/stores.md");
+    let (_, rest) = page.split_once("\nACL SETUSER ").expect("the page names the rights");
     let words: Vec<&str> = rest.split("```").next().expect("some text").split_whitespace().collect();
 
     for ttl in ["none", "30s"] {

@@ -3,6 +3,7 @@
 pub(crate) mod birth;
 pub(crate) mod calm;
 pub(crate) mod config;
+pub(crate) mod cron;
 pub(crate) mod deadline;
 pub(crate) mod failover;
 pub(crate) mod fake;
