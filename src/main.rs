@@ -8,6 +8,8 @@
 mod cli;
 mod commands;
 mod config;
+#[cfg(test)]
+mod documented;
 mod lock;
 mod net;
 mod report;

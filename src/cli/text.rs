@@ -99,7 +99,7 @@ pub const EVENTS: [(&str, &str); 12] = [
     ("started", "COMMAND runs"),
     (
         "held",
-        "the lock is held, and the run fails: holder; why, if it gave up waiting, would wait for a lock that it runs under, or too many wait",
+        "the lock is held, and the run fails: holder; place, if it waited; why, if it gave up waiting, would wait for a lock that it runs under, or too many wait",
     ),
     ("skipped", "the lock is held, and --skip was given: holder; or the job is done (--once-per): why"),
     ("lost", "the lease is lost: why, stops_command, held_ms"),

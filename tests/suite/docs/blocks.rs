@@ -182,6 +182,19 @@ fn run_crontab(block: &Block, preparation: &Preparation) {
     run_script(&script, preparation);
 }
 
+/// Runs a command under the settings of a configuration file.
+fn run_configuration(block: &Block, preparation: &Preparation) {
+    let world = World::new(block, preparation);
+    let home = world.home.path();
+    let text = block.text.replace("/etc/lockrun.store", &home.join("store").display().to_string());
+    fs::create_dir_all(home.join(".config/lockrun")).expect("a directory");
+    fs::write(home.join(".config/lockrun/config.toml"), text).expect("a file");
+    fs::write(home.join("store"), format!("file:{}/locks", home.display())).expect("a file");
+    let call = world.shell("unset LOCKRUN_STORE; exec lockrun --key configured -- echo done", preparation);
+    call.spawn_alone().wait().exited(0).printed("done\n").silent();
+    assert!(home.join("locks").is_dir(), "{}: the store is another one", block.place());
+}
+
 /// Checks that a shell can parse a script.
 fn parse(block: &Block) {
     let call = Lockrun::bare().command(["sh", "-n"]).stdin(block.text.as_bytes());
@@ -198,8 +211,9 @@ fn run_page(path: &str) {
             "sh" => judge(|| run_script(&block, preparation)),
             "console" => judge(|| run_session(&block, preparation)),
             "crontab" => judge(|| run_crontab(&block, preparation)),
+            "toml" => run_configuration(&block, preparation),
             // Not commands.
-            "text" | "toml" | "json" | "perl" => continue,
+            "text" | "json" | "perl" => continue,
             other => panic!("{}: a block in {other:?}", block.place()),
         }
         count += 1;
@@ -229,6 +243,7 @@ pages! {
     inside: "docs/inside.md",
     json: "docs/json.md",
     recipes: "docs/recipes.md",
+    reference: "docs/reference.md",
     sequences: "docs/sequences.md",
     stores: "docs/stores.md",
 }
@@ -238,7 +253,7 @@ pages! {
 fn every_page_with_commands_is_tested() {
     for page in super::pages::all() {
         let has_commands =
-            page.blocks().iter().any(|block| matches!(block.language.as_str(), "sh" | "console" | "crontab"));
+            page.blocks().iter().any(|block| matches!(block.language.as_str(), "sh" | "console" | "crontab" | "toml"));
         assert_eq!(TESTED.contains(&page.name().as_str()), has_commands, "{}", page.name());
     }
 }
