@@ -17,7 +17,7 @@ use crate::support::cron::command_of;
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::PATH;
-use crate::support::{LeaseServer as _, Lockrun, Postgres, Redis};
+use crate::support::{LeaseServer as _, Lockrun, Output, Postgres, Redis};
 
 /// Stands on a line of its own between the outputs of two commands.
 const MARK: &str = "\u{1e}";
@@ -160,14 +160,19 @@ fn run_session(block: &Block, preparation: &Preparation) {
 
 /// Runs a script, which must succeed and say nothing on standard error.
 fn run_script(block: &Block, preparation: &Preparation) {
+    let output = output_of(block, preparation);
+    if output.status != Some(0) || !output.stderr.is_empty() {
+        late(&format!("{}: {output}", block.place()));
+    }
+}
+
+/// Runs a script to its end.
+pub(super) fn output_of(block: &Block, preparation: &Preparation) -> Output {
     let world = World::new(block, preparation);
     let text = world.adapted(&block.text, preparation);
     write_script(world.home.path(), "block.sh", &text);
     let how = if text.starts_with("#!") { "./block.sh" } else { "sh ./block.sh" };
-    let output = world.shell(how, preparation).spawn_alone().wait();
-    if output.status != Some(0) || !output.stderr.is_empty() {
-        late(&format!("{}: {output}", block.place()));
-    }
+    world.shell(how, preparation).spawn_alone().wait()
 }
 
 /// Runs the jobs of a crontab as cron would, one after the other.

@@ -4,5 +4,6 @@ mod alike;
 mod answers;
 mod blocks;
 mod links;
+mod manual;
 mod pages;
 mod prepared;
