@@ -8,6 +8,8 @@
 mod cli;
 mod commands;
 mod config;
+#[cfg(test)]
+mod documented;
 mod lock;
 mod net;
 mod report;
@@ -34,11 +36,16 @@ use run::outcome::Outcome;
 use sys::signals::Signals;
 use sys::{environment, input};
 use text::escape;
+use text::wrap::wrapped;
 
 /// The last line of a message about the command line.
 const MORE: &str = "For more information, try '--help'.";
 
-/// The body of `main`, for the words of the command line after the program's name. Returns the exit status, or does not return because a signal terminates the process.
+/// The most columns of a help.
+const HELP_WIDTH: usize = 100;
+
+/// The body of `main`, for the words of the command line after the program's name. Returns the exit status, or does not return because a
+/// signal terminates the process.
 fn main_story(args: Vec<OsString>) -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
@@ -116,7 +123,7 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if word == cli::HELP {
         let subcommand = what.and_then(|what| Subcommand::named(what.as_ref()));
         let mut about = subcommand.map_or_else(cli::all, Subcommand::definition);
-        print(&about.render_long_help().to_string());
+        print_help(&about.render_long_help().to_string());
     } else {
         commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
     }
@@ -158,7 +165,7 @@ fn unknown(word: &OsStr) -> UsageError {
 fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        print(&text);
+        print_help(&text);
         return Outcome::Printed;
     }
     let text = match error.get(ContextKind::InvalidArg) {
@@ -175,7 +182,9 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     Outcome::BadUsage
 }
 
-/// Writes requested text to standard output. If that is closed, there is nowhere to report it.
-fn print(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
+/// Writes requested help to standard output, as wide as the terminal and at most [`HELP_WIDTH`]. If that is closed, there is nowhere to
+/// report it.
+fn print_help(text: &str) {
+    let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));
+    let _ = std::io::stdout().write_all(wrapped(text, width).as_bytes());
 }

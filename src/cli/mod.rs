@@ -37,13 +37,14 @@ pub const ALWAYS: &str = "always";
 pub fn documented() -> Command {
     described(command()).about(text::ABOUT).long_about(text::LONG_ABOUT).override_usage(text::USAGE).after_long_help(
         format!(
-            "Exit status:\n{}\nCOMMAND finds in its environment:\n{}\n{}\n\n{}\n\nFiles:\n{}\n{}",
+            "Exit status:\n{}\nCOMMAND finds in its environment:\n{}\n{}\n\n{}\n\nFiles:\n{}\n{}\n\n{}",
             table(&text::EXIT_STATUS),
             table(&text::ENVIRONMENT),
             text::DURATIONS,
             text::SETTINGS,
             table(&text::FILES),
-            text::FILE_FORMAT
+            text::FILE_FORMAT,
+            examples(&text::EXAMPLES)
         ),
     )
 }
@@ -61,6 +62,12 @@ pub fn all() -> Command {
 fn table(rows: &text::Table) -> String {
     let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or_default().max(15);
     rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<width$}{meaning}\n"))
+}
+
+/// Formats examples, each below what it does.
+fn examples(rows: &text::Table) -> String {
+    let one = |(command, meaning): &(&str, &str)| format!("\n  # {meaning}\n  {command}");
+    format!("Examples:{}", rows.iter().map(one).collect::<Vec<_>>().join("\n"))
 }
 
 /// Returns the definition of the subcommand that prints the help of another.

@@ -15,6 +15,19 @@ lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...
        lockrun --key KEY [OPTIONS] --command STRING
        lockrun acquire | renew | release | reserve | status | break | doctor | prune [OPTIONS]";
 
+/// The date in the footers of the manual pages: that of the last change to them.
+pub const MANUAL_DATE: &str = "2026-11-23";
+
+/// Examples, and what each does.
+pub const EXAMPLES: [(&str, &str); 3] = [
+    ("lockrun --key backup -- ./backup.sh", "Run a backup, unless one is running on this machine"),
+    ("lockrun --key deploy --wait 10m -- ./deploy.sh", "Wait in turn for the last deployment, ten minutes at most"),
+    (
+        "lockrun --store redis://HOST --key report --skip --once-per 23h -- report.sh",
+        "The same line in the crontabs of all servers: one of them runs the job, once a day",
+    ),
+];
+
 /// Terms, and what each means.
 pub type Table = [(&'static str, &'static str)];
 
@@ -99,7 +112,7 @@ pub const EVENTS: [(&str, &str); 12] = [
     ("started", "COMMAND runs"),
     (
         "held",
-        "the lock is held, and the run fails: holder; why, if it gave up waiting, would wait for a lock that it runs under, or too many wait",
+        "the lock is held, and the run fails: holder; place, if it waited; why, if it gave up waiting, would wait for a lock that it runs under, or too many wait",
     ),
     ("skipped", "the lock is held, and --skip was given: holder; or the job is done (--once-per): why"),
     ("lost", "the lease is lost: why, stops_command, held_ms"),

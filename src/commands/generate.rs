@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use super::completions;
+use super::{completions, tidy_roff};
 use crate::cli::{self, Subcommand, text};
 
 /// Writes the named file to `out`: `man`, `bash`, `zsh`, `fish`, or the page of a subcommand. Fails if `out` does.
@@ -17,10 +17,13 @@ pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
         "zsh" => Shell::Zsh,
         "fish" => Shell::Fish,
         page => {
-            return match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
-                Some(subcommand) => page_of(subcommand, out),
-                None => manual(out),
-            };
+            let mut roff = Vec::new();
+            match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
+                Some(subcommand) => page_of(subcommand, &mut roff)?,
+                None => manual(&mut roff)?,
+            }
+            out.write_all(tidy_roff::tidied(&String::from_utf8(roff)?).as_bytes())?;
+            return Ok(());
         }
     };
     out.write_all(completions::script(shell)?.as_bytes())?;
@@ -29,7 +32,7 @@ pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
 
 /// Writes the manual page.
 fn manual(out: &mut impl Write) -> Result<()> {
-    start(&Man::new(cli::all()), out)?;
+    start(Man::new(cli::all()), "lockrun", out)?;
     let mut rest = Roff::new();
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     rest.control("SH", ["OTHER COMMANDS"]).text([roman("Each has a manual page of its own.")]);
@@ -47,6 +50,7 @@ fn manual(out: &mut impl Write) -> Result<()> {
     rest.control("PP", []).text([roman(text::FILE_FORMAT)]);
     rest.control("SH", ["EVENTS"]).text([roman(text::EVENT_FORMAT)]);
     table(&mut rest, &text::EVENTS);
+    examples(&mut rest, &text::EXAMPLES);
     let pages = Subcommand::ALL.map(|subcommand| format!("{}(1)", subcommand.page())).join(", ");
     rest.control("SH", ["SEE ALSO"]).text([roman(format!("{pages}, flock(1), crontab(5)"))]);
     rest.to_writer(out)?;
@@ -55,18 +59,21 @@ fn manual(out: &mut impl Write) -> Result<()> {
 
 /// Writes the manual page of a subcommand.
 fn page_of(subcommand: Subcommand, out: &mut impl Write) -> Result<()> {
-    start(&Man::new(subcommand.definition()).title(subcommand.page()), out)?;
+    start(Man::new(subcommand.definition()), subcommand.page(), out)?;
     let mut rest = Roff::new();
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     exit_status(&mut rest, subcommand.exit_status());
     rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SHARED_SETTINGS)]);
+    examples(&mut rest, subcommand.examples());
     rest.control("SH", ["SEE ALSO"]).text([roman("lockrun(1)")]);
     rest.to_writer(out)?;
     Ok(())
 }
 
-/// Writes the sections that clap renders from a definition.
-fn start(man: &Man, out: &mut impl Write) -> Result<()> {
+/// Writes the title and the sections that clap renders from a definition.
+fn start(man: Man, page: &str, out: &mut impl Write) -> Result<()> {
+    let version = concat!("lockrun ", env!("CARGO_PKG_VERSION"));
+    let man = man.title(page.to_uppercase()).date(text::MANUAL_DATE).source(version).manual("User Commands");
     man.render_title(out)?;
     man.render_name_section(out)?;
     man.render_synopsis_section(out)?;
@@ -78,6 +85,18 @@ fn start(man: &Man, out: &mut impl Write) -> Result<()> {
 fn exit_status(roff: &mut Roff, rows: &text::Table) {
     roff.control("SH", ["EXIT STATUS"]);
     table(roff, rows);
+}
+
+/// Adds examples, each below what it does.
+fn examples(roff: &mut Roff, rows: &text::Table) {
+    roff.control("SH", ["EXAMPLES"]);
+    for (number, (command, meaning)) in rows.iter().enumerate() {
+        if number > 0 {
+            roff.control("PP", []);
+        }
+        roff.text([roman(format!("{meaning}:"))]).control("PP", []).control("RS", ["4"]).control("nf", []);
+        roff.text([roman(*command)]).control("fi", []).control("RE", []);
+    }
 }
 
 /// Adds a list of terms with their meanings.

@@ -11,6 +11,7 @@ pub mod reserve;
 pub mod status;
 
 mod completions;
+mod tidy_roff;
 
 use std::time::Duration;
 

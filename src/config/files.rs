@@ -64,6 +64,19 @@ pub(super) fn option_names() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(name, _)| *name)
 }
 
+/// Returns the word by which the documentation names the kind of this option's value in a file; `None` if no file can set it.
+#[cfg(test)]
+pub(crate) fn documented_kind(option: &str) -> Option<&'static str> {
+    let (_, kind) = OPTIONS.iter().find(|(name, _)| *name == option)?;
+    Some(match kind {
+        Kind::Text => "text",
+        Kind::Duration => "duration",
+        Kind::Number => "number",
+        Kind::Switch => "switch",
+        Kind::DurationOrSwitch => "switch or duration",
+    })
+}
+
 impl Kind {
     const fn wanted(self) -> &'static str {
         match self {

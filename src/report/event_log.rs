@@ -144,3 +144,96 @@ impl Drop for EventLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::time::Duration;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::cli::text;
+    use crate::documented::{JSON, code, table};
+    use crate::lock::ending::Ending;
+    use crate::report::event::Reason;
+    use crate::store::Held;
+
+    /// Returns a log that writes nothing, of a run in a slot that has begun.
+    fn event_log(run: &Holder) -> EventLog {
+        EventLog {
+            path: "/nonexistent".into(),
+            line_writer: None,
+            run: run.clone(),
+            acquired: OnceLock::from((Moment::now(), 1, Some(0))),
+            started: OnceLock::from(Moment::now()),
+            has_warned: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the fields of each event, from all forms that it has.
+    fn fields() -> BTreeMap<String, BTreeSet<String>> {
+        let run = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
+        let span = Duration::from_secs(1);
+        let without_place = Held { holder: Some(run.clone()), since: Some(span), ..Held::default() };
+        let held = Held { place: Some(1), ..without_place.clone() };
+        let forms = [
+            Event::Waiting(&held),
+            Event::Acquired { fence: 1, slot: Some(0), value: Some("v"), waited: span },
+            Event::Started { program: "x" },
+            Event::Held { held: &held, patience: Some(span) },
+            Event::QueueFull { held: &without_place, max: 1 },
+            Event::SelfDeadlock { held: &without_place, slots: None },
+            Event::Skipped(&without_place),
+            Event::Done { began: span },
+            Event::Lost { why: "x", stops: true },
+            Event::Killed(Reason::Lost),
+            Event::Finished(Some(Ending::Exited(0))),
+            Event::Finished(Some(Ending::Signaled(15))),
+            Event::Released { min_hold: span },
+            Event::Kept,
+            Event::Interrupted(15),
+            Event::Failed { why: "x" },
+        ];
+        let event_log = event_log(&run);
+        let mut fields: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for event in forms {
+            let line: Value = serde_json::from_str(&event_log.line("k", &event)).expect("an object");
+            let names = line.as_object().expect("an object").keys().cloned();
+            fields.entry(event.name().into()).or_default().extend(names);
+        }
+        fields
+    }
+
+    // The documentation names every event and every field of it, and no other.
+    #[test]
+    fn every_field_is_documented() {
+        let of_all: BTreeSet<String> = table(JSON, &["field of every event", "type", "meaning"])
+            .iter()
+            .flat_map(|row| code(&row[0]))
+            .map(str::to_owned)
+            .collect();
+        let rows = table(JSON, &["event", "when", "other fields"]);
+        let names: Vec<&str> = rows.iter().flat_map(|row| code(&row[0])).collect();
+        assert_eq!(names, text::EVENTS.map(|(name, _)| name));
+        let fields = fields();
+        assert_eq!(fields.len(), rows.len());
+        for row in &rows {
+            let name = code(&row[0])[0];
+            let own: BTreeSet<String> = code(&row[2]).into_iter().map(str::to_owned).collect();
+            assert_eq!(&of_all | &own, fields[name], "{name}");
+            // The manual names them, too.
+            let (_, in_manual) = text::EVENTS.iter().find(|(event, _)| *event == name).expect("it is there");
+            for field in own {
+                assert!(in_manual.contains(&field), "the manual names no {field} of {name}");
+            }
+        }
+        let described: BTreeSet<String> = table(JSON, &["field of some events", "type", "meaning"])
+            .iter()
+            .flat_map(|row| code(&row[0]))
+            .map(str::to_owned)
+            .collect();
+        let own: BTreeSet<String> = fields.into_values().flatten().filter(|name| !of_all.contains(name)).collect();
+        assert_eq!(described, own);
+    }
+}

@@ -1,4 +1,4 @@
-//! Text that people read: escaping, durations, colours, patterns, and words of a shell.
+//! Text that people read: escaping, durations, colours, patterns, wrapping, and words of a shell.
 
 pub mod colour;
 pub mod duration;
@@ -6,3 +6,4 @@ pub mod escape;
 pub mod nearest;
 pub mod pattern;
 pub mod shell;
+pub mod wrap;

@@ -103,3 +103,47 @@ fn time(unix_ms: u64) -> String {
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::documented::{JSON, code, table};
+    use crate::lock::key::Key;
+
+    fn names(object: &Value) -> BTreeSet<&str> {
+        object.as_object().expect("an object").keys().map(String::as_str).collect()
+    }
+
+    // The documentation names every field, and no other.
+    #[test]
+    fn every_field_is_documented() {
+        let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
+        let holding = Holding {
+            who: who.clone(),
+            since_ms: 1,
+            expires_in: None,
+            fence: 1,
+            slot: None,
+            purpose: Default::default(),
+            is_shared: false,
+            value: None,
+            revoked: false,
+            token: None,
+        };
+        let waiting = Waiting { who: who.clone(), since_ms: None };
+        let past = Past { who, started_ms: 1, ended_ms: 2, ending: None };
+        let key_status = KeyStatus::never_used(Key::new("k".as_ref()).expect("a key"));
+        for (of, object) in [
+            ("field of a lock", key(&key_status)),
+            ("field of a holder", holder(&holding, 2)),
+            ("field of a waiter", waiter(&waiting, 2)),
+            ("field of `last`", super::past(&past)),
+        ] {
+            let rows = table(JSON, &[of, "type", "meaning"]);
+            let documented: BTreeSet<&str> = rows.iter().flat_map(|row| code(&row[0])).collect();
+            assert_eq!(documented, names(&object), "{of}");
+        }
+    }
+}

@@ -17,7 +17,7 @@ use crate::support::cron::command_of;
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::PATH;
-use crate::support::{LeaseServer as _, Lockrun, Postgres, Redis};
+use crate::support::{LeaseServer as _, Lockrun, Output, Postgres, Redis};
 
 /// Stands on a line of its own between the outputs of two commands.
 const MARK: &str = "\u{1e}";
@@ -162,14 +162,19 @@ fn run_session(block: &Block, preparation: &Preparation) {
 
 /// Runs a script, which must succeed and say nothing on standard error.
 fn run_script(block: &Block, preparation: &Preparation) {
+    let output = output_of(block, preparation);
+    if output.status != Some(0) || !output.stderr.is_empty() {
+        late(&format!("{}: {output}", block.place()));
+    }
+}
+
+/// Runs a script to its end.
+pub(super) fn output_of(block: &Block, preparation: &Preparation) -> Output {
     let world = World::new(block, preparation);
     let text = world.adapted(&block.text, preparation);
     write_script(world.home.path(), "block.sh", &text);
     let how = if text.starts_with("#!") { "./block.sh" } else { "sh ./block.sh" };
-    let output = world.shell(how, preparation).spawn_alone().wait();
-    if output.status != Some(0) || !output.stderr.is_empty() {
-        late(&format!("{}: {output}", block.place()));
-    }
+    world.shell(how, preparation).spawn_alone().wait()
 }
 
 /// Runs the jobs of a crontab as cron would, one after the other.
@@ -182,6 +187,19 @@ fn run_crontab(block: &Block, preparation: &Preparation) {
     let text = lines.collect::<Vec<_>>().join("\n") + "\n";
     let script = Block { page: block.page.clone(), line: block.line, language: "sh".into(), text };
     run_script(&script, preparation);
+}
+
+/// Runs a command under the settings of a configuration file.
+fn run_configuration(block: &Block, preparation: &Preparation) {
+    let world = World::new(block, preparation);
+    let home = world.home.path();
+    let text = block.text.replace("/etc/lockrun.store", &home.join("store").display().to_string());
+    fs::create_dir_all(home.join(".config/lockrun")).expect("a directory");
+    fs::write(home.join(".config/lockrun/config.toml"), text).expect("a file");
+    fs::write(home.join("store"), format!("file:{}/locks", home.display())).expect("a file");
+    let call = world.shell("unset LOCKRUN_STORE; exec lockrun --key configured -- echo done", preparation);
+    call.spawn_alone().wait().exited(0).printed("done\n").silent();
+    assert!(home.join("locks").is_dir(), "{}: the store is another one", block.place());
 }
 
 /// Checks that a shell can parse a script.
@@ -200,8 +218,9 @@ fn run_page(path: &str) {
             "sh" => judge(|| run_script(&block, preparation)),
             "console" => judge(|| run_session(&block, preparation)),
             "crontab" => judge(|| run_crontab(&block, preparation)),
+            "toml" => run_configuration(&block, preparation),
             // Not commands.
-            "text" | "toml" | "json" | "perl" => continue,
+            "text" | "json" | "perl" => continue,
             other => panic!("{}: a block in {other:?}", block.place()),
         }
         count += 1;
@@ -231,6 +250,7 @@ pages! {
     inside: "docs/inside.md",
     json: "docs/json.md",
     recipes: "docs/recipes.md",
+    reference: "docs/reference.md",
     sequences: "docs/sequences.md",
     stores: "docs/stores.md",
 }
@@ -240,7 +260,7 @@ pages! {
 fn every_page_with_commands_is_tested() {
     for page in super::pages::all() {
         let has_commands =
-            page.blocks().iter().any(|block| matches!(block.language.as_str(), "sh" | "console" | "crontab"));
+            page.blocks().iter().any(|block| matches!(block.language.as_str(), "sh" | "console" | "crontab" | "toml"));
         assert_eq!(TESTED.contains(&page.name().as_str()), has_commands, "{}", page.name());
     }
 }

@@ -12,9 +12,9 @@ const PARSED: [&str; 4] = [
 
 /// What a block needs.
 pub(super) struct Preparation {
-    page: &'static str,
+    pub(super) page: &'static str,
     /// Its first line begins with this.
-    first: &'static str,
+    pub(super) first: &'static str,
     /// Commands of a shell, whose variables the block has.
     pub(super) before: &'static str,
     /// What is called otherwise here; HOME stands for the directory of the test.
@@ -26,11 +26,12 @@ pub(super) struct Preparation {
 }
 
 impl Preparation {
-    const NONE: Preparation =
+    pub(super) const NONE: Preparation =
         Preparation { page: "", first: "", before: "", replaced: &[], redis: None, postgres: false };
 }
 
-const DURABLE: &[&str] = &["--appendonly", "yes"];
+/// Options of a Redis that keeps its data.
+pub(super) const DURABLE: &[&str] = &["--appendonly", "yes"];
 
 const ALL: [Preparation; 9] = [
     Preparation {

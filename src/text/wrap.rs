@@ -1,0 +1,78 @@
+//! Wrapping text for a terminal.
+
+use unicode_width::UnicodeWidthStr as _;
+
+/// The fewest columns that are left for the text beside an indentation.
+const LEAST: usize = 20;
+
+/// Breaks lines of more than `width` columns between words. What follows a break is indented like the line's text: below its last
+/// column, if two or more spaces separate columns. A word that is too long stays whole.
+pub fn wrapped(text: &str, width: usize) -> String {
+    text.split('\n').map(|line| wrapped_line(line, width)).collect::<Vec<_>>().join("\n")
+}
+
+fn wrapped_line(line: &str, width: usize) -> String {
+    if line.width() <= width {
+        return line.to_owned();
+    }
+    let indent = Some(indentation(line)).filter(|indent| indent + LEAST <= width).unwrap_or_default();
+    let (start, rest) = line.split_at(line.char_indices().nth(indent).map_or(0, |(at, _)| at));
+    let mut wrapped = start.to_owned();
+    let mut column = indent;
+    let mut is_first = true;
+    for word in rest.split(' ') {
+        let room = column + usize::from(!is_first) + word.width();
+        if !is_first && room > width {
+            wrapped.truncate(wrapped.trim_end().len());
+            wrapped.push('\n');
+            wrapped.push_str(&" ".repeat(indent));
+            column = indent + word.width();
+        } else {
+            wrapped.push_str(if is_first { "" } else { " " });
+            column = room;
+        }
+        wrapped.push_str(word);
+        is_first = false;
+    }
+    wrapped
+}
+
+/// Returns the column in which the text of a line begins: after the first gap of two or more spaces that follows a term, or after
+/// the line's own indentation.
+fn indentation(line: &str) -> usize {
+    let own = line.chars().take_while(|c| *c == ' ').count();
+    if own == 0 {
+        return 0;
+    }
+    let term = &line[own..];
+    let Some(gap) = term.find("  ") else { return own };
+    let text = term[gap..].trim_start();
+    // A gap at the end of a sentence, as before a default, separates no columns.
+    if text.starts_with('[') { own } else { line.chars().count() - text.chars().count() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_wrapped_below_itself() {
+        for (line, wanted) in [
+            ("short", "short"),
+            ("plain words without an indentation here", "plain words without an\nindentation here"),
+            ("    indented words that are too many", "    indented words that\n    are too many"),
+            ("  75  the lock is held, or the wait", "  75  the lock is held,\n      or the wait"),
+            ("", ""),
+            ("a_word_that_is_too_long_for_this and", "a_word_that_is_too_long_for_this\nand"),
+        ] {
+            assert_eq!(wrapped(line, 24), wanted);
+        }
+        assert_eq!(wrapped("a\n\nb", 24), "a\n\nb");
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_no_columns() {
+        let line = format!("  {}  and a meaning", "x".repeat(20));
+        assert!(wrapped(&line, 24).lines().all(|line| line.trim().len() <= 24));
+    }
+}
