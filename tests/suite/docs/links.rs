@@ -46,8 +46,8 @@ fn every_link_leads_somewhere() {
 fn the_readme_is_short_and_leads_to_every_page() {
     let pages = pages::all();
     let (readme, docs) = pages.split_first().expect("a README");
-    let lines = readme.text.lines().count();
-    assert!(lines <= README_MAX, "README.md has {lines} lines");
+    let length = readme.text.lines().count();
+    assert!(length <= README_MAX, "README.md has {length} lines");
     let links = |page: &Page| -> Vec<PathBuf> {
         let here = page.path.parent().expect("a file");
         let targets = page.links().into_iter().filter(|link| !link.contains("://"));

@@ -56,10 +56,10 @@ fn the_help_is_as_wide_as_the_terminal() {
         assert!(widest.chars().count() <= WIDTH, "{widest}");
     }
     let mut terminal = shell(&Store::file());
-    enter(&mut terminal, "stty cols 60; lockrun status --help");
+    enter(&mut terminal, "stty cols 72; lockrun status --help");
     let narrow = terminal.wait_for(PROMPT);
     let widest = narrow.lines().map(|line| line.trim_end().chars().count()).max();
-    assert!(narrow.contains("Usage: lockrun status") && widest <= Some(60), "{widest:?}: {narrow}");
+    assert!(narrow.contains("Usage: lockrun status") && widest <= Some(72), "{widest:?}: {narrow}");
 }
 
 // "EXAMPLES on each; footers with version and date."
