@@ -2,6 +2,7 @@
 //!
 //! Words are only checked one by one here; [`crate::config::settings`] and [`crate::config::plan`] do the rest.
 
+pub mod examples;
 pub mod name;
 pub mod text;
 
@@ -44,7 +45,7 @@ pub fn documented() -> Command {
             text::SETTINGS,
             table(&text::FILES),
             text::FILE_FORMAT,
-            examples(&text::EXAMPLES)
+            examples::listed(&examples::OF_A_RUN)
         ),
     )
 }
@@ -62,12 +63,6 @@ pub fn all() -> Command {
 fn table(rows: &text::Table) -> String {
     let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or_default().max(15);
     rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<width$}{meaning}\n"))
-}
-
-/// Formats examples, each below what it does.
-fn examples(rows: &text::Table) -> String {
-    let one = |(command, meaning): &(&str, &str)| format!("\n  # {meaning}\n  {command}");
-    format!("Examples:{}", rows.iter().map(one).collect::<Vec<_>>().join("\n"))
 }
 
 /// Returns the definition of the subcommand that prints the help of another.

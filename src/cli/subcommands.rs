@@ -40,7 +40,6 @@ struct Doc {
     usage: &'static str,
     about: &'static str,
     more: &'static str,
-    examples: &'static Table,
 }
 
 const OK: (&str, &str) = ("0", "done");
@@ -131,13 +130,8 @@ impl Subcommand {
                 table(self.exit_status()),
                 text::DURATIONS,
                 text::SHARED_SETTINGS,
-                examples(self.examples())
+                examples::listed(examples::of(self))
             ))
-    }
-
-    /// Returns examples of it.
-    pub fn examples(self) -> &'static Table {
-        self.doc().examples
     }
 
     /// Returns its exit statuses and their meanings.
@@ -212,16 +206,6 @@ impl Subcommand {
                 about: "Acquire a lock and leave it held, for a script to renew and release",
                 more: "Prints the token under which the lock is held; `renew` and `release` need it. Nothing renews the \
                        lease automatically: it expires after --ttl. Running a command under lockrun is safer where that is possible.",
-                examples: &[
-                    (
-                        "eval \"$(lockrun acquire --key index --ttl 10m --export)\"",
-                        "Acquire a lock for the rest of a script; `lockrun release` needs no argument then",
-                    ),
-                    (
-                        "token=$(lockrun acquire --key deploy --wait 20m --ttl 30m)",
-                        "Wait for a lock, and keep its token",
-                    ),
-                ],
             },
             Renew => &Doc {
                 name: "renew",
@@ -230,13 +214,6 @@ impl Subcommand {
                 about: "Renew the lease of a lock acquired by `acquire`",
                 more: "From now on the lease lasts for its present length, or for --ttl. While lockrun's command runs under it, \
                        --ttl cannot shorten it. A lock that is not held under the token is never acquired anew.",
-                examples: &[
-                    ("lockrun renew deploy --token \"$token\"", "Let the lease last for its full length from now"),
-                    (
-                        "lockrun renew --ttl 1h",
-                        "The same for an hour, with key and token from LOCKRUN_KEY and LOCKRUN_TOKEN",
-                    ),
-                ],
             },
             Release => &Doc {
                 name: "release",
@@ -245,13 +222,6 @@ impl Subcommand {
                 about: "Release a lock acquired by `acquire`",
                 more: "A lock that is not held under the token is not touched. One under which lockrun's command \
                        still runs is released when the command has ended.",
-                examples: &[
-                    ("lockrun release deploy --token \"$token\"", "Release a lock by its token"),
-                    (
-                        "trap 'lockrun release' EXIT",
-                        "Release it when the script ends, with key and token from LOCKRUN_KEY and LOCKRUN_TOKEN",
-                    ),
-                ],
             },
             Reserve => &Doc {
                 name: "reserve",
@@ -265,16 +235,6 @@ impl Subcommand {
                        unless a later value was used meanwhile. It never waits.\n\n\
                        A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
                        sequence would begin anew. Use a directory that survives a reboot, a PostgreSQL, or a Redis that keeps its data.",
-                examples: &[
-                    (
-                        "lockrun reserve --key invoices --from 1 -- ./invoice.sh",
-                        "Number invoices 1, 2, 3 ..., however many run at once",
-                    ),
-                    (
-                        "lockrun reserve --key tickets --from A-01 --next ./next-serial -- ./sell.sh",
-                        "Let a program compute the next value",
-                    ),
-                ],
             },
             Status => &Doc {
                 name: "status",
@@ -287,14 +247,6 @@ impl Subcommand {
                        `acquire`), kept (by --keep or --min-hold, its run has ended), revoked or free. On a terminal it has colours, \
                        unless NO_COLOR is set. A lock whose record is broken is reported on \
                        standard error instead, and the status is 69.",
-                examples: &[
-                    ("lockrun status", "List all locks of the store"),
-                    ("lockrun status backup || echo held", "Show one lock; the status is 75 if it is held"),
-                    (
-                        "lockrun status --json | jq -r '.[] | select(.held).key'",
-                        "Print the names of the locks that are held",
-                    ),
-                ],
             },
             Break => &Doc {
                 name: "break",
@@ -305,13 +257,6 @@ impl Subcommand {
                        the command has ended, at the latest when the lease expires. A lock acquired by hand is free at once. In \
                        files the lock of a run belongs to a living process, and ends with it: such a holder is named, and the \
                        others are revoked.",
-                examples: &[
-                    (
-                        "lockrun break backup --fence 1795235400021",
-                        "Stop the run with this fence, as shown by `lockrun status`, and let the next one start",
-                    ),
-                    ("lockrun break backup --now", "Free the lock of a machine that is gone for ever"),
-                ],
             },
             Doctor => &Doc {
                 name: "doctor",
@@ -320,13 +265,6 @@ impl Subcommand {
                 about: "Look for anything that could keep locks from working, and say what to do about it",
                 more: "It changes nothing but a lock of its own, which it acquires and releases. With --schema it looks at nothing: it \
                        prints the SQL of PostgreSQL's tables, for a role that may not create them.",
-                examples: &[
-                    ("lockrun doctor --store redis://HOST", "Look at a store from the machine on which the jobs run"),
-                    (
-                        "lockrun doctor --schema --store postgres://USER@HOST/DB >lockrun.sql",
-                        "Print the SQL for a database in which the user may not create tables",
-                    ),
-                ],
             },
             Prune => &Doc {
                 name: "prune",
@@ -336,10 +274,6 @@ impl Subcommand {
                 more: "With KEY and without --older-than it removes that lock's remains, however young they are. The next fencing token of \
                        a removed lock is still greater than every earlier one. Locks that are held or waited for are left alone. So is a lock whose record is broken: it is reported on \
                        standard error, and the status is 69.",
-                examples: &[
-                    ("lockrun prune --older-than 90d --dry-run", "List locks that have not been used for 90 days"),
-                    ("lockrun prune --older-than 90d", "Remove them"),
-                ],
             },
         }
     }

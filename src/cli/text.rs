@@ -18,16 +18,6 @@ lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...
 /// The date in the footers of the manual pages: that of the last change to them.
 pub const MANUAL_DATE: &str = "2026-11-23";
 
-/// Examples, and what each does.
-pub const EXAMPLES: [(&str, &str); 3] = [
-    ("lockrun --key backup -- ./backup.sh", "Run a backup, unless one is running on this machine"),
-    ("lockrun --key deploy --wait 10m -- ./deploy.sh", "Wait in turn for the last deployment, ten minutes at most"),
-    (
-        "lockrun --store redis://HOST --key report --skip --once-per 23h -- report.sh",
-        "The same line in the crontabs of all servers: one of them runs the job, once a day",
-    ),
-];
-
 /// Terms, and what each means.
 pub type Table = [(&'static str, &'static str)];
 

@@ -8,7 +8,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use super::{completions, tidy_roff};
-use crate::cli::{self, Subcommand, text};
+use crate::cli::{self, Subcommand, examples, text};
 
 /// Writes the named file to `out`: `man`, `bash`, `zsh`, `fish`, or the page of a subcommand. Fails if `out` does.
 pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
@@ -50,7 +50,7 @@ fn manual(out: &mut impl Write) -> Result<()> {
     rest.control("PP", []).text([roman(text::FILE_FORMAT)]);
     rest.control("SH", ["EVENTS"]).text([roman(text::EVENT_FORMAT)]);
     table(&mut rest, &text::EVENTS);
-    examples(&mut rest, &text::EXAMPLES);
+    example_section(&mut rest, &examples::OF_A_RUN);
     let pages = Subcommand::ALL.map(|subcommand| format!("{}(1)", subcommand.page())).join(", ");
     rest.control("SH", ["SEE ALSO"]).text([roman(format!("{pages}, flock(1), crontab(5)"))]);
     rest.to_writer(out)?;
@@ -64,7 +64,7 @@ fn page_of(subcommand: Subcommand, out: &mut impl Write) -> Result<()> {
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     exit_status(&mut rest, subcommand.exit_status());
     rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SHARED_SETTINGS)]);
-    examples(&mut rest, subcommand.examples());
+    example_section(&mut rest, examples::of(subcommand));
     rest.control("SH", ["SEE ALSO"]).text([roman("lockrun(1)")]);
     rest.to_writer(out)?;
     Ok(())
@@ -88,7 +88,7 @@ fn exit_status(roff: &mut Roff, rows: &text::Table) {
 }
 
 /// Adds examples, each below what it does.
-fn examples(roff: &mut Roff, rows: &text::Table) {
+fn example_section(roff: &mut Roff, rows: &text::Table) {
     roff.control("SH", ["EXAMPLES"]);
     for (number, (command, meaning)) in rows.iter().enumerate() {
         if number > 0 {

@@ -72,7 +72,7 @@ fn the_statuses_of_the_other_commands_are_documented() {
     let rows = table(REFERENCE, &["command", "status", "meaning"]);
     let known: BTreeSet<String> = outcomes().into_iter().map(status).chain(["COMMAND's".to_owned()]).collect();
     let common = |status: &str, meaning: &str| {
-        let same = |other: Subcommand| other.exit_status().iter().any(|row| *row == (status, meaning));
+        let same = |other: Subcommand| other.exit_status().contains(&(status, meaning));
         matches!(status, "64" | "69" | "125") && Subcommand::ALL.into_iter().filter(|&other| same(other)).count() > 1
     };
     let mut expected = 0;

@@ -59,13 +59,14 @@ mod tests {
     fn text_is_wrapped_below_itself() {
         for (line, wanted) in [
             ("short", "short"),
-            ("plain words without an indentation here", "plain words without an\nindentation here"),
-            ("    indented words that are too many", "    indented words that\n    are too many"),
-            ("  75  the lock is held, or the wait", "  75  the lock is held,\n      or the wait"),
+            ("plain words without an indentation", "plain words without an\nindentation"),
+            ("    indented words that are too many", "    indented words that are\n    too many"),
+            ("  75  the lock is held, or the wait", "  75  the lock is held, or\n      the wait"),
+            ("    no columns in it  [default: 5s, or 6]", "    no columns in it\n    [default: 5s, or 6]"),
             ("", ""),
-            ("a_word_that_is_too_long_for_this and", "a_word_that_is_too_long_for_this\nand"),
+            ("a_word_that_is_much_too_long_for_this and", "a_word_that_is_much_too_long_for_this\nand"),
         ] {
-            assert_eq!(wrapped(line, 24), wanted);
+            assert_eq!(wrapped(line, 28), wanted);
         }
         assert_eq!(wrapped("a\n\nb", 24), "a\n\nb");
     }

@@ -63,9 +63,7 @@ impl World {
         for word in text.split(|c: char| c.is_whitespace() || matches!(c, '\'' | '"' | ';' | ')')) {
             let path = match word.strip_prefix("./") {
                 Some(path) => home.join(path),
-                None if Path::new(word).extension().is_some_and(|it| it == "sh") && !word.contains('/') => {
-                    home.join("bin").join(word)
-                }
+                None if word.strip_suffix(".sh").is_some_and(|name| !name.contains('/')) => home.join("bin").join(word),
                 None => continue,
             };
             if !path.exists() {
@@ -142,7 +140,7 @@ fn run_session(block: &Block, preparation: &Preparation) {
     for step in &steps {
         let command = world.adapted(&step.command, preparation);
         let wait = if command.trim_end().ends_with('&') { "until_held\n" } else { "" };
-        script.extend([command.as_str(), "\nmark $?\n", wait]);
+        script.extend([&command, "\nmark $?\n", wait]);
     }
     let output = world.shell(&script, preparation).spawn_alone();
     let output = output.wait().stdout();

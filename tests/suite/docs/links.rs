@@ -46,15 +46,15 @@ fn every_link_leads_somewhere() {
 fn the_readme_is_short_and_leads_to_every_page() {
     let pages = pages::all();
     let (readme, docs) = pages.split_first().expect("a README");
-    let lines = readme.text.lines().count();
-    assert!(lines <= README_MAX, "README.md has {lines} lines");
-    let targets_of = |page: &Page| -> Vec<PathBuf> {
+    let length = readme.text.lines().count();
+    assert!(length <= README_MAX, "README.md has {length} lines");
+    let targets = |page: &Page| -> Vec<PathBuf> {
         let here = page.path.parent().expect("a file");
-        let targets = page.links().into_iter().filter(|link| !link.contains("://"));
-        targets.map(|link| resolved(&here.join(link.split('#').next().unwrap_or_default()))).collect()
+        let own = page.links().into_iter().filter(|link| !link.contains("://"));
+        own.map(|link| resolved(&here.join(link.split('#').next().unwrap_or_default()))).collect()
     };
-    let direct = targets_of(readme);
-    let through = docs.iter().filter(|page| direct.contains(&page.path)).flat_map(targets_of);
+    let direct = targets(readme);
+    let through = docs.iter().filter(|page| direct.contains(&page.path)).flat_map(targets);
     let reached: Vec<PathBuf> = direct.iter().cloned().chain(through).collect();
     for page in docs {
         assert!(reached.contains(&page.path), "the README does not lead to {}", page.name());

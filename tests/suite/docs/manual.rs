@@ -56,12 +56,12 @@ fn the_help_is_as_wide_as_the_terminal() {
         assert!(widest.chars().count() <= WIDTH, "{widest}");
     }
     let mut terminal = shell(&Store::file());
-    enter(&mut terminal, "stty cols 60; lockrun status --help");
+    enter(&mut terminal, "stty cols 72; lockrun status --help");
     let narrow = terminal.wait_for(PROMPT);
     // A word stays whole.
     let can_be_narrower = |line: &&str| line.split_whitespace().count() > 1;
     let widest = narrow.lines().filter(can_be_narrower).map(|line| line.trim_end().chars().count()).max();
-    assert!(narrow.contains("Usage: lockrun status") && widest <= Some(60), "{widest:?}: {narrow}");
+    assert!(narrow.contains("Usage: lockrun status") && widest <= Some(72), "{widest:?}: {narrow}");
 }
 
 // "EXAMPLES on each; footers with version and date."
