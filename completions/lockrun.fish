@@ -47,7 +47,7 @@ wait\t''
 kill\t''"
 complete -c lockrun -n "__fish_lockrun_needs_command" -l events -d 'Append events to FILE, one JSON object per line' -r -F
 complete -c lockrun -n "__fish_lockrun_needs_command" -s n -l fail -l nonblock -d 'Name the holder and exit 75; this is the default (also --nonblock)'
-complete -c lockrun -n "__fish_lockrun_needs_command" -s s -l shared -d 'Share the lock with others that do, but with nobody else'
+complete -c lockrun -n "__fish_lockrun_needs_command" -s s -l shared -d 'Hold the lock beside other runs that share it, never beside one that does not'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s x -s e -l exclusive -d 'Hold the lock alone: the default, and the opposite of --shared'
 complete -c lockrun -n "__fish_lockrun_needs_command" -l keep -d 'Keep the lock when COMMAND exits with 0'
 complete -c lockrun -n "__fish_lockrun_needs_command" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
@@ -74,7 +74,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s E -l conflic
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l ttl -d 'The length of the lease, at least 1s; none: it never expires  [default: 30s]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l token -d 'Use this token instead of a random one: letters, digits and . _ : -' -r
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s s -l shared -d 'Share the lock with others that do, but with nobody else'
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s s -l shared -d 'Hold the lock beside other runs that share it, never beside one that does not'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s x -s e -l exclusive -d 'Hold the lock alone: the default, and the opposite of --shared'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s n -l fail -l nonblock -d 'Name the holder and exit 75; this is the default (also --nonblock)'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l json -d 'Print JSON'

@@ -94,7 +94,7 @@ const ALL: [Description; 41] = [
     .more(
         "Where the lock lives [default: file:]\n\n\
          file: or file:/DIR - this machine; files in /run/lock/lockrun-UID (root: /run/lockrun), or in DIR, which must be \
-         yours and writable by nobody else.\n\n\
+         yours and writable by no other user.\n\n\
          file:/DIR?group=NAME - the same, shared by the users of a group: root creates it (install -d -o root -g NAME -m \
          2770 DIR), and every member can hold, break and delete each lock there.\n\n\
          redis://[USER[:PASSWORD]@]HOST[:PORT][/DB] - one Redis or Valkey; rediss:// is the same over TLS.\n\n\
@@ -126,8 +126,8 @@ const ALL: [Description; 41] = [
         "Let up to N runs hold the lock at once, 1 to 1000 [default: 1]. Each gets the lowest free slot, from 0 to N-1, in \
          LOCKRUN_SLOT. All users of a lock should give the same N.",
     ),
-    switch(name::SHARED, LOCK, "Share the lock with others that do, but with nobody else").more(
-        "Share the lock with others that do, but with nobody else: many readers or one writer. Waiters keep their turn, so readers \
+    switch(name::SHARED, LOCK, "Hold the lock beside other runs that share it, never beside one that does not").more(
+        "Hold the lock beside other runs that share it, never beside one that does not: many readers or one writer. Waiters keep their turn, so readers \
          that come later wait behind a waiting writer.",
     ),
     switch(name::EXCLUSIVE, LOCK, "Hold the lock alone: the default, and the opposite of --shared"),
