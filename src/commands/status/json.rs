@@ -126,7 +126,7 @@ mod tests {
             expires_in: None,
             fence: 1,
             slot: None,
-            purpose: Default::default(),
+            purpose: Purpose::default(),
             is_shared: false,
             value: None,
             revoked: false,
