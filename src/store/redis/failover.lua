@@ -5,8 +5,8 @@
 -- could have been held before it has run out. A lease that is known is renewed as ever.
 --
 -- KEYS  9 failover  hash: term -> in which this was written; withheld -> until when nothing is granted in it, in ms; and, to tell how long
---                   that must be, the length of each lease in ms, rounded up -> until when there may be one. Of a lock in a cluster,
---                   of all locks elsewhere; not given where there are no failovers
+--                   that must be, the length of each lease in ms, rounded up -> until when another one is expected. Of a lock in a
+--                   cluster, of all locks elsewhere; not given where there are no failovers
 -- ARGV  the last    "term:NAME STANDING", of a script that changes what is held
 --                   NAME: by which a majority knows the primary; a server has another one each time it becomes the primary
 --                   STANDING: for how many ms it has been the primary already, as far as is known; -1: for ever, or nobody can know
@@ -18,6 +18,12 @@ local USUAL = 30000
 local LAG = 600000
 -- By how much the clocks of two servers may differ.
 local SKEW = 60000
+-- For how long a run under a lease as long as an earlier one is expected: one that acquires the lock once a day, or a week, is not known to
+-- a replica that has missed its last acquisition. A lease that is longer than LAG is expected only for as long as it lasts, or each
+-- failover would keep all others waiting for it.
+local MEMORY = 30 * 86400000
+-- So often that is noted.
+local NOTED = 3600000
 
 -- Begins the term, if it is a new one.
 local function enter_term(term, standing)
@@ -38,7 +44,7 @@ local function enter_term(term, standing)
       redis.call('HDEL', FAILOVER, known[at])
     end
   end
-  if not known[1] and standing >= 0 then
+  if longest == 0 and (known[1] or standing >= 0) then
     longest = USUAL
   end
   -- What was withheld by another server's clock, which may be wrong, is not withheld for longer than anything could be held.
@@ -52,16 +58,29 @@ local function enter_term(term, standing)
   end
 end
 
--- Notes that there is a lease of this length, from now on. One by hand is not renewed, so it soon stops being new.
+-- Notes that there is a lease of this length, from now on. One by hand is not renewed, so it soon stops being new; and where all locks have
+-- one hash, it keeps the others waiting for no longer than LAG.
 local function note_lease(ttl, by_hand)
-  if ttl > 0 then
-    local unit = 10 ^ math.max(math.floor(math.log10(ttl)) - 1, 0)
-    local held_until = now + (by_hand and math.min(ttl, LAG) or ttl)
-    local length = whole(math.ceil(ttl / unit) * unit)
-    if tonumber(redis.call('HGET', FAILOVER, length) or 0) < held_until then
-      redis.call('HSET', FAILOVER, length, whole(held_until))
-    end
+  if ttl <= 0 then
+    return
   end
+  local is_of_one_lock = string.find(FAILOVER, '{', 1, true)
+  local length = by_hand and not is_of_one_lock and math.min(ttl, LAG) or ttl
+  local unit = 10 ^ math.max(math.floor(math.log10(length)) - 1, 0)
+  length = whole(math.ceil(length / unit) * unit)
+  local expected = by_hand and math.min(ttl, LAG) or ttl <= LAG and MEMORY or ttl
+  local known = tonumber(redis.call('HGET', FAILOVER, length) or 0)
+  if known + (expected == MEMORY and NOTED or 0) < now + expected then
+    redis.call('HSET', FAILOVER, length, whole(now + expected))
+  end
+end
+
+-- Notes that a lease has run out while nothing is granted: nobody takes its holder's place, and to those that have seen it, it must not look as
+-- if it were forgotten.
+local function note_end()
+  local last = last_run()
+  last.lost = now
+  redis.call('SET', LAST, cjson.encode(last))
 end
 
 -- Returns in how many ms a waiter at this place looks again at the latest: the first few and the last one do when grants are possible

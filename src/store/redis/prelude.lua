@@ -88,11 +88,14 @@ local function refuse_if_lost()
   end
 end
 
+-- By how much a fence is ahead of the clock at least: where another server may become the primary, its clock may be behind by as much.
+local FENCE_LEAD = FAILOVER and 60000 or 0
+
 -- The fence after the last one: greater than that, and, should that be forgotten, than any that was given out before now. A text,
 -- because it may be greater than any number that Lua can count to. Fails if no greater one is left.
 local function next_fence()
-  if redis.call('INCR', FENCE) < now then
-    redis.call('SET', FENCE, whole(now))
+  if redis.call('INCR', FENCE) < now + FENCE_LEAD then
+    redis.call('SET', FENCE, whole(now + FENCE_LEAD))
   end
   return redis.call('GET', FENCE)
 end

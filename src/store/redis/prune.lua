@@ -23,6 +23,7 @@ end
 -- A fence is, as a rule, the time at which it was given out. One that is ahead of the clock must not be forgotten: what comes
 -- after it would be less.
 local last, fence = last_run(), tonumber(redis.call('GET', FENCE) or 0) or math.huge
+fence = fence - FENCE_LEAD
 if fence > now or (tonumber(last.till) or 0) > now or now - math.max(last.who and last.ended or fence, last.lost or 0) < UNUSED then
   return 0
 end

@@ -81,14 +81,18 @@ end
 -- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
 -- nobody else will see that it has.
 local function drop_ended_leases()
-  local ended, unclaimed = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false
+  local ended, unclaimed, has_held = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, false
   for _, token in ipairs(ended) do
     redis.call('ZREM', HOLDERS, token)
     if redis.call('ZSCORE', QUEUE, token) then
       unclaimed = true
     else
       redis.call('HDEL', INFO, token)
+      has_held = true
     end
+  end
+  if has_held and withheld > 0 then
+    note_end()
   end
   if unclaimed then
     for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, now, whole(now - GRACE + LATE))) do

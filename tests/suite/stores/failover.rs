@@ -5,10 +5,12 @@
 //! The witnesses are the commands, as for other faults: the old one writes down when it lived, and so does the next one.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::calm::{in_time, judge};
 use crate::support::failover::{Cluster, Service};
 use crate::support::processes::send;
 use crate::support::{LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
@@ -169,6 +171,62 @@ fn sentinel_primary_killed_before_it_has_replicated() {
         case.is_lost();
         case.passes_on("not known to the new primary");
     }
+}
+
+// The same for a lock that is acquired once a day: how long its leases are was written down long ago.
+#[test]
+fn sentinel_primary_killed_after_a_quiet_day() {
+    const DAY_MS: &str = "-86400000";
+    for _ in 0..runs() {
+        let service = Service::replicated();
+        let mut case = Case::new(&service.url(), "daily");
+        case.call().args(["--ttl", "8s"]).command(["true"]).run().exited(0);
+        let primary = service.first();
+        for length in primary.ask(&["HKEYS", "lockrun:failover"]).words() {
+            if length.parse::<u64>().is_ok() {
+                primary.ask(&["HINCRBY", "lockrun:failover", &length, DAY_MS]);
+            }
+        }
+        is_replicated(primary, 2);
+        cut_off_replicas(primary);
+        case.hold("8s");
+        primary.kill();
+        service.next_primary();
+        case.queue();
+        case.is_lost();
+        case.passes_on("not known to the new primary, after a quiet day");
+    }
+}
+
+// "A holder on the old side learns from a majority of Sentinels that its primary is not the primary any more": also if there was no failover,
+// but they were told to watch another server.
+#[test]
+fn sentinels_are_told_of_another_primary() {
+    let (service, other) = (Service::alone(), Redis::durable());
+    let mut case = Case::new(&service.url(), "told");
+    case.hold("8s");
+    service.watch_instead(&other);
+    case.is_lost();
+    case.passes_on("at another server");
+}
+
+// "A crash frees it within ttl + 1 s", and a failover withholds it for one lease: who has waited does not wait for another one.
+#[test]
+fn sentinel_primary_and_holder_killed() {
+    const TTL: Duration = Duration::from_secs(8);
+    judge(|| {
+        let service = Service::replicated();
+        let mut case = Case::new(&service.url(), "both");
+        case.hold("8s");
+        case.queue();
+        is_replicated(service.first(), 2);
+        case.old.as_mut().expect("it has come").kill_everything();
+        service.first().kill();
+        service.next_primary();
+        let killed_at = Instant::now();
+        case.next.as_mut().expect("it has come").wait_for_line("ready");
+        in_time(killed_at.elapsed(), TTL * 3 / 2, "it has waited for two leases");
+    });
 }
 
 // The same where there were locks before: the delay is that of the leases that the new primary knows of.

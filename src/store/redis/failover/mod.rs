@@ -84,7 +84,7 @@ impl Witnesses {
             Witnesses::Cluster(cluster) => cluster.hear(slot, deadline),
         };
         match found {
-            Ok(found) if found.term == primary.term => Ok(()),
+            Ok(found) if found.term == primary.term && found.server == primary.server => Ok(()),
             Ok(found) => Err(Failure::Unconfirmed(format!("it is {} now", found.server))),
             Err(Failure::NoPrimary { why, .. }) => Err(Failure::Unconfirmed(why)),
             Err(failure) => Err(failure),

@@ -3,7 +3,7 @@
 //! A primary is what a majority of the service's Sentinels says at once: the address and its configuration epoch, which grows with each
 //! failover. A Sentinel never goes back to an earlier epoch, and two majorities have one in common.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -14,6 +14,9 @@ use crate::store::redis::connection::{Failure, Replies};
 use crate::store::redis::reply::{UnexpectedReply, text};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
+
+/// By how much the clock of a Sentinel may have been stepped since the failover, in ms: by that it tells how long it has known the primary.
+const STEP_MS: u64 = 600_000;
 
 /// The most Sentinels that are asked.
 const MEMBERS_MAX: usize = 100;
@@ -106,6 +109,7 @@ impl Sentinels {
             return Err(self.no_majority(&voices));
         };
         // Before the first failover there was no other primary, however it is called.
+        let standing = standing.saturating_sub(STEP_MS);
         let standing = if epoch == 0 { -1 } else { i64::try_from(standing).unwrap_or(i64::MAX) };
         let term = if epoch == 0 { "0".to_owned() } else { format!("{epoch}:{host}:{port}") };
         Ok(Primary { server: self.server.at(&host, port), term, standing })
@@ -190,9 +194,12 @@ impl Sentinels {
 /// Those that agree, and how long each has known that.
 type Party<'a> = BTreeMap<&'a str, u64>;
 
-/// How many Sentinels there are, as far as it is known.
+/// How many Sentinels there are, as far as it is known. Those of which we know only addresses may be others under another name, so their
+/// number counts only if none of those that answer knows another one.
 fn seats(voices: &[Voice], members: usize) -> usize {
-    voices.iter().map(|voice| voice.others.saturating_add(1)).max().unwrap_or(0).max(members)
+    let ids: BTreeSet<&str> = voices.iter().map(|voice| voice.id.as_str()).collect();
+    let others = voices.iter().map(|voice| voice.others).max().unwrap_or(0);
+    if others == 0 { members.max(ids.len()) } else { ids.len().max(others.saturating_add(1)) }
 }
 
 /// Returns the address, the epoch and the standing on which a majority agrees. A Sentinel that has several addresses has one voice.
@@ -265,7 +272,9 @@ mod tests {
         assert_eq!(agreed(&[a.clone(), c.clone()], 3), None, "one each");
         assert_eq!(agreed(std::slice::from_ref(&a), 1), None, "it knows of two others");
         assert_eq!(agreed(&[a.clone(), a.clone()], 2), None, "one that is named twice");
-        assert_eq!(agreed(&[a.clone(), b.clone()], 5), None, "five are named");
+        assert_eq!(agreed(&[a.clone(), b.clone()], 6), Some((1, 3)), "three, under two names each");
+        let (alone, other) = (voice("a", 1, 3, 0, 0), voice("b", 1, 3, 0, 0));
+        assert_eq!(agreed(&[alone, other], 5), None, "five are named, and do not know each other");
         assert_eq!(agreed(&[a, voice("b", 1, 2, 0, 2)], 3), None, "different epochs");
         assert_eq!(agreed(&[voice("a", 1, 0, 0, 0)], 1), Some((1, 0)));
         assert_eq!(agreed(&[], 0), None);

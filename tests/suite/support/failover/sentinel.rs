@@ -86,6 +86,15 @@ impl Service {
         format!("redis+sentinel://{}/{service}", hosts.join(","))
     }
 
+    /// Tells the Sentinels to watch another server, as who sets them up anew does.
+    #[track_caller]
+    pub(crate) fn watch_instead(&self, other: &Redis) {
+        for sentinel in &self.sentinels {
+            sentinel.ask(&["SENTINEL", "REMOVE", SERVICE]);
+            sentinel.ask(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &other.port().to_string(), QUORUM]);
+        }
+    }
+
     /// Waits until these Sentinels name another primary than the first one; returns it.
     pub(crate) fn next_primary(&self) -> &Redis {
         let mut port = 0;
