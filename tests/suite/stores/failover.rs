@@ -133,11 +133,21 @@ fn cut_off_sentinels(primary: &Redis) {
     primary.ask(&request);
 }
 
-/// What was written has reached this many replicas.
+/// What was written until now has reached this many replicas. Not by WAIT, which waits only for what its own connection has written.
 #[track_caller]
-fn is_replicated(primary: &Redis, replicas: i64) {
-    let reached = primary.ask(&["WAIT", &replicas.to_string(), "10000"]).number();
-    assert!(reached >= replicas, "only {reached} replicas have it");
+fn is_replicated(primary: &Redis, replicas: usize) {
+    let written = replication_offsets(primary, "master_repl_offset:")[0];
+    eventually(LONG, "the replicas have what was written", || {
+        let reached = replication_offsets(primary, "offset=");
+        reached.iter().filter(|offset| **offset >= written).count() >= replicas
+    });
+}
+
+/// What follows this word in each line of what a primary says of its replication.
+fn replication_offsets(primary: &Redis, word: &str) -> Vec<u64> {
+    let said = primary.ask(&["INFO", "replication"]);
+    let numbers = said.text().lines().filter_map(|line| line.split_once(word)?.1.split(',').next());
+    numbers.map(|number| number.trim().parse().expect("an offset")).collect()
 }
 
 // "Held locks that the new primary knows are renewed without a pause", and its command ends as it ends.
