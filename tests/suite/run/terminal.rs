@@ -179,10 +179,9 @@ on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     let trace = directory.path().join("trace");
     let mut terminal = shell(store);
     enter(&mut terminal, &format!("lockrun --store {} -k tty touch {}", proxy.url(), trace.display()));
-    // Sentinels send something, too, before lockrun is there.
-    eventually(LONG, "the request is on its way", || {
-        proxy.flights() > 0 && terminal.foreground().as_raw() != terminal.pid()
-    });
+    // The shell's child may lose a Ctrl-C before it is lockrun; and Sentinels send something, too.
+    runs_in_the_foreground(&terminal, "lockrun");
+    eventually(LONG, "the request is on its way", || proxy.flights() > 0);
     terminal.type_keys("\x03");
     terminal.wait_for(PROMPT);
     enter(&mut terminal, "echo status $?");
