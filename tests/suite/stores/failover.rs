@@ -107,6 +107,8 @@ impl Case {
             self.queue();
         }
         let next = self.next.as_mut().expect("it has come");
+        // Where nothing is known of earlier leases, that takes half a minute.
+        eventually(LONG * 3, "the next one comes", || next.has_line("ready") || next.has_ended());
         next.wait_for_line("ready");
         let record = self.records.path().join("lives");
         eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);

@@ -57,7 +57,8 @@ impl Service {
     fn of(servers: Vec<Redis>, password: Option<&str>) -> Self {
         let port = servers[0].port();
         let mut lines = format!("sentinel monitor {SERVICE} 127.0.0.1 {port} {QUORUM}\n");
-        writeln!(lines, "sentinel down-after-milliseconds {SERVICE} 1000").expect("there is memory");
+        // Long enough for a busy machine: a second failover would withhold all grants anew.
+        writeln!(lines, "sentinel down-after-milliseconds {SERVICE} 3000").expect("there is memory");
         writeln!(lines, "sentinel failover-timeout {SERVICE} 4000").expect("there is memory");
         if let Some(password) = password {
             writeln!(lines, "requirepass {password}").expect("there is memory");
