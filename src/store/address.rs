@@ -187,6 +187,8 @@ mod tests {
             "redis+cluster://u:secret@a,b/1",
             "redis+cluster://u:secret@a b",
             "redis+cluster://a?sentinel_password=secret",
+            "redis+cluster://a:1,:secret@b",
+            "redis+sentinel://a:1,u:secret@b/s",
             "redis://u:secret@a,b",
             "postgres:",
             "postgres://",

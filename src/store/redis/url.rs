@@ -133,6 +133,13 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         Some((base, kind)) => (base == "rediss", kind),
         None => (scheme == "rediss", ""),
     };
+    // What stands before the comma may be a host, and what follows it a password that was written for each host.
+    if !kind.is_empty() && credentials.contains(',') {
+        return Err(
+            "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them"
+                .into(),
+        );
+    }
     let tls = if tls { Some(parameters.take_tls()?) } else { None };
     let (service, database) = match kind {
         "sentinel" => path.split_once('/').unwrap_or((path, "")),
