@@ -193,13 +193,15 @@ pub struct KeyStatus {
     pub success: Option<Success>,
     /// The last value of its sequence that was used, if it has one.
     pub value: Option<String>,
+    /// For how long it is granted to nobody yet, see [`Held::withheld`].
+    pub withheld: Option<Duration>,
 }
 
 impl KeyStatus {
     /// What is known of a key that was never used.
     pub fn never_used(key: Key) -> Self {
         let (holders, waiters) = (Vec::new(), Vec::new());
-        KeyStatus { key, now_ms: 0, fence: 0, holders, waiters, last: None, success: None, value: None }
+        KeyStatus { key, now_ms: 0, fence: 0, holders, waiters, last: None, success: None, value: None, withheld: None }
     }
 }
 

@@ -71,5 +71,6 @@ pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStat
         last,
         success: state.success,
         value: state.sequence.as_ref().map(|sequence| sequence.last.clone()),
+        withheld: None,
     }
 }

@@ -27,6 +27,7 @@ fn key(status: &KeyStatus) -> Value {
         "last": status.last.as_ref().map(past),
         "done_until": status.success.and_then(|success| success.until_unix_ms).filter(|until| *until > status.now_ms).map(time),
         "last_value": status.value,
+        "withheld_ms": status.withheld.map(millis),
     })
 }
 

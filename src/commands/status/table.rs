@@ -56,6 +56,9 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
         Some(value) => format!("{last}, last value {}", escaped(value)),
         None => last,
     };
+    if let (true, Some(withheld)) = (status.holders.is_empty(), status.withheld) {
+        return vec![[key, "withheld".into(), "-".into(), span(withheld), waiting, last, "-".into()]];
+    }
     if status.holders.is_empty() {
         return vec![[key, "free".into(), "-".into(), "-".into(), waiting, last, "-".into()]];
     }
@@ -93,7 +96,7 @@ fn colour(column: usize, cell: &str) -> Option<Colour> {
     match (column, cell) {
         (STATE, "free") => Some(Colour::Faint),
         (STATE, "held" | "shared") => Some(Colour::Green),
-        (STATE, "by hand" | "kept") => Some(Colour::Yellow),
+        (STATE, "by hand" | "kept" | "withheld") => Some(Colour::Yellow),
         (STATE, "revoked") => Some(Colour::Red),
         (LAST_RUN, failed) if failed.starts_with("status") || failed.starts_with("signal") => Some(Colour::Red),
         _ => None,

@@ -1,9 +1,9 @@
 -- Tells what is known of the key, and changes nothing.
 --
--- Reply {now, fence, holders, waiters, last, value}
+-- Reply {now, fence, holders, waiters, last, value, withheld}
 --       now in ms; fence as text; holders: {{held for, expires in or -1, info, token}, ...}, those who were only granted
 --       the lock aside; waiters: JSON of each one's info, the next first; last as JSON, or '';
---       value: that the sequence was at last, or ''
+--       value: that the sequence was at last, or ''; withheld: for how many ms nothing is granted yet, after a failover
 
 local fence = redis.call('GET', FENCE) or '0'
 if not string.match(fence, '^%d+$') then
@@ -24,4 +24,4 @@ for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
   end
 end
 return {now, fence, holders, queue, redis.call('GET', LAST) or '',
-  redis.call('HGET', SEQUENCE, 'last') or ''}
+  redis.call('HGET', SEQUENCE, 'last') or '', withheld}

@@ -138,7 +138,9 @@ pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserve
 
 /// Reads the reply of the script that tells what is known of `key`.
 pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
-    let [Value::Int(now), fence, holders, waiters, last, value] = fields(reply) else { return Err(UnexpectedReply) };
+    let [Value::Int(now), fence, holders, waiters, last, value, Value::Int(withheld)] = fields(reply) else {
+        return Err(UnexpectedReply);
+    };
     let now_ms = u64::try_from(*now).map_err(|_| UnexpectedReply)?;
     let holder = |holder: &Value| {
         let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
@@ -173,6 +175,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
         last: past(last.as_bytes()),
         success: success(last.as_bytes()),
         value: text(value).filter(|value| !value.is_empty()),
+        withheld: millis(*withheld).filter(|span| !span.is_zero()),
     })
 }
 

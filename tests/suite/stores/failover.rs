@@ -256,6 +256,12 @@ fn sentinel_delay_is_that_of_the_longest_lease() {
     call.clone().key("other").command(["true"]).run().exited(75).said("failed over to another one");
     call.clone().key("other").args(["--wait", "1s"]).command(["true"]).run().exited(75).said("gave up after 1s");
     call.clone().key("other").arg("--skip").command(["true"]).run().exited(0).silent();
+    let table = Lockrun::bare().args(["status", "--store", &service.url()]).run().exited(0).stdout();
+    assert!(table.contains("withheld"), "{table}");
+    let status =
+        Lockrun::bare().args(["status", "--store", &service.url(), "--json", "other"]).run().exited(0).stdout();
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    assert!(status[0]["withheld_ms"].as_u64().is_some_and(|left| left > 0), "{status}");
     let reserve = Lockrun::bare().args(["reserve", "--store", &service.url(), "--key", "n", "--from", "1"]);
     reserve.command(["true"]).run().exited(75).said("reserves nothing for another");
     case.passes_on("8 s");

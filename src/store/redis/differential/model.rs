@@ -369,6 +369,7 @@ impl<'a> Model<'a> {
             }),
             success: self.state.success,
             value: self.state.sequence.as_ref().map(|sequence| sequence.last.clone()),
+            withheld: None,
         })
     }
 
