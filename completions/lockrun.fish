@@ -25,7 +25,7 @@ function __fish_lockrun_using_subcommand
 end
 
 complete -c lockrun -n "__fish_lockrun_needs_command" -s k -l key -d 'The lock\'s name' -r
-complete -c lockrun -n "__fish_lockrun_needs_command" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_needs_command" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_needs_command" -l skip -d 'Exit 0, silently; with =DURATION only if it has been held for less than that' -r
 complete -c lockrun -n "__fish_lockrun_needs_command" -s w -l wait -d 'Wait in turn: for ever, or this long and then as --fail' -r
@@ -63,7 +63,7 @@ complete -c lockrun -n "__fish_lockrun_needs_command" -a "break" -d 'Break a loc
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "doctor" -d 'Look for anything that could keep locks from working, and say what to do about it'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "prune" -d 'Remove the remains of one lock, or of all that have not been used for long'
 complete -c lockrun -n "__fish_lockrun_needs_command" -a "help" -d 'Print this help, or that of one of these commands'
-complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l slots -d 'Let up to N runs hold the lock at once, 1 to 1000  [default: 1]' -r
@@ -82,14 +82,14 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -l export -d 'P
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l token -d 'The token that `acquire` printed  [default: $LOCKRUN_TOKEN]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s k -l key -d 'The lock\'s name  [default: $LOCKRUN_KEY]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -l ttl -d 'The new length of the lease, at least 1s; none: it never expires  [default: its present length]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l token -d 'The token that `acquire` printed  [default: $LOCKRUN_TOKEN]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
@@ -97,7 +97,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s k -l key -d 
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l from -d 'The first value of the sequence' -r
@@ -120,7 +120,7 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -l events -d 'A
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s v -l verbose -d 'Print events on stderr: waiting, acquired, started, finished, released ...'
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s q -l quiet -d 'Print nothing when the lock is held'
 complete -c lockrun -n "__fish_lockrun_using_subcommand reserve" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s k -l key -d 'Show only this lock' -r
@@ -128,20 +128,20 @@ complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l held -d 'Show
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l json -d 'Print JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -l metrics -d 'Print OpenMetrics text, as for the textfile directory of a node exporter'
 complete -c lockrun -n "__fish_lockrun_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s k -l key -d 'The lock\'s name' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l fence -d 'Break the lock only if N is still the holder\'s fencing token' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -l now -d 'Free the lock at once, even if its command may still be running'
 complete -c lockrun -n "__fish_lockrun_using_subcommand break" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l json -d 'Print JSON'
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -l schema -d 'Only print the SQL that creates the tables of a PostgreSQL store'
 complete -c lockrun -n "__fish_lockrun_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://  [default: file:]' -r
+complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store -d 'Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-file -d 'Read the store\'s URL from a file, to keep a password out of ps and crontabs' -r -F
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l older-than -d 'Remove locks that have not been used for at least this long' -r
 complete -c lockrun -n "__fish_lockrun_using_subcommand prune" -l store-timeout -d 'The longest that one request to the store may take  [default: 5s, at most ttl / 6]' -r

@@ -130,7 +130,7 @@ mod tests {
         assert!(
             refused.ends_with(
                 "is not a URL; stores are file:, redis://, rediss://, redis+unix://, redis+sentinel://, rediss+sentinel://, \
-                 redis+cluster://, rediss+cluster://, postgres:// and postgresql://"
+                 redis+cluster://, rediss+cluster://, postgres://, postgresql://, etcd:// and etcds://"
             ),
             "{refused}"
         );

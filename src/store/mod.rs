@@ -7,6 +7,7 @@ mod address;
 mod answers;
 pub mod diagnostic;
 mod error;
+mod etcd;
 mod file;
 mod from_state;
 mod postgres;
@@ -32,7 +33,7 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
 /// The kinds of stores. One more is a folder of its own, and a line here.
-static KINDS: [Kind; 3] = [file::KIND, redis::KIND, postgres::KIND];
+static KINDS: [Kind; 4] = [file::KIND, redis::KIND, postgres::KIND, etcd::KIND];
 
 /// A kind of store.
 struct Kind {

@@ -1,0 +1,254 @@
+//! The messages of etcd's version 3 interface as its JSON gateway writes them: bytes in base64, 64-bit numbers as strings, and no field
+//! that is zero. See "gRPC gateway" and "etcd API" in etcd's documentation.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::http::Request;
+
+/// Returns bytes as the gateway writes them.
+fn encoded(text: &str) -> String {
+    STANDARD.encode(text)
+}
+
+/// A key and its value.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct KeyValue {
+    #[serde(deserialize_with = "text")]
+    pub(super) key: String,
+    #[serde(deserialize_with = "text")]
+    pub(super) value: String,
+    #[serde(deserialize_with = "number")]
+    pub(super) mod_revision: i64,
+    /// The lease to which it is attached; 0: none.
+    #[serde(deserialize_with = "number")]
+    pub(super) lease: i64,
+}
+
+/// What a range of keys contains.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Range {
+    pub(super) kvs: Vec<KeyValue>,
+    /// Whether there are more than were asked for.
+    pub(super) more: bool,
+    /// How many there are in all.
+    #[serde(deserialize_with = "number")]
+    pub(super) count: i64,
+}
+
+/// What precedes every answer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Header {
+    #[serde(deserialize_with = "number")]
+    pub(super) revision: i64,
+    #[serde(deserialize_with = "word")]
+    pub(super) member_id: String,
+    #[serde(deserialize_with = "word")]
+    pub(super) raft_term: String,
+}
+
+/// The answer to a transaction.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Transacted {
+    pub(super) header: Header,
+    pub(super) succeeded: bool,
+    pub(super) responses: Vec<Step>,
+}
+
+/// The answer to one operation in a transaction: a range, or nothing that matters.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Step {
+    pub(super) response_range: Range,
+}
+
+/// The answer to a question about a lease.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Lease {
+    /// For how many seconds it still lasts; 0 or less: it is not there.
+    #[serde(rename = "TTL", deserialize_with = "number")]
+    pub(super) ttl: i64,
+}
+
+/// The same as a message of a stream.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Streamed {
+    pub(super) result: Lease,
+}
+
+/// The answer to a log-in.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Admitted {
+    pub(super) token: String,
+}
+
+/// The answer of a gateway that has refused a request.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Refused {
+    /// In etcd's words.
+    pub(super) error: String,
+    pub(super) message: String,
+    /// A status code of gRPC.
+    pub(super) code: u32,
+}
+
+/// Reads an answer.
+pub(super) fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|_| Failure::NotEtcd("an answer that is not etcd's"))
+}
+
+fn text<'a, D: Deserializer<'a>>(from: D) -> Result<String, D::Error> {
+    let encoded = String::deserialize(from)?;
+    let bytes = STANDARD.decode(encoded).map_err(serde::de::Error::custom)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn number<'a, D: Deserializer<'a>>(from: D) -> Result<i64, D::Error> {
+    match Value::deserialize(from)? {
+        Value::String(text) => text.parse().map_err(serde::de::Error::custom),
+        Value::Number(number) => number.as_i64().ok_or_else(|| serde::de::Error::custom("no whole number")),
+        _ => Err(serde::de::Error::custom("no number")),
+    }
+}
+
+/// Reads a number of 64 bits without a sign, as a word.
+fn word<'a, D: Deserializer<'a>>(from: D) -> Result<String, D::Error> {
+    String::deserialize(from)
+}
+
+fn request(path: &'static str, body: &Value) -> Request {
+    Request { path, body: body.to_string() }
+}
+
+/// What a transaction compares before it does something.
+pub(super) enum Compare {
+    /// That a key was changed last at this revision; 0: that it is not there.
+    Unchanged(String, i64),
+    /// That a key is attached to this lease.
+    Attached(String, i64),
+    /// That there is no key that begins so.
+    NoneBegin(String),
+}
+
+impl Compare {
+    fn json(&self) -> Value {
+        match self {
+            Compare::Unchanged(key, revision) => {
+                json!({ "key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
+            }
+            Compare::Attached(key, lease) => {
+                json!({ "key": encoded(key), "target": "LEASE", "result": "EQUAL", "lease": lease.to_string() })
+            }
+            Compare::NoneBegin(prefix) => {
+                let (key, end) = (encoded(prefix), encoded(&super::keys::range_end(prefix)));
+                json!({ "key": key, "range_end": end, "target": "MOD", "result": "EQUAL", "mod_revision": "0" })
+            }
+        }
+    }
+}
+
+/// One operation in a transaction.
+pub(super) enum Operation {
+    /// Reads a key.
+    Get(String),
+    /// Reads the first keys that begin so, in the order of their names: so many, or all (0).
+    GetAll { prefix: String, limit: u32 },
+    /// Reads the keys from one on to another, which is not read: so many, or all (0).
+    GetFrom { from: String, to: String, limit: u32 },
+    /// Counts the keys from one on to another, which does not count.
+    Count { from: String, to: String },
+    /// Writes a key, attached to a lease (0: to none).
+    Put { key: String, value: String, lease: i64 },
+    /// Writes a key that is there, which stays attached to its lease.
+    Change { key: String, value: String },
+    /// Deletes a key.
+    Delete(String),
+}
+
+impl Operation {
+    fn json(&self) -> Value {
+        match self {
+            Operation::Get(key) => json!({ "request_range": { "key": encoded(key) } }),
+            Operation::GetAll { prefix, limit } => {
+                let end = super::keys::range_end(prefix);
+                json!({ "request_range": { "key": encoded(prefix), "range_end": encoded(&end), "limit": limit.to_string() } })
+            }
+            Operation::GetFrom { from, to, limit } => {
+                json!({ "request_range": { "key": encoded(from), "range_end": encoded(to), "limit": limit.to_string() } })
+            }
+            Operation::Count { from, to } => {
+                json!({ "request_range": { "key": encoded(from), "range_end": encoded(to), "count_only": true } })
+            }
+            Operation::Put { key, value, lease } => {
+                json!({ "request_put": { "key": encoded(key), "value": encoded(value), "lease": lease.to_string() } })
+            }
+            Operation::Change { key, value } => {
+                json!({ "request_put": { "key": encoded(key), "value": encoded(value), "ignore_lease": true } })
+            }
+            Operation::Delete(key) => json!({ "request_delete_range": { "key": encoded(key) } }),
+        }
+    }
+}
+
+/// Does `then` if all that is compared is so, else `otherwise`; all of it at once, and as a majority of the members has it.
+pub(super) fn transaction(compare: &[Compare], then: &[Operation], otherwise: &[Operation]) -> Request {
+    let operations = |operations: &[Operation]| operations.iter().map(Operation::json).collect::<Vec<_>>();
+    let compare: Vec<Value> = compare.iter().map(Compare::json).collect();
+    request("/v3/kv/txn", &json!({ "compare": compare, "success": operations(then), "failure": operations(otherwise) }))
+}
+
+/// Creates a lease of this many seconds.
+pub(super) fn grant(lease: i64, seconds: u64) -> Request {
+    request("/v3/lease/grant", &json!({ "ID": lease.to_string(), "TTL": seconds.to_string() }))
+}
+
+/// Ends a lease, and deletes the keys that are attached to it.
+pub(super) fn revoke(lease: i64) -> Request {
+    request("/v3/lease/revoke", &json!({ "ID": lease.to_string() }))
+}
+
+/// Lets a lease begin anew.
+pub(super) fn keep_alive(lease: i64) -> Request {
+    request("/v3/lease/keepalive", &json!({ "ID": lease.to_string() }))
+}
+
+/// Asks how long a lease still lasts.
+pub(super) fn time_to_live(lease: i64) -> Request {
+    request("/v3/lease/timetolive", &json!({ "ID": lease.to_string() }))
+}
+
+/// Watches a key from now on.
+pub(super) fn watch(key: &str) -> Request {
+    request("/v3/watch", &json!({ "create_request": { "key": encoded(key) } }))
+}
+
+/// Logs in.
+pub(super) fn log_in(user: &str, password: &str) -> Request {
+    request("/v3/auth/authenticate", &json!({ "name": user, "password": password }))
+}
+
+/// Asks a member for its version, the size of its database and its leader.
+pub(super) fn member_status() -> Request {
+    request("/v3/maintenance/status", &json!({}))
+}
+
+/// Asks for the members of the cluster.
+pub(super) fn member_list() -> Request {
+    request("/v3/cluster/member/list", &json!({}))
+}
+
+/// Asks for the alarms that are active.
+pub(super) fn alarms() -> Request {
+    request("/v3/maintenance/alarm", &json!({ "action": "GET" }))
+}

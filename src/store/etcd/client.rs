@@ -1,0 +1,228 @@
+//! A conversation with the cluster: with one member at a time, and with the next one if that fails.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::api::{self, Admitted};
+use super::failure::Failure;
+use super::http::{Connection, Request, Response};
+use super::url::{Cluster, shown};
+use crate::net::endpoint::Endpoint;
+use crate::net::tls::{Tls, Verification};
+use crate::sys::clock::Moment;
+
+/// The least time that a member is given.
+const SHARE_MIN: Duration = Duration::from_millis(1);
+
+/// A client of the cluster.
+pub(super) struct Client {
+    pub(super) cluster: Cluster,
+    /// What TLS needs to reach each member.
+    tls: Vec<Option<Tls>>,
+    /// The member that is asked.
+    pub(super) member: usize,
+    connection: Option<Connection>,
+    /// Whether the connection has been idle since before the present operation: it may have been closed for reasons that do not concern that.
+    is_idle: bool,
+    /// The token of our log-in.
+    token: Option<String>,
+    /// How far the clock of the member is ahead of ours, in milliseconds, as far as is known.
+    ahead_ms: i64,
+    /// Whether a request that writes may have been carried out of which no answer has come, since this was set to `false`.
+    pub(super) may_be_done: bool,
+}
+
+/// Whether a flight changes anything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    Reads,
+    Writes,
+}
+
+impl Client {
+    /// Returns a client that is not connected yet. On failure says what is wrong with the files that TLS needs.
+    pub(super) fn new(cluster: Cluster) -> Result<Self, String> {
+        let prepare = |member: &Endpoint| match member {
+            Endpoint::Tcp { host, tls: Some(files), .. } => Tls::new(host, files, Verification::Full).map(Some),
+            _ => Ok(None),
+        };
+        let tls = cluster.members.iter().map(prepare).collect::<Result<_, _>>()?;
+        Ok(Client {
+            cluster,
+            tls,
+            member: 0,
+            connection: None,
+            is_idle: false,
+            token: None,
+            ahead_ms: 0,
+            may_be_done: false,
+        })
+    }
+
+    /// Returns the time, in milliseconds of Unix time. The member's clock is read from its answers, which tell whole seconds: ours counts
+    /// what lies between, and where the two disagree the member's does.
+    pub(super) fn now_ms(&self) -> u64 {
+        our_ms().saturating_add_signed(self.ahead_ms)
+    }
+
+    /// Begins an operation.
+    pub(super) fn begin(&mut self) {
+        self.is_idle = true;
+    }
+
+    /// Sends the requests in one flight, and returns their answers, those that etcd has refused among them. Members are tried in turn, each
+    /// once, and each with its share of the time.
+    pub(super) fn exchange(
+        &mut self,
+        flight: &[Request],
+        effect: Effect,
+        deadline: Moment,
+    ) -> Result<Vec<Response>, Failure> {
+        let members = self.cluster.members.len();
+        let mut failures = Vec::new();
+        while failures.len() < members {
+            let left = deadline.since(Moment::now()) / u32::try_from(members - failures.len()).unwrap_or(1);
+            let was_idle = std::mem::take(&mut self.is_idle) && self.connection.is_some();
+            let failure = match self.ask(flight, effect, Moment::now() + left.max(SHARE_MIN)) {
+                Ok(responses) => return Ok(responses),
+                Err(failure) => failure,
+            };
+            self.connection = None;
+            if matches!(failure, Failure::Closed) && was_idle {
+                continue;
+            }
+            if !failure.is_of_member() {
+                return Err(failure);
+            }
+            failures.push((self.member, failure));
+            self.member = (self.member + 1) % members;
+        }
+        Err(self.worst(failures))
+    }
+
+    /// Returns the failure that says most about why no member has answered.
+    fn worst(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
+        let all_unreachable = failures.iter().all(|(_, failure)| matches!(failure, Failure::Unreachable(_)));
+        if all_unreachable && failures.len() > 1 {
+            let why = |(at, failure): &(usize, Failure)| match failure {
+                Failure::Unreachable(why) => format!("{}: {why}", shown(&self.cluster.members[*at])),
+                _ => String::new(),
+            };
+            return Failure::Unreachable(failures.iter().map(why).collect::<Vec<_>>().join("; "));
+        }
+        let rank = |failure: &Failure| match failure {
+            Failure::Refused(_) => 3,
+            Failure::NotEtcd(_) | Failure::Proxy(_) => 2,
+            Failure::Closed | Failure::Silent => 1,
+            _ => 0,
+        };
+        failures.sort_by_key(|(_, failure)| rank(failure));
+        failures.pop().map_or(Failure::Closed, |(_, failure)| failure)
+    }
+
+    /// Asks the present member. A log-in that it does not know any more is made anew, once.
+    fn ask(&mut self, flight: &[Request], effect: Effect, deadline: Moment) -> Result<Vec<Response>, Failure> {
+        let mut logs_in = true;
+        loop {
+            self.connect(deadline)?;
+            self.log_in(deadline)?;
+            let Some(connection) = &mut self.connection else { return Err(Failure::Closed) };
+            let answers = converse(connection, flight, self.token.as_deref(), deadline);
+            let failure = match answers {
+                Ok(responses) => {
+                    if let Some(date) = responses.iter().rev().find_map(|response| response.date) {
+                        self.ahead_ms = ahead_ms(our_ms(), date);
+                    }
+                    match responses
+                        .iter()
+                        .find_map(|response| Failure::of_response(response).filter(Failure::is_of_member))
+                    {
+                        Some(failure) => failure,
+                        None if logs_in && self.token.is_some() && responses.iter().any(has_no_token) => {
+                            self.token = None;
+                            logs_in = false;
+                            continue;
+                        }
+                        None => return Ok(responses),
+                    }
+                }
+                Err(failure) => failure,
+            };
+            if effect == Effect::Writes && failure.is_open() {
+                self.may_be_done = true;
+            }
+            return Err(failure);
+        }
+    }
+
+    fn connect(&mut self, deadline: Moment) -> Result<(), Failure> {
+        if self.connection.is_none() {
+            self.connection = Some(self.dial(deadline)?);
+        }
+        Ok(())
+    }
+
+    /// Opens another connection to the present member.
+    pub(super) fn dial(&self, deadline: Moment) -> Result<Connection, Failure> {
+        let (member, tls) = (&self.cluster.members[self.member], self.tls[self.member].as_ref());
+        Connection::open(member, tls, deadline).map_err(|error| Failure::of_dial(&error))
+    }
+
+    fn log_in(&mut self, deadline: Moment) -> Result<(), Failure> {
+        let (Some((user, password)), None) = (&self.cluster.login, &self.token) else { return Ok(()) };
+        let Some(connection) = &mut self.connection else { return Err(Failure::Closed) };
+        let responses = converse(connection, &[api::log_in(user, password)], None, deadline)?;
+        let response = responses.first().ok_or(Failure::Closed)?;
+        if let Some(failure) = Failure::of_response(response) {
+            return Err(failure);
+        }
+        self.token = Some(api::read::<Admitted>(&response.body)?.token);
+        Ok(())
+    }
+
+    /// Opens a connection of its own to the present member, and watches `key` there from now on.
+    pub(super) fn watch(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+        let mut connection = self.dial(deadline)?;
+        connection.start_stream(api::watch(key), self.token.as_deref(), "\"created\":true", deadline)?;
+        Ok(connection)
+    }
+}
+
+/// Sends the requests in one flight, and reads their answers.
+fn converse(
+    connection: &mut Connection,
+    flight: &[Request],
+    token: Option<&str>,
+    deadline: Moment,
+) -> Result<Vec<Response>, Failure> {
+    connection.send(flight, token, deadline)?;
+    flight.iter().map(|_| connection.receive(deadline)).collect()
+}
+
+fn has_no_token(response: &Response) -> bool {
+    matches!(Failure::of_response(response), Some(Failure::Refused(refusal)) if refusal.is_of_token())
+}
+
+/// Returns what our clock shows, in milliseconds of Unix time.
+fn our_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns by how much a clock that shows this `date`, in whole seconds, is ahead of ours for certain.
+fn ahead_ms(our_ms: u64, date: u64) -> i64 {
+    let least = date.saturating_mul(1000);
+    let most = least.saturating_add(999);
+    i64::try_from(i128::from(our_ms.clamp(least, most)) - i128::from(our_ms)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_compared_by_whole_seconds() {
+        for (ours, date, ahead) in [(5_000, 5, 0), (5_999, 5, 0), (6_200, 5, -201), (3_000, 5, 2_000)] {
+            assert_eq!(ahead_ms(ours, date), ahead, "{ours} {date}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What would make locks in this cluster unsafe or slow.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::api;
+use super::client::{Client, Effect};
+use super::failure::Failure;
+use super::url::{Cluster, shown};
+use super::{EtcdStore, change, on};
+use crate::lock::key::Key;
+use crate::lock::state::{Applied, LockState};
+use crate::store::diagnostic::{Diagnostic, encryption, latency, trial};
+use crate::sys::clock::Moment;
+
+/// A member's answer about itself.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    version: String,
+    #[serde(rename = "dbSize")]
+    size: String,
+    leader: String,
+    errors: Vec<String>,
+}
+
+/// The members of the cluster.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Members {
+    members: Vec<Value>,
+}
+
+/// The alarms that are active.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Alarms {
+    alarms: Vec<Value>,
+}
+
+/// From this size on, a database is near the limit that etcd has unless it is configured otherwise: 2 GiB.
+const LARGE: u64 = 1_700_000_000;
+
+/// Looks at the members of `store`, and tries a lock there under a name that nobody else uses.
+pub(super) fn diagnose(store: &mut EtcdStore) -> Vec<Diagnostic> {
+    let mut diagnostics = Vec::new();
+    if let Err(failure) = look(store, &mut diagnostics) {
+        diagnostics.push(Diagnostic::unusable(store.explain(&failure).to_string(), ""));
+    }
+    diagnostics
+}
+
+fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
+    let timeout = store.timeout;
+    diagnostics.extend(each_member(&store.client.cluster, timeout));
+    let members: Members = ask(&mut store.client, &api::member_list(), timeout)?;
+    diagnostics.push(judge_size(members.members.len()));
+    let alarms: Alarms = ask(&mut store.client, &api::alarms(), timeout).unwrap_or_default();
+    diagnostics.extend(alarms.alarms.iter().map(judge_alarm));
+    let measured = latency::diagnose(timeout, || {
+        ask::<Value>(&mut store.client, &api::transaction(&[], &[], &[]), timeout)?;
+        Ok(Some(Duration::from_millis(store.client.now_ms())))
+    });
+    diagnostics.extend(measured?);
+    let lease = change::number();
+    let granted: api::Lease = ask(&mut store.client, &api::grant(lease, 1), timeout)?;
+    diagnostics.push(judge_least_lease(granted.ttl));
+    store.useless.push(lease);
+    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    diagnostics.push(trial::diagnose(store, &key));
+    let _ = store.once(on(&key), |state, _| {
+        *state = LockState::default();
+        Ok(Applied { answer: (), granted: Vec::new(), look_at_ms: None })
+    });
+    store.tidy();
+    Ok(())
+}
+
+/// Asks the present member.
+fn ask<T: for<'a> Deserialize<'a>>(
+    client: &mut Client,
+    request: &super::http::Request,
+    timeout: Duration,
+) -> Result<T, Failure> {
+    let responses = client.exchange(std::slice::from_ref(request), Effect::Reads, Moment::now() + timeout)?;
+    let response = responses.first().ok_or(Failure::Closed)?;
+    match Failure::of_response(response) {
+        Some(failure) => Err(failure),
+        None => api::read(&response.body),
+    }
+}
+
+/// Looks at each of the members in the URL.
+fn each_member(cluster: &Cluster, timeout: Duration) -> Vec<Diagnostic> {
+    let mut diagnostics = Vec::new();
+    for member in &cluster.members {
+        let alone = Cluster { members: vec![member.clone()], ..cluster.clone() };
+        let name = shown(member);
+        let status = match Client::new(alone.clone()) {
+            Ok(mut client) => ask::<Status>(&mut client, &api::member_status(), timeout),
+            Err(error) => {
+                diagnostics.push(Diagnostic::unusable(error, ""));
+                continue;
+            }
+        };
+        match status {
+            Ok(status) => diagnostics.extend(judge_member(&name, &status)),
+            Err(failure) => diagnostics.push(Diagnostic::warn(
+                failure.explain(&alone).to_string(),
+                "locks work as long as a majority of the members does",
+            )),
+        }
+    }
+    diagnostics.extend(judge_way(cluster, timeout));
+    diagnostics
+}
+
+/// Whether anybody on the way to the members could listen.
+fn judge_way(cluster: &Cluster, timeout: Duration) -> Option<Diagnostic> {
+    let exposed = if cluster.login.is_some() {
+        Diagnostic::warn(
+            "the password travels over the network in clear",
+            "anyone on the network can read the tokens and release locks; use etcds:// (TLS), or a network that is encrypted by itself",
+        )
+    } else {
+        Diagnostic::ok("the connection is not encrypted, and there is no password to expose")
+    };
+    encryption::diagnose(&cluster.members, cluster.is_encrypted(), exposed, timeout)
+}
+
+fn judge_member(name: &str, status: &Status) -> Vec<Diagnostic> {
+    let size: u64 = status.size.parse().unwrap_or(0);
+    let mut diagnostics = vec![if status.leader.is_empty() || status.leader == "0" {
+        Diagnostic::warn(format!("the member {name} knows no leader"), "it takes no requests until there is one")
+    } else {
+        Diagnostic::ok(format!("the member {name} runs etcd {}", status.version))
+    }];
+    let old = status.version.split('.').map(|part| part.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>() < vec![3, 4];
+    if old {
+        diagnostics.push(Diagnostic::warn(
+            format!("the member {name} runs etcd {}", status.version),
+            "lockrun is tested with etcd 3.4 and later",
+        ));
+    }
+    if size > LARGE {
+        diagnostics.push(Diagnostic::warn(
+            format!("the database of the member {name} has {} MB", size / 1_000_000),
+            "when it is full, no lock can be acquired; compact and defragment it, or raise --quota-backend-bytes",
+        ));
+    }
+    let errors = status.errors.iter();
+    diagnostics.extend(errors.map(|error| Diagnostic::warn(format!("the member {name} says: {error}"), "")));
+    diagnostics
+}
+
+fn judge_size(members: usize) -> Diagnostic {
+    let majority = members / 2 + 1;
+    match members {
+        1 => Diagnostic::note(
+            "the cluster has one member",
+            "while that is away, no lock can be acquired or renewed; three members survive the loss of one",
+        ),
+        2 => Diagnostic::warn(
+            "the cluster has two members",
+            "both are needed: it is no safer than one; three members survive the loss of one",
+        ),
+        _ => Diagnostic::ok(format!("the cluster has {members} members, of which {majority} are needed")),
+    }
+}
+
+/// Judges the lease that was granted when the shortest was asked for, in seconds.
+fn judge_least_lease(seconds: i64) -> Diagnostic {
+    if seconds <= 2 {
+        return Diagnostic::ok(format!("the shortest lease that the cluster grants lasts {seconds} s"));
+    }
+    Diagnostic::note(
+        format!(
+            "the shortest lease that the cluster grants lasts {seconds} s, one and a half of its election time-outs"
+        ),
+        "after a crash, a lock with a shorter --ttl stays held for as long",
+    )
+}
+
+fn judge_alarm(alarm: &Value) -> Diagnostic {
+    let kind = alarm["alarm"].as_str().unwrap_or("unknown");
+    match kind {
+        "NOSPACE" => Diagnostic::unusable(
+            "the alarm NOSPACE is active: the database is full, and no lock can be acquired",
+            "compact and defragment it, then disarm the alarm with `etcdctl alarm disarm`",
+        ),
+        kind => Diagnostic::fail(format!("the alarm {kind} is active"), "see `etcdctl alarm list`"),
+    }
+}

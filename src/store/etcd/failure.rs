@@ -1,0 +1,231 @@
+//! Why a request to etcd failed, and what to do about it.
+
+use std::io;
+
+use anyhow::anyhow;
+use nix::errno::Errno;
+
+use super::api::{self, Refused};
+use super::http::Response;
+use super::url::Cluster;
+use crate::net::tls::certificate_alert;
+use crate::store::{StoreError, Trouble};
+use crate::text::escape::escaped;
+
+/// Why a request failed.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    /// No member could be reached: none has seen anything of this request.
+    Unreachable(String),
+    /// The process has no descriptor or memory left for a connection.
+    NoResources(String),
+    /// The process cannot wait for the answer.
+    NoWait(Errno),
+    /// The connection was closed before an answer came.
+    Closed,
+    /// No answer came in time.
+    Silent,
+    /// An answer came that etcd would not give: what is strange about it.
+    NotEtcd(&'static str),
+    /// Something between us and etcd has answered, with this status of HTTP.
+    Proxy(u16),
+    /// The member rejects our certificate, with this TLS alert.
+    BadCertificate(String),
+    /// etcd has refused the request.
+    Refused(Refusal),
+    /// What is stored of this lock cannot be read.
+    Broken(String),
+    /// Others have changed the lock each time before we could.
+    Contended,
+    /// The fence of this lock, which is this number, cannot grow.
+    FenceEnds(u64),
+}
+
+/// An error message of etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// A status code of gRPC, see "Status codes and their use in gRPC".
+    code: u32,
+    /// etcd's words.
+    message: String,
+}
+
+const CANCELLED: u32 = 1;
+const INVALID_ARGUMENT: u32 = 3;
+const DEADLINE_EXCEEDED: u32 = 4;
+const NOT_FOUND: u32 = 5;
+const PERMISSION_DENIED: u32 = 7;
+const RESOURCE_EXHAUSTED: u32 = 8;
+const FAILED_PRECONDITION: u32 = 9;
+const UNKNOWN: u32 = 2;
+const UNAVAILABLE: u32 = 14;
+const UNAUTHENTICATED: u32 = 16;
+
+impl Refusal {
+    /// Returns whether the database is full.
+    fn is_no_space(&self) -> bool {
+        self.code == RESOURCE_EXHAUSTED && self.message.contains("space exceeded")
+    }
+
+    /// Returns whether another member, or the same a little later, may do it: there is no leader, it has changed, or there are too many
+    /// requests.
+    fn is_passing(&self) -> bool {
+        match self.code {
+            CANCELLED | DEADLINE_EXCEEDED | UNAVAILABLE => true,
+            RESOURCE_EXHAUSTED => !self.is_no_space(),
+            // Errors of raft reach us without a code of their own.
+            UNKNOWN => ["leader", "stopped", "timed out", "timeout"].iter().any(|word| self.message.contains(word)),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the token of our log-in is not known any more.
+    pub(super) fn is_of_token(&self) -> bool {
+        self.code == UNAUTHENTICATED
+            || self.code == INVALID_ARGUMENT && self.message.contains("revision of auth store is old")
+    }
+
+    /// Returns whether a lease is not there, or not any more.
+    pub(super) fn is_no_lease(&self) -> bool {
+        self.code == NOT_FOUND
+    }
+
+    /// Returns whether a lease is there already.
+    pub(super) fn is_lease_there(&self) -> bool {
+        self.code == FAILED_PRECONDITION && self.message.contains("lease already exists")
+    }
+}
+
+impl Failure {
+    /// Returns the failure of an operation on a stream.
+    pub(super) fn of_stream(error: &io::Error) -> Self {
+        if let Some(alert) = certificate_alert(error) {
+            return Failure::BadCertificate(alert);
+        }
+        match error.kind() {
+            io::ErrorKind::TimedOut => Failure::Silent,
+            io::ErrorKind::InvalidData => Failure::NotEtcd("a message that cannot be read"),
+            _ => Failure::Closed,
+        }
+    }
+
+    /// Returns the failure of an attempt to reach a member.
+    pub(super) fn of_dial(error: &io::Error) -> Self {
+        match error.raw_os_error().map(Errno::from_raw) {
+            // That does not pass by itself.
+            Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
+            _ => match certificate_alert(error) {
+                Some(alert) => Failure::BadCertificate(alert),
+                None => Failure::Unreachable(error.to_string()),
+            },
+        }
+    }
+
+    /// Returns the failure that an answer says, if it does.
+    pub(super) fn of_response(response: &Response) -> Option<Self> {
+        if response.status == 200 {
+            return None;
+        }
+        let refused = api::read::<Refused>(&response.body).unwrap_or_default();
+        let message = if refused.error.is_empty() { refused.message } else { refused.error };
+        if message.is_empty() || refused.code == 0 {
+            // Not in the words of etcd's gateway.
+            return Some(Failure::Proxy(response.status));
+        }
+        Some(Failure::Refused(Refusal { code: refused.code, message }))
+    }
+
+    /// Returns whether another member may answer the same request.
+    pub(super) fn is_of_member(&self) -> bool {
+        match self {
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => {
+                true
+            }
+            Failure::Refused(refusal) => refusal.is_passing(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the request may have been carried out all the same.
+    pub(super) fn is_open(&self) -> bool {
+        match self {
+            Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => true,
+            // A proposal that has timed out may still be accepted.
+            Failure::Refused(refusal) => refusal.is_passing(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the database is full.
+    pub(super) fn is_no_space(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.is_no_space())
+    }
+
+    /// Returns whether the same request may be answered a little later.
+    pub(super) fn is_transient(&self) -> bool {
+        self.trouble() != Trouble::Lasting
+    }
+
+    /// Returns what kind of trouble it is.
+    pub(super) fn trouble(&self) -> Trouble {
+        match self {
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(500..) => Trouble::Away,
+            Failure::Contended => Trouble::Busy,
+            Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => Trouble::Busy,
+            Failure::Refused(refusal) if refusal.is_passing() => Trouble::Away,
+            _ => Trouble::Lasting,
+        }
+    }
+
+    /// Returns the failure in words: what failed, on what, and what to do about it where that is known.
+    pub(super) fn explain(&self, cluster: &Cluster) -> StoreError {
+        match self {
+            Failure::Unreachable(why) => anyhow!("cannot reach {cluster}: {}", escaped(why)),
+            Failure::NoResources(error) => anyhow!("cannot reach {cluster}: {error}"),
+            Failure::NoWait(errno) => anyhow!("cannot wait for {cluster}: {}", errno.desc()),
+            Failure::Closed if cluster.is_encrypted() => anyhow!("{cluster} closed the connection before it answered"),
+            Failure::Closed => {
+                anyhow!("{cluster} closed the connection before it answered; if it expects TLS, write etcds://")
+            }
+            Failure::Silent => anyhow!("{cluster} did not answer in time"),
+            Failure::NotEtcd(what) => {
+                anyhow!("unexpected reply from {cluster}: {what}; is it etcd, with its JSON gateway?")
+            }
+            Failure::Proxy(401 | 403) => {
+                anyhow!("unexpected reply from {cluster}: a proxy in front of it does not let us in")
+            }
+            Failure::Proxy(404) => anyhow!(
+                "unexpected reply from {cluster}: it has no JSON gateway under /v3 (HTTP status 404); lockrun needs etcd 3.4 or later, \
+                 without --enable-grpc-gateway=false"
+            ),
+            Failure::Proxy(status) => anyhow!("unexpected reply from {cluster}: HTTP status {status}"),
+            Failure::BadCertificate(alert) => anyhow!(
+                "{cluster} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
+            ),
+            Failure::Broken(what) => anyhow!("its record in {cluster} is broken, so nobody gets it: {}", escaped(what)),
+            Failure::Contended => anyhow!("others have changed the lock in {cluster} all the time; try again"),
+            Failure::FenceEnds(last) => {
+                anyhow!("its fence in {cluster} is {last}, and cannot grow any more; use another key")
+            }
+            Failure::Refused(refusal) => {
+                let advice = match refusal.code {
+                    _ if refusal.is_no_space() => {
+                        "; its database is full: compact and defragment it, then disarm the alarm (see `etcdctl alarm list`)"
+                    }
+                    PERMISSION_DENIED => {
+                        "; grant the user's role the rights to read and write the keys under the prefix"
+                    }
+                    INVALID_ARGUMENT | FAILED_PRECONDITION if refusal.message.contains("auth") => {
+                        "; check the user and the password in the store's URL"
+                    }
+                    _ if refusal.message.contains("user name is empty") => {
+                        "; name a user and its password in the store's URL"
+                    }
+                    UNAVAILABLE | DEADLINE_EXCEEDED => "; see whether a majority of its members is up",
+                    _ => "",
+                };
+                anyhow!("{cluster} rejects the request: {}{advice}", escaped(&refusal.message))
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! What is stored of one lock, as of one moment.
+
+use serde::{Deserialize, Serialize};
+
+use super::api::{Compare, KeyValue, Operation, Range, Transacted};
+use super::change::Change;
+use super::facts::Observed;
+use super::failure::Failure;
+use super::keys::Names;
+use crate::lock::state::{HolderState, Lease, LockState, Purpose, WaiterState};
+use crate::lock::token::Token;
+
+/// How many waiters are read at first, beside the one that asks; and how many times more if too many of them do not answer.
+pub(super) const FIRST_WAITERS: u32 = 16;
+pub(super) const MORE: u32 = 8;
+
+/// Where the row of the one that asks is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OwnRow {
+    /// It has none: its token is new.
+    None,
+    /// It has this name.
+    Named(String),
+    /// It may have one: that is found among all rows.
+    Unknown,
+}
+
+/// What of a lock is read.
+#[derive(Clone, Debug)]
+pub(super) struct Scope {
+    pub(super) names: Names,
+    pub(super) own_row: OwnRow,
+    /// How many waiters are wanted; 0: all.
+    pub(super) limit: u32,
+}
+
+/// What is stored of a waiter, beside its lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RowValue {
+    pub(super) waiter: WaiterState,
+    /// Since when it is to show that it is alive, in milliseconds of Unix time, which tell one call from another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) called: Option<u64>,
+    /// Whether it has been told that it is near the head of the queue, and looks at the lock again and again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_near: bool,
+}
+
+/// A row of the queue.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) name: String,
+    /// At which revision it was changed last.
+    pub(super) revision: i64,
+    /// As it is stored.
+    pub(super) text: String,
+    pub(super) value: RowValue,
+    pub(super) lease: i64,
+}
+
+/// A holder that lives.
+#[derive(Clone, Debug)]
+pub(super) struct Life {
+    pub(super) token: Token,
+    pub(super) lease: i64,
+}
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// The member that was asked, and its term.
+    pub(super) asked: (String, String),
+    /// The cluster's revision.
+    pub(super) revision: i64,
+    /// At which revision the record was changed last; 0: there is none.
+    pub(super) record_revision: i64,
+    /// The state in the record, without waiters.
+    pub(super) stored: LockState,
+    pub(super) lives: Vec<Life>,
+    /// The waiters that were read, in their order.
+    pub(super) rows: Vec<Row>,
+    /// Whether those are all that there are.
+    pub(super) has_all_rows: bool,
+    /// How many waiters there are, and how many come before the one that asks.
+    pub(super) waiting: u64,
+    pub(super) before: u64,
+}
+
+impl Scope {
+    /// Returns what reads it.
+    pub(super) fn operations(&self) -> Vec<Operation> {
+        let Names { state, lives, queue } = &self.names;
+        let limit = if self.own_row == OwnRow::Unknown { 0 } else { self.limit };
+        let mut operations = vec![
+            Operation::Get(state.clone()),
+            Operation::GetAll { prefix: lives.clone(), limit: 0 },
+            Operation::GetAll { prefix: queue.clone(), limit },
+        ];
+        if let OwnRow::Named(name) = &self.own_row {
+            operations.push(Operation::Get(name.clone()));
+            operations.push(Operation::Count { from: queue.clone(), to: name.clone() });
+        }
+        operations
+    }
+
+    /// Reads the answers to these operations.
+    pub(super) fn read(&self, transacted: Transacted) -> Result<Found, Failure> {
+        const INCOMPLETE: Failure = Failure::NotEtcd("an answer that lacks parts");
+        let mut ranges = transacted.responses.into_iter().map(|step| step.response_range);
+        let mut next = || ranges.next().ok_or(INCOMPLETE);
+        let (record, lives, queue) = (next()?, next()?, next()?);
+        let (own, before) = match &self.own_row {
+            OwnRow::Named(_) => (next()?, count(&next()?)),
+            _ => (Range::default(), 0),
+        };
+        let mut rows: Vec<Row> = queue.kvs.iter().map(Row::read).collect::<Result<_, _>>()?;
+        for own in &own.kvs {
+            if rows.iter().all(|row| row.name != own.key) {
+                rows.push(Row::read(own)?);
+            }
+        }
+        let record = record.kvs.into_iter().next().unwrap_or_default();
+        Ok(Found {
+            asked: (transacted.header.member_id, transacted.header.raft_term),
+            revision: transacted.header.revision,
+            record_revision: record.mod_revision,
+            stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record.value)? },
+            lives: lives.kvs.iter().filter_map(|kv| Life::read(kv, &self.names.lives)).collect(),
+            rows,
+            has_all_rows: !queue.more,
+            waiting: count(&queue),
+            before,
+        })
+    }
+}
+
+fn count(range: &Range) -> u64 {
+    u64::try_from(range.count).unwrap_or(0)
+}
+
+/// Reads the record of a lock.
+pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
+    let broken = |what: &str| Failure::Broken(what.to_owned());
+    // A structure may also be read from the list of its parts, which nothing that lockrun has written is.
+    if !record.starts_with('{') {
+        return Err(broken("it is no JSON object"));
+    }
+    let state: LockState = serde_json::from_str(record).map_err(|error| broken(&error.to_string()))?;
+    if state.holders.iter().any(|holder| holder.lease.is_none()) {
+        return Err(broken("a holder has no lease"));
+    }
+    Ok(state)
+}
+
+impl Life {
+    /// Reads a holder's key, whose name begins so.
+    pub(super) fn read(kv: &KeyValue, prefix: &str) -> Option<Self> {
+        let token = Token::parse(kv.key.strip_prefix(prefix)?).ok()?;
+        Some(Life { token, lease: kv.lease })
+    }
+}
+
+impl RowValue {
+    /// Returns what tells this grant, or this call, from others, if the waiter was granted the lock or called.
+    pub(super) fn challenge(&self) -> Option<u64> {
+        self.waiter.grant.map(|grant| grant.since_ms).or(self.called)
+    }
+}
+
+impl Row {
+    /// Reads a row.
+    pub(super) fn read(kv: &KeyValue) -> Result<Self, Failure> {
+        let value = serde_json::from_str(&kv.value);
+        Ok(Row {
+            name: kv.key.clone(),
+            revision: kv.mod_revision,
+            text: kv.value.clone(),
+            value: value.map_err(|error| Failure::Broken(format!("a row of its queue: {error}")))?,
+            lease: kv.lease,
+        })
+    }
+
+    /// Returns what the transaction compares that changes it.
+    pub(super) fn unchanged(&self) -> Compare {
+        Compare::Unchanged(self.name.clone(), self.revision)
+    }
+}
+
+impl Found {
+    /// Returns the state with its waiters, at `now_ms`. A holder holds the lock for as long as its life is there, whatever a clock shows. One
+    /// whose life is gone holds it until the end that is in the record, too: its lease was not over, but revoked by somebody, and its
+    /// command still runs. An end that is further away than any could be is a clock's mistake. What was granted to a waiter is `observed`.
+    pub(super) fn state(&self, asking: Option<&Token>, observed: &Observed, now_ms: u64) -> LockState {
+        let mut state = self.stored.clone();
+        for holder in &mut state.holders {
+            let is_alive = self.lease_of(&holder.token).is_some();
+            if let Some(lease) = &mut holder.lease
+                && let Some(ttl_ms) = lease.ttl_ms
+            {
+                let longest = now_ms.saturating_add(ttl_ms);
+                let stored = lease.ends_ms.filter(|ends_ms| *ends_ms <= longest);
+                lease.ends_ms = Some(if is_alive { longest } else { stored.unwrap_or(0) });
+            }
+        }
+        // The record was deleted, and its holder may still run.
+        let strangers = self.lives.iter().filter(|life| Some(&life.token) != asking && self.is_stranger(&life.token));
+        state.holders.extend(strangers.map(|life| stranger(&life.token, now_ms)));
+        state.waiters = self.rows.iter().map(|row| observed.waiter(row, now_ms)).collect();
+        state
+    }
+
+    /// Returns what there is after a change that leaves `state`, if the one that asks holds the lock alone then, and nobody waits.
+    pub(super) fn left_by(self, asking: &Token, state: &LockState, change: &Change) -> Option<Self> {
+        let is_alone = state.holders.len() == 1 && state.holders[0].token == *asking;
+        if !is_alone || !state.waiters.is_empty() || !self.has_all_rows {
+            return None;
+        }
+        let lease = change.own_lease.or_else(|| self.lease_of(asking))?;
+        let lives = vec![Life { token: asking.clone(), lease }];
+        let stored = change.record.clone().unwrap_or_else(|| self.stored.clone());
+        Some(Found { stored, lives, rows: Vec::new(), waiting: 0, before: 0, ..self })
+    }
+
+    /// Returns whether this holder is not in the record.
+    pub(super) fn is_stranger(&self, token: &Token) -> bool {
+        self.stored.holders.iter().all(|holder| holder.token != *token)
+    }
+
+    /// Returns the lease of a holder, if that lives.
+    pub(super) fn lease_of(&self, token: &Token) -> Option<i64> {
+        self.lives.iter().find(|life| life.token == *token).map(|life| life.lease)
+    }
+
+    /// Returns the row of a waiter.
+    pub(super) fn row_of(&self, token: &Token) -> Option<&Row> {
+        self.rows.iter().find(|row| row.value.waiter.token == *token)
+    }
+}
+
+/// Returns a holder of which nothing is known but that it lives.
+fn stranger(token: &Token, now_ms: u64) -> HolderState {
+    const UNKNOWN_MS: u64 = 1000;
+    let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: Some(UNKNOWN_MS) };
+    HolderState {
+        token: token.clone(),
+        since_ms: now_ms,
+        lease: Some(lease),
+        purpose: Purpose::Hand,
+        ..HolderState::default()
+    }
+}
+
+/// Returns a state as it is stored: without waiters, and without holders of which only their life was found `before`. The lease of the
+/// `refreshed` one ends as the state says, and those that were changed; the others as it was stored.
+pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, refreshed: Option<&Token>) -> LockState {
+    let mut record = LockState { waiters: Vec::new(), ..state.clone() };
+    let was_there = |token: &Token| before.holders.iter().any(|holder| holder.token == *token);
+    record.holders.retain(|holder| !found.is_stranger(&holder.token) || !was_there(&holder.token));
+    for holder in &mut record.holders {
+        let old = |state: &LockState| state.holders.iter().find(|it| it.token == holder.token).map(|it| it.lease);
+        if refreshed != Some(&holder.token)
+            && old(before).is_some_and(|lease| lease == holder.lease)
+            && let Some(stored) = old(&found.stored)
+        {
+            holder.lease = stored;
+        }
+    }
+    record
+}
+
+/// Returns how many whole seconds a lease has that ends at `ends_ms`, no less than is left of it.
+pub(super) fn seconds_until(ends_ms: u64, now_ms: u64) -> u64 {
+    ends_ms.saturating_sub(now_ms).div_ceil(1000).max(1)
+}

@@ -1,0 +1,271 @@
+//! HTTP/1.1 as etcd's gateway speaks it: several requests in one flight, whose answers come in their order.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::failure::Failure;
+use crate::net::dial::dial;
+use crate::net::endpoint::Endpoint;
+use crate::net::stream::Stream;
+use crate::net::tls::Tls;
+use crate::sys::clock::Moment;
+
+/// The longest head of an answer, and the longest body: far above what etcd sends.
+const HEAD_MAX: usize = 32 * 1024;
+const BODY_MAX: usize = 16 * 1024 * 1024;
+
+/// The most header fields of an answer.
+const FIELDS_MAX: usize = 64;
+
+/// A request: the path, and the body in JSON.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) path: &'static str,
+    pub(super) body: String,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Response {
+    pub(super) status: u16,
+    /// What the member's clock showed, in seconds of Unix time.
+    pub(super) date: Option<u64>,
+    pub(super) body: Vec<u8>,
+}
+
+/// A connection to a member.
+pub(super) struct Connection {
+    stream: Stream,
+    host: String,
+    /// What was read and not used yet.
+    buffer: Vec<u8>,
+}
+
+/// How long a body is.
+enum Length {
+    Known(usize),
+    Chunked,
+}
+
+impl Connection {
+    /// Connects to a member.
+    pub(super) fn open(member: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Result<Self> {
+        let stream = dial(member, tls, deadline)?;
+        Ok(Connection { stream, host: super::url::shown(member), buffer: Vec::new() })
+    }
+
+    /// Sends the requests in one flight, with this token of a user.
+    pub(super) fn send(&mut self, requests: &[Request], token: Option<&str>, deadline: Moment) -> Result<(), Failure> {
+        self.stream.set_deadline(deadline);
+        let mut flight = String::new();
+        for Request { path, body } in requests {
+            let authorization = token.map(|token| format!("Authorization: {token}\r\n")).unwrap_or_default();
+            let (host, length) = (&self.host, body.len());
+            flight.extend([
+                format!("POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"),
+                format!("{authorization}Content-Length: {length}\r\n\r\n{body}"),
+            ]);
+        }
+        let sent = self.stream.write_all(flight.as_bytes()).and_then(|()| self.stream.flush());
+        sent.map_err(|error| Failure::of_stream(&error))
+    }
+
+    /// Reads the next answer.
+    pub(super) fn receive(&mut self, deadline: Moment) -> Result<Response, Failure> {
+        self.stream.set_deadline(deadline);
+        let (status, date, length) = self.head()?;
+        let body = match length {
+            Length::Known(length) if length > BODY_MAX => return Err(Failure::NotEtcd("an answer that is too long")),
+            Length::Known(length) => self.take(length)?,
+            Length::Chunked => self.chunks()?,
+        };
+        Ok(Response { status, date, body })
+    }
+
+    /// Starts a stream of answers, such as a watch: reads until the first contains `sign`. What follows is read by [`Connection::drain`].
+    pub(super) fn start_stream(
+        &mut self,
+        request: Request,
+        token: Option<&str>,
+        sign: &str,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        self.send(&[request], token, deadline)?;
+        let (status, ..) = self.head()?;
+        if status != 200 {
+            return Err(Failure::NotEtcd("no watch"));
+        }
+        while !contains(&self.buffer, sign) {
+            if self.buffer.len() > HEAD_MAX {
+                return Err(Failure::NotEtcd("no watch"));
+            }
+            self.more()?;
+        }
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Reads what has come, without waiting. Returns whether anything has, and whether the stream goes on.
+    pub(super) fn drain(&mut self) -> (bool, bool) {
+        self.stream.set_deadline(Moment::from_boot(std::time::Duration::ZERO));
+        self.buffer.clear();
+        loop {
+            match self.more() {
+                Ok(()) if self.buffer.len() > BODY_MAX => return (true, false),
+                Ok(()) => {}
+                Err(Failure::Silent) => {
+                    return (!self.buffer.is_empty(), !contains(&self.buffer, "\"canceled\":true"));
+                }
+                Err(_) => return (true, false),
+            }
+        }
+    }
+
+    /// Reads the head of an answer: status, date, length of the body.
+    fn head(&mut self) -> Result<(u16, Option<u64>, Length), Failure> {
+        loop {
+            let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+            let mut head = httparse::Response::new(&mut fields);
+            match head.parse(&self.buffer) {
+                Ok(httparse::Status::Complete(end)) => {
+                    let field = |name: &str| {
+                        let field = head.headers.iter().find(|field| field.name.eq_ignore_ascii_case(name))?;
+                        std::str::from_utf8(field.value).ok()
+                    };
+                    let status = head.code.unwrap_or_default();
+                    let date = field("Date").and_then(unix_time);
+                    let length = match (field("Transfer-Encoding"), field("Content-Length")) {
+                        (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => Length::Chunked,
+                        (None, Some(length)) => {
+                            Length::Known(length.parse().map_err(|_| Failure::NotEtcd("a length that is no number"))?)
+                        }
+                        _ => return Err(Failure::NotEtcd("an answer of unknown length")),
+                    };
+                    self.buffer.drain(..end);
+                    return Ok((status, date, length));
+                }
+                Ok(httparse::Status::Partial) if self.buffer.len() <= HEAD_MAX => {}
+                _ => return Err(Failure::NotEtcd("what it answers is not HTTP")),
+            }
+            self.more()?;
+        }
+    }
+
+    /// Reads a body that comes in chunks.
+    fn chunks(&mut self) -> Result<Vec<u8>, Failure> {
+        let mut body = Vec::new();
+        loop {
+            let (start, length) = loop {
+                match httparse::parse_chunk_size(&self.buffer) {
+                    Ok(httparse::Status::Complete((start, length))) => break (start, length),
+                    Ok(httparse::Status::Partial) if self.buffer.len() <= HEAD_MAX => {}
+                    _ => return Err(Failure::NotEtcd("a chunk that cannot be read")),
+                }
+                self.more()?;
+            };
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            if length > BODY_MAX - body.len() {
+                return Err(Failure::NotEtcd("an answer that is too long"));
+            }
+            self.buffer.drain(..start);
+            if length == 0 {
+                self.skip_trailer()?;
+                return Ok(body);
+            }
+            body.extend(self.take(length)?);
+            if self.take(2)? != b"\r\n" {
+                return Err(Failure::NotEtcd("a chunk that cannot be read"));
+            }
+        }
+    }
+
+    /// Skips the fields that may follow the last chunk, and the empty line after them.
+    fn skip_trailer(&mut self) -> Result<(), Failure> {
+        let mut length = 0;
+        loop {
+            while !self.buffer.contains(&b'\n') {
+                self.more()?;
+            }
+            let end = self.buffer.iter().position(|byte| *byte == b'\n').unwrap_or(0);
+            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            length += line.len();
+            if matches!(&line[..], b"\r\n" | b"\n") {
+                return Ok(());
+            }
+            if length > HEAD_MAX {
+                return Err(Failure::NotEtcd("an answer that is too long"));
+            }
+        }
+    }
+
+    /// Takes so many bytes.
+    fn take(&mut self, length: usize) -> Result<Vec<u8>, Failure> {
+        while self.buffer.len() < length {
+            self.more()?;
+        }
+        let rest = self.buffer.split_off(length);
+        Ok(std::mem::replace(&mut self.buffer, rest))
+    }
+
+    /// Reads some more.
+    fn more(&mut self) -> Result<(), Failure> {
+        let mut part = [0; 16 * 1024];
+        match self.stream.read(&mut part) {
+            Ok(0) => Err(Failure::Closed),
+            Ok(length) => {
+                self.buffer.extend_from_slice(&part[..length]);
+                Ok(())
+            }
+            Err(error) => Err(Failure::of_stream(&error)),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|part| part == text.as_bytes())
+}
+
+/// Reads a date as HTTP writes it, such as `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn unix_time(date: &str) -> Option<u64> {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let mut parts = date.split_ascii_whitespace().skip(1);
+    let (day, month, year, time) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let month = u64::try_from(MONTHS.find(month)? / 3).ok()? + 1;
+    let (day, year): (u64, u64) = (day.parse().ok()?, year.parse().ok()?);
+    if !(1..=31).contains(&day) || !(1970..=9999).contains(&year) {
+        return None;
+    }
+    // Years that begin with March have their leap day at the end.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
+    let mut clock = time.split(':').map(|number| number.parse::<u64>().ok());
+    let seconds = clock.next()?? * 3600 + clock.next()?? * 60 + clock.next()??;
+    // From the first of March of the year 0 to 1970.
+    Some(days.checked_sub(719_468)? * 86_400 + seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_read() {
+        for (date, seconds) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", Some(0)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777)),
+            ("Thu, 29 Feb 2024 23:59:59 GMT", Some(1_709_251_199)),
+            ("Mon, 23 Nov 2026 09:40:07 GMT", Some(1_795_426_807)),
+            ("", None),
+            ("Sun, 06 Xxx 1994 08:49:37 GMT", None),
+            ("Sun, 06 Nov 1994 08:49 GMT", None),
+        ] {
+            assert_eq!(unix_time(date), seconds, "{date}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! All locks there are: looked at, and pruned, some at a time. One that cannot be read spoils no other.
+
+use std::time::Duration;
+
+use super::api::{self, KeyValue, Operation};
+use super::client::Effect;
+use super::facts::EtcdFacts;
+use super::failure::Failure;
+use super::found::{Found, OwnRow, Scope};
+use super::keys::{Names, all_states, decoded, range_end};
+use super::operation::{Subject, transacted};
+use super::{EtcdStore, on};
+use crate::lock::key::Key;
+use crate::lock::state::{Applied, LockState};
+use crate::lock::token::Token;
+use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state};
+use crate::sys::clock::Moment;
+use crate::sys::counter::Counter;
+use crate::text::escape::escaped;
+
+/// How many names of locks are read at once.
+const PAGE: u32 = 500;
+
+impl EtcdStore {
+    /// Returns what is known of `key`, or of every key.
+    pub(super) fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+        if let Some(key) = key {
+            let status = self.status_of(key).map_err(|failure| self.explain(&failure))?;
+            listing.found.push(status.unwrap_or_else(|| KeyStatus::never_used(key.clone())));
+            return Ok(listing);
+        }
+        let mut counter = Counter::new("reading locks", None);
+        for key in self.keys().map_err(|failure| self.explain(&failure))? {
+            counter.add(1);
+            match self.status_of(&key) {
+                Ok(status) => listing.found.extend(status),
+                Err(failure @ Failure::Broken(_)) => listing.unreadable.push(self.explain_of("read", &key, &failure)),
+                Err(failure) => return Err(self.explain(&failure)),
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Says that one key of many cannot be read, or pruned.
+    fn explain_of(&self, verb: &str, key: &Key, failure: &Failure) -> StoreError {
+        self.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
+    }
+
+    /// Returns the names of all locks, in their order.
+    fn keys(&mut self) -> Result<Vec<Key>, Failure> {
+        let prefix = all_states(&self.client.cluster.prefix);
+        let (mut from, to) = (prefix.clone(), range_end(&prefix));
+        let mut keys = Vec::new();
+        loop {
+            let read = [Operation::GetFrom { from: from.clone(), to: to.clone(), limit: PAGE }];
+            let request = api::transaction(&[], &read, &[]);
+            let responses = self.client.exchange(&[request], Effect::Reads, Moment::now() + self.timeout)?;
+            let answer = transacted(responses.first().ok_or(Failure::Closed)?)?;
+            let page = answer.responses.into_iter().next().unwrap_or_default().response_range;
+            let name = |kv: &KeyValue| kv.key.strip_prefix(&prefix).and_then(decoded);
+            keys.extend(page.kvs.iter().filter_map(name));
+            match page.kvs.last() {
+                Some(last) if page.more => from = format!("{}\0", last.key),
+                _ => break,
+            }
+        }
+        keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        Ok(keys)
+    }
+
+    /// Reads a lock with all its waiters.
+    fn look(&mut self, key: &Key) -> Result<Found, Failure> {
+        let names = Names::new(&self.client.cluster.prefix, key);
+        let scope = Scope { names, own_row: OwnRow::None, limit: 0 };
+        self.read(&scope, Moment::now() + self.timeout)
+    }
+
+    /// Returns what is known of a key, or nothing if nothing is.
+    fn status_of(&mut self, key: &Key) -> Result<Option<KeyStatus>, Failure> {
+        let found = self.look(key)?;
+        let now_ms = self.client.now_ms();
+        let (state, left) = self.judge(&found, now_ms)?;
+        if state == LockState::default() {
+            return Ok(None);
+        }
+        let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
+        let mut status = from_state::status(key.clone(), &state, &facts);
+        for holding in &mut status.holders {
+            let left = left.iter().find(|(token, _)| holding.token.as_ref() == Some(token));
+            if holding.expires_in.is_some() {
+                holding.expires_in = left.map(|(_, left)| *left).or(holding.expires_in);
+            }
+        }
+        Ok(Some(status))
+    }
+
+    /// Returns the state, and how long each lease still lasts.
+    fn judge(&mut self, found: &Found, now_ms: u64) -> Result<(LockState, Vec<(Token, Duration)>), Failure> {
+        let state = found.state(None, &self.observed, now_ms);
+        let leases: Vec<_> = found.lives.iter().map(|life| api::time_to_live(life.lease)).collect();
+        if leases.is_empty() {
+            return Ok((state, Vec::new()));
+        }
+        let responses = self.client.exchange(&leases, Effect::Reads, Moment::now() + self.timeout)?;
+        let mut left = Vec::new();
+        for (life, response) in found.lives.iter().zip(&responses) {
+            if Failure::of_response(response).is_none() {
+                let seconds = u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).unwrap_or(0);
+                left.push((life.token.clone(), Duration::from_secs(seconds)));
+            }
+        }
+        Ok((state, left))
+    }
+}
+
+impl Prune for EtcdStore {
+    fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
+        let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+        let keys = match key {
+            Some(key) => vec![key.clone()],
+            None => self.keys().map_err(|failure| self.explain(&failure))?,
+        };
+        let mut counter = Counter::new("pruning locks", None);
+        for key in keys {
+            counter.add(1);
+            match self.prune_key(&key, unused_for, really) {
+                Ok(true) => listing.found.push(key),
+                Ok(false) => {}
+                Err(failure @ (Failure::Broken(_) | Failure::Contended)) => {
+                    listing.unreadable.push(self.explain_of("prune", &key, &failure));
+                }
+                Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => {
+                    return Err(self.explain(&failure));
+                }
+                // What was removed is to be named all the same.
+                Err(failure) => {
+                    listing.unreadable.push(self.explain(&failure).context("cannot remove the other old keys"));
+                    return Ok(listing);
+                }
+            }
+        }
+        Ok(listing)
+    }
+}
+
+impl EtcdStore {
+    /// Removes the key if it has not been held for `unused_for`, or only finds out whether it can be. Returns whether it can.
+    fn prune_key(&mut self, key: &Key, unused_for: Duration, really: bool) -> Result<bool, Failure> {
+        if !really {
+            let found = self.look(key)?;
+            let now_ms = self.client.now_ms();
+            let state = found.state(None, &self.observed, now_ms);
+            let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
+            return Ok(state != LockState::default() && state.is_prunable(unused_for, &facts));
+        }
+        let subject = Subject { needs_all_waiters: true, ..on(key) };
+        let pruned = self.once(subject, |state, facts| {
+            let is_prunable = *state != LockState::default() && state.is_prunable(unused_for, facts);
+            if is_prunable {
+                *state = LockState::default();
+            }
+            Ok(Applied { answer: is_prunable, granted: Vec::new(), look_at_ms: None })
+        });
+        pruned.map(|committed| committed.answer)
+    }
+}

@@ -1,0 +1,295 @@
+//! Locks in the keys of an etcd cluster, as leases.
+//!
+//! The rules are those of [`crate::lock::state`]; [`operation`] applies them by compare-and-swap. [`keys`] says what is stored, [`waiting`]
+//! how waiters hear that it is their turn.
+//!
+//! A holder holds the lock for as long as its key is there, which is attached to a lease of etcd's: no clock is compared with another one.
+//! What the answers say of the time serves fences, and people.
+
+mod api;
+mod change;
+mod client;
+mod diagnose;
+mod facts;
+mod failure;
+mod found;
+mod http;
+mod keys;
+mod listing;
+mod operation;
+mod renewal;
+mod url;
+mod waiting;
+
+use std::thread;
+use std::time::Duration;
+
+use super::{
+    Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
+    Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted, from_state,
+};
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
+use crate::lock::token::Token;
+use crate::store::Done;
+use crate::store::diagnostic::Diagnostic;
+use crate::sys::backoff::Backoff;
+use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter};
+use client::{Client, Effect};
+use facts::{EtcdFacts, Observed};
+use failure::Failure;
+use operation::{Committed, Left, Subject};
+use url::Cluster;
+use waiting::Place;
+
+pub(super) use url::KIND;
+
+/// A store in an etcd cluster.
+pub struct EtcdStore {
+    client: Client,
+    timeout: Duration,
+    observed: Observed,
+    /// The name of our row in the queue, and its lease.
+    own_row: Option<(String, i64)>,
+    /// Our place in the queue, since we have stood there once.
+    place: Option<Place>,
+    /// The lock that we hold, if nobody else has anything to do with it.
+    left: Option<Left>,
+    /// Leases to which nothing is attached any more.
+    useless: Vec<i64>,
+}
+
+impl EtcdStore {
+    /// Returns the store at `cluster`. `timeout` bounds every request, connecting included. On failure says what is wrong with the files
+    /// that TLS needs.
+    fn new(cluster: Cluster, timeout: Duration) -> Result<Self, String> {
+        Ok(EtcdStore {
+            client: Client::new(cluster)?,
+            timeout,
+            observed: Observed::default(),
+            own_row: None,
+            place: None,
+            left: None,
+            useless: Vec::new(),
+        })
+    }
+
+    /// Carries out an operation once.
+    fn once<T>(
+        &mut self,
+        subject: Subject<'_>,
+        rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        self.client.may_be_done = false;
+        self.operate(subject, Moment::now() + self.timeout, rules)
+    }
+
+    /// Carries out an operation that cannot fail, again and again until its outcome is known, it is rejected for good, or `timeout` is over.
+    fn until_answered<T>(
+        &mut self,
+        subject: Subject<'_>,
+        timeout: Duration,
+        mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Applied<T>,
+    ) -> Result<Committed<T>, Failure> {
+        let until = Moment::now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let left = until.since(Moment::now());
+            let deadline = Moment::now() + left.min(timeout / 2);
+            let failure = match self.operate(subject, deadline, |state, facts| Ok(rules(state, facts))) {
+                Ok(committed) => return Ok(committed),
+                Err(failure) => failure,
+            };
+            let pause = backoff.next();
+            if !failure.is_transient() || Moment::now() + pause >= until {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+        }
+    }
+
+    /// Ends the leases to which nothing is attached any more. If that fails, they end by themselves.
+    fn tidy(&mut self) {
+        let mut leases = std::mem::take(&mut self.useless);
+        leases.sort_unstable();
+        leases.dedup();
+        let requests: Vec<_> = leases.into_iter().filter(|lease| *lease != 0).map(api::revoke).collect();
+        if !requests.is_empty() {
+            let deadline = Moment::now() + self.timeout / 2;
+            let may_be_done = self.client.may_be_done;
+            let _ = self.client.exchange(&requests, Effect::Reads, deadline);
+            self.client.may_be_done = may_be_done;
+        }
+    }
+
+    fn explain(&self, failure: &Failure) -> StoreError {
+        failure.explain(&self.client.cluster)
+    }
+
+    /// The failure of a request that may obtain something for a claim.
+    fn failed(&self, failure: &Failure) -> RequestError {
+        RequestError {
+            error: self.explain(failure),
+            trouble: failure.trouble(),
+            left_nothing: !self.client.may_be_done && self.own_row.is_none(),
+        }
+    }
+
+    /// Forgets our place in the queue.
+    fn leave(&mut self) {
+        self.place = None;
+        self.useless.extend(self.own_row.take().map(|(_, lease)| lease));
+    }
+}
+
+/// What an operation by the claim is about.
+fn by(claim: &Claim) -> Subject<'_> {
+    Subject { asking: Some(&claim.token), refreshes: true, ..on(&claim.key) }
+}
+
+/// What an operation on a lock is about.
+fn on(key: &Key) -> Subject<'_> {
+    Subject { key, asking: None, may_wait: false, needs_all_waiters: false, refreshes: false }
+}
+
+impl Store for EtcdStore {
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+        let on_held = match if_held {
+            IfHeld::Queue { max_waiting } => OnHeld::Wait { max: max_waiting },
+            IfHeld::Leave => OnHeld::Leave,
+        };
+        let seen = self.place.as_ref().and_then(|place| place.seen).filter(|seen| !seen.is_over());
+        let seen = seen.map(|seen| state::Seen { at_unix_ms: seen.at_ms });
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen };
+        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_) });
+        let sent_at = Moment::now();
+        // A token of the user's own may have been used before, and one of which a request was not answered.
+        let may_wait = claim.request.is_some() || self.client.may_be_done;
+        let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
+        // An earlier attempt of this claim may have been carried out until this one is answered.
+        let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
+        let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
+        let now = Now::unix(now_ms);
+        match answer {
+            Acquired::Mine { fence, slot, .. } => {
+                self.leave();
+                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }))
+            }
+            Acquired::Done { began_unix_ms } => {
+                self.leave();
+                self.tidy();
+                Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
+            }
+            Acquired::Held { first, place, is_forgotten } => {
+                let ttl = first.as_ref().and_then(|held| held.ttl_ms).map(Duration::from_millis);
+                let found = first.is_some() && !is_forgotten;
+                let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
+                let held = Held { place: waits.map(|(_, place)| place), ..held };
+                let before = self.place.take();
+                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, now_ms, look));
+                if self.place.is_none() {
+                    self.leave();
+                    self.tidy();
+                }
+                let is_full = place.is_none() && if_held != IfHeld::Leave;
+                Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
+            }
+            // A claim is cancelled when it is given up, and not asked for again.
+            Acquired::Cancelled => Ok(Tried::Held(Held::default())),
+        }
+    }
+
+    fn sleep(
+        &mut self,
+        _claim: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError> {
+        // The lock was not asked for.
+        let failed = |store: &Self, failure| RequestError { left_nothing: true, ..store.failed(&failure) };
+        self.sleep_in_queue(until, waiter, observer).map_err(|failure| failed(self, failure))
+    }
+
+    fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
+        self.renew_lease(key, token, ttl).map_err(|failure| self.explain(&failure))
+    }
+
+    fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
+        let by_hand = matches!(how, Release::ByHand);
+        let subject = Subject { asking: Some(token), may_wait: by_hand, ..on(key) };
+        // What the last attempt found. If its outcome is open, and the lock was ours then and is not any more, it has released it.
+        let mut before = None;
+        self.client.may_be_done = false;
+        let released = self.until_answered(subject, self.timeout, |state, facts| {
+            let applied = state.release(token, how, false, facts);
+            let is_done = facts.may_be_done && matches!(applied.answer, state::Released::NotMine(_));
+            let answer = before.take().filter(|_| is_done).unwrap_or(applied.answer);
+            before = Some(answer.clone());
+            Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms }
+        });
+        let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
+        self.tidy();
+        Ok(from_state::released(answer, Now::unix(now_ms)))
+    }
+
+    /// If this cannot be done, the leases run out, if there are any.
+    fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
+        let voids_late_requests = in_flight && claim.request.is_none();
+        // The request has taken its time already.
+        let timeout = self.timeout / 2;
+        let subject = Subject { may_wait: true, refreshes: false, ..by(claim) };
+        let cancelled = self.until_answered(subject, timeout, |state, facts| {
+            state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
+        });
+        self.leave();
+        self.tidy();
+        cancelled.is_ok()
+    }
+
+    fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        self.list_keys(key)
+    }
+
+    fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
+        let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fence, by, now, facts)));
+        let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
+        self.tidy();
+        let now = Now::unix(now_ms);
+        let free_in = Duration::from_millis(answer.free_in_ms(now));
+        let all = |holders: Vec<state::Held>| holders.into_iter().map(|it| from_state::held(it, now)).collect();
+        Ok(match answer {
+            state::Revoked::Free => Revoked::Free,
+            state::Revoked::Others(others) => Revoked::Others(all(others)),
+            state::Revoked::From { from, is_untold, .. } => {
+                Revoked::Taken { from: all(from), living: Vec::new(), free_in, untold: is_untold }
+            }
+        })
+    }
+}
+
+impl Sequences for EtcdStore {
+    fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None };
+        let sent_at = Moment::now();
+        let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
+        let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;
+        Ok(match answer {
+            state::Reserved::Mine { fence, slot, value } => {
+                Reserved::Mine(Grant { fence, slot, lease_from: Some(sent_at) }, value)
+            }
+            state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
+            state::Reserved::NoNext(last) => Reserved::NoNext(last),
+            state::Reserved::Moved(last) => Reserved::Moved(last),
+        })
+    }
+}
+
+impl Diagnose for EtcdStore {
+    fn diagnose(&mut self) -> Vec<Diagnostic> {
+        diagnose::diagnose(self)
+    }
+}

@@ -1,0 +1,232 @@
+//! One operation on a lock: it reads the lock, applies the rules to it, and changes it in one transaction, which fails if another one was
+//! quicker. Then it begins anew with what that one has left.
+
+use std::thread;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::EtcdStore;
+use super::api::{self, Transacted};
+use super::change::{Change, Draft, NewLeases};
+use super::client::Effect;
+use super::facts::EtcdFacts;
+use super::failure::Failure;
+use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope};
+use super::http::Response;
+use super::keys::Names;
+use super::waiting::Look;
+use crate::lock::key::Key;
+use crate::lock::state::{Applied, FenceExhausted, LockState};
+use crate::lock::token::Token;
+use crate::sys::clock::Moment;
+
+/// What an operation is about.
+#[derive(Clone, Copy)]
+pub(super) struct Subject<'a> {
+    /// The lock.
+    pub(super) key: &'a Key,
+    /// The one that asks.
+    pub(super) asking: Option<&'a Token>,
+    /// Whether it may stand in the queue, unknown to this process.
+    pub(super) may_wait: bool,
+    /// Whether all waiters matter, not only the first.
+    pub(super) needs_all_waiters: bool,
+    /// Whether its lease begins anew if it holds the lock.
+    pub(super) refreshes: bool,
+}
+
+/// An operation that was carried out.
+pub(super) struct Committed<T> {
+    /// The answer.
+    pub(super) answer: T,
+    /// When it was carried out, in milliseconds of Unix time.
+    pub(super) now_ms: u64,
+    /// If the one that asks waits now: when it looks again, and how many came before it.
+    pub(super) waits: Option<(Look, u64)>,
+}
+
+/// A lock that we hold alone, and for which nobody waits, as we left it. The next operation need not read it: it compares it.
+pub(super) struct Left {
+    key: Key,
+    found: Found,
+}
+
+impl EtcdStore {
+    /// Applies `rules` to the state of a lock and stores what they make of it. They may be applied several times, each time to what is
+    /// found then; only what they made of it last is stored.
+    pub(super) fn operate<T>(
+        &mut self,
+        subject: Subject<'_>,
+        deadline: Moment,
+        mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        self.client.begin();
+        let mut scope = self.scope(subject);
+        let mut leases = NewLeases::default();
+        let mut pauses = Pauses::default();
+        let is_known = |left: &Left| left.key == *subject.key && !self.client.may_be_done;
+        let left = self.left.take().filter(is_known);
+        let mut is_from_memory = left.is_some();
+        let mut found = match left {
+            Some(left) => left.found,
+            None => self.read(&scope, deadline)?,
+        };
+        loop {
+            if let (OwnRow::Unknown, Some(asking)) = (&scope.own_row, subject.asking) {
+                let row = found.row_of(asking).map(|row| row.name.clone());
+                scope = scope.with_row(row);
+            }
+            self.observed.note(&found.rows, found.has_all_rows);
+            let now_ms = self.client.now_ms();
+            let may_be_done = self.client.may_be_done;
+            let facts =
+                EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: subject.asking, may_be_done };
+            let before = found.state(subject.asking, &self.observed, now_ms);
+            let mut state = before.clone();
+            let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
+            if !found.has_all_rows && !facts.has_enough(&state) {
+                // Many of those that were read do not answer: one behind them may be next.
+                scope.limit *= MORE;
+                found = self.read(&scope, deadline)?;
+                continue;
+            }
+            let draft = Draft {
+                scope: &scope,
+                facts: &facts,
+                before: &before,
+                after: &state,
+                refreshes: subject.refreshes,
+                is_from_memory,
+                // Of those that join at once, no more than are allowed.
+                forces: may_be_done || subject.needs_all_waiters && joins(&before, &state),
+            };
+            let change = draft.change(&mut leases);
+            let waits =
+                subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
+            if change.is_empty() && is_from_memory {
+                is_from_memory = false;
+                found = self.read(&scope, deadline)?;
+                continue;
+            }
+            if !change.is_empty() {
+                let (transacted, revision) = self.commit(&change, &scope, &mut leases, deadline)?;
+                if let Some(transacted) = transacted {
+                    let lives = std::mem::take(&mut found.lives);
+                    found = scope.read(transacted)?;
+                    if std::mem::take(&mut is_from_memory) {
+                        // What is lost may have left its lease.
+                        let is_there = |life: &Life| found.lives.iter().any(|it| it.lease == life.lease);
+                        self.useless.extend(lives.iter().filter(|life| !is_there(life)).map(|life| life.lease));
+                        continue;
+                    }
+                    // Many that begin anew at once would get in each other's way again.
+                    let left = deadline.since(Moment::now());
+                    let Some(pause) = pauses.next(left) else { return Err(Failure::Contended) };
+                    if !pause.is_zero() {
+                        thread::sleep(pause);
+                        found = self.read(&scope, deadline)?;
+                    }
+                    continue;
+                }
+                change.challenges.iter().for_each(|challenge| self.observed.mark(challenge));
+                found.record_revision = if change.record.is_some() { revision } else { found.record_revision };
+            }
+            self.client.may_be_done = false;
+            self.useless.extend(&change.ended);
+            self.useless.extend(leases.without(&change.leases()));
+            if let Some(own) = &change.own_row {
+                // It had one that is gone.
+                self.useless.extend(self.own_row.replace(own.clone()).map(|(_, lease)| lease));
+            }
+            self.left = subject.asking.and_then(|asking| {
+                let found = found.left_by(asking, &state, &change)?;
+                Some(Left { key: subject.key.clone(), found })
+            });
+            return Ok(Committed { answer: applied.answer, now_ms, waits });
+        }
+    }
+
+    /// Makes a change. Returns the cluster's revision, and, if another one was quicker, what that has left.
+    fn commit(
+        &mut self,
+        change: &Change,
+        scope: &Scope,
+        leases: &mut NewLeases,
+        deadline: Moment,
+    ) -> Result<(Option<Transacted>, i64), Failure> {
+        let responses = self.client.exchange(&change.requests(scope, leases), Effect::Writes, deadline)?;
+        let (last, grants) = responses.split_last().ok_or(Failure::Closed)?;
+        for grant in grants {
+            match Failure::of_response(grant) {
+                // It was created by an earlier attempt.
+                Some(Failure::Refused(refusal)) if refusal.is_lease_there() => {}
+                Some(failure) => return Err(failure),
+                None => {}
+            }
+        }
+        leases.note(change);
+        let transacted = transacted(last)?;
+        let revision = transacted.header.revision;
+        Ok((Some(transacted).filter(|transacted| !transacted.succeeded), revision))
+    }
+
+    /// Reads the lock.
+    pub(super) fn read(&mut self, scope: &Scope, deadline: Moment) -> Result<Found, Failure> {
+        let responses = self.client.exchange(&[scope.request()], Effect::Reads, deadline)?;
+        scope.read(transacted(responses.first().ok_or(Failure::Closed)?)?)
+    }
+
+    /// Returns what is read for an operation.
+    pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
+        let own_row = match &self.own_row {
+            Some((name, _)) if subject.asking.is_some() => OwnRow::Named(name.clone()),
+            _ if subject.asking.is_some() && subject.may_wait => OwnRow::Unknown,
+            _ => OwnRow::None,
+        };
+        let names = Names::new(&self.client.cluster.prefix, subject.key);
+        Scope { names, own_row, limit: if subject.needs_all_waiters { 0 } else { FIRST_WAITERS } }
+    }
+}
+
+/// The pauses of one that others were quicker than: of random lengths, and the longer the more often that has happened, as there may be many
+/// others.
+#[derive(Default)]
+struct Pauses {
+    tried: u32,
+}
+
+impl Pauses {
+    /// So often there is none.
+    const AT_ONCE: u32 = 2;
+    /// The longest pause at first, and at all.
+    const FIRST: Duration = Duration::from_millis(20);
+    const MOST: Duration = Duration::from_millis(1500);
+
+    /// Returns the next pause, if so much time is `left`.
+    fn next(&mut self, left: Duration) -> Option<Duration> {
+        if left.is_zero() {
+            return None;
+        }
+        self.tried += 1;
+        if self.tried <= Self::AT_ONCE {
+            return Some(Duration::ZERO);
+        }
+        let longest = (Self::FIRST * (1 << (self.tried - Self::AT_ONCE - 1).min(10))).min(Self::MOST);
+        let random = Uuid::new_v4().as_u64_pair().1 % 1000;
+        Some((longest * u32::try_from(random).unwrap_or(0) / 1000).min(left / 2))
+    }
+}
+
+/// Returns whether a waiter has joined the queue.
+fn joins(before: &LockState, after: &LockState) -> bool {
+    after.waiters.iter().any(|waiter| before.waiters.iter().all(|it| it.token != waiter.token))
+}
+
+/// Reads the answer to a transaction.
+pub(super) fn transacted(response: &Response) -> Result<Transacted, Failure> {
+    match Failure::of_response(response) {
+        Some(failure) => Err(failure),
+        None => api::read(&response.body),
+    }
+}

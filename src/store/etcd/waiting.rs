@@ -1,0 +1,229 @@
+//! How a waiter learns that it is its turn.
+//!
+//! It watches its own row of the queue, which is changed when the lock is granted to it. The first waiters, and the last ones, which may
+//! outlive all of those, look at the lock again and again: whether the holder's life has ended, and whether what was granted is claimed.
+//! One that does not claim it is passed over, and those behind it are called, to show that they are alive before it is their turn.
+
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::EtcdStore;
+use super::api::{self, Streamed};
+use super::client::Effect;
+use super::facts::{EtcdFacts, is_willing};
+use super::failure::Failure;
+use super::http::Connection;
+use crate::lock::state::{LockState, WaiterState, millis};
+use crate::lock::token::Token;
+use crate::store::Wakeup;
+use crate::store::seen::Seen;
+use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
+
+/// How long the lease of a waiter lasts, and how often it is renewed.
+pub(super) const WAITER_TTL: Duration = Duration::from_secs(20);
+const KEEP_ALIVE: Duration = Duration::from_secs(6);
+
+/// So many of the first waiters look at the lock again and again, half of them twice as often, and so many of the last ones.
+pub(super) const LOOKERS: usize = 8;
+const STAND_INS: u64 = 2;
+
+/// How often they look.
+const BEAT: Duration = Duration::from_millis(700);
+
+/// Between one of them and the next, so that they do not get in each other's way.
+const TURN: Duration = Duration::from_millis(20);
+
+/// How often the others look: at the earliest, and at the latest.
+const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
+
+/// So many waiters are called at once at the most: a transaction may have no more than 128 operations.
+const CALLED: usize = 32;
+
+/// So many of those look that are kept from a slot which is free.
+const WATCHERS: usize = 4;
+
+/// When a waiter looks at the lock again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Look {
+    within: Duration,
+}
+
+/// Our place in the queue: what we know since we last looked.
+pub(super) struct Place {
+    /// Who held the lock.
+    pub(super) seen: Option<Seen>,
+    look_at: Moment,
+    /// Where we hear of changes of our row, from which member; opened when we first sleep, and when another member answers us.
+    watch: Option<(usize, Connection)>,
+    /// When to let the lease of our row begin anew.
+    keep_alive_at: Moment,
+}
+
+impl Look {
+    /// Returns when the one that asks looks again, and how many came before it, if it waits. If it has called others, or passed them over, it
+    /// looks soon.
+    pub(super) fn of(asking: &Token, facts: &EtcdFacts<'_>, after: &LockState, wakes: bool) -> Option<(Self, u64)> {
+        let at = after.waiters.iter().position(|waiter| waiter.token == *asking)?;
+        let found = facts.found;
+        let place = match found.row_of(asking) {
+            None => found.waiting,
+            Some(_) if found.has_all_rows => at as u64,
+            Some(_) => found.before,
+        };
+        let behind = found.waiting.saturating_sub(place + 1);
+        let ahead = &after.waiters[..at];
+        let turn = ahead.iter().filter(|waiter| is_willing(waiter)).count();
+        let turn = turn.max(usize::try_from(place).unwrap_or(usize::MAX).saturating_sub(after.waiters.len()));
+        if after.waiters[at].grant.is_some() {
+            return Some((Look { within: Duration::ZERO }, place));
+        }
+        let looks = turn < LOOKERS || behind < STAND_INS || kept(after).any(|waiter| waiter.token == *asking);
+        let within = if !looks {
+            let (least, most) = REST;
+            let spread = millis(most.saturating_sub(least)) + 1;
+            least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread)
+        } else if wakes {
+            super::facts::CALL_WINDOW
+        } else {
+            let rows = ahead.iter().filter_map(|waiter| found.row_of(&waiter.token));
+            let beat = if turn < LOOKERS / 2 || behind < STAND_INS { BEAT } else { BEAT * 2 };
+            facts.observed.next_end(rows).map_or(beat, |left| left.min(beat))
+        };
+        let turns = u32::try_from(turn.min(LOOKERS / 2)).unwrap_or(0);
+        Some((Look { within: within + TURN * turns + Duration::from_millis(5) }, place))
+    }
+}
+
+/// Returns the waiters that could have the lock but for those ahead of them, which leave it unused.
+fn kept(state: &LockState) -> impl Iterator<Item = &WaiterState> {
+    let willing = state.waiters.iter().filter(|waiter| is_willing(waiter));
+    let is_kept = willing.clone().next().is_some_and(|next| !state.has_room(next.mode));
+    willing.filter(move |waiter| is_kept && state.has_room(waiter.mode)).take(WATCHERS)
+}
+
+/// Returns the names of the rows whose waiters have to look, and whether each of them is called.
+pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockState) -> Vec<(String, bool)> {
+    let name = |waiter: &WaiterState| facts.found.row_of(&waiter.token).map(|row| row.name.clone());
+    let is_other = |waiter: &&WaiterState| facts.asking != Some(&waiter.token);
+    let find = |token: &Token| before.waiters.iter().find(|waiter| waiter.token == *token);
+    let is_passed_over = |waiter: &WaiterState| {
+        waiter.is_unresponsive && find(&waiter.token).is_some_and(|before| !before.is_unresponsive)
+    };
+    let mut rows = Vec::new();
+    let willing: Vec<&WaiterState> =
+        after.waiters.iter().filter(is_other).filter(|waiter| is_willing(waiter)).collect();
+    if after.waiters.iter().any(is_passed_over) {
+        // It may not be the only one that is dead.
+        let ahead = |waiter: &&&WaiterState| {
+            let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
+            facts.asking.is_none_or(|asking| place(&waiter.token) < place(asking).or(Some(usize::MAX)))
+        };
+        rows.extend(willing.iter().filter(ahead).take(CALLED).filter_map(|waiter| Some((name(waiter)?, true))));
+    }
+    let is_kept = |token: &Token| kept(after).any(|waiter| waiter.token == *token);
+    if let Some(asking) = facts.asking.filter(|asking| is_kept(asking)) {
+        // Are those alive that keep it from a slot?
+        let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
+        let ahead = willing.iter().take_while(|waiter| place(&waiter.token) < place(asking));
+        rows.extend(ahead.take(CALLED).filter_map(|waiter| Some((name(waiter)?, true))));
+    } else if before.holders.len() != after.holders.len() {
+        rows.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, false))));
+    }
+    // Each once: to be called is more than to be woken.
+    rows.sort_by_key(|(name, called)| (name.clone(), !called));
+    rows.dedup_by(|a, b| a.0 == b.0);
+    rows
+}
+
+impl Place {
+    /// Returns what is known after another look, at `now_ms`, that found a holder with a lease of `ttl`, or none.
+    pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now_ms: u64, look: Look) -> Self {
+        let now = Moment::now();
+        let (seen, watch, keep_alive_at) = match before {
+            Some(before) => (before.seen, before.watch, before.keep_alive_at),
+            None => (None, None, now + KEEP_ALIVE),
+        };
+        let seen = Seen::after(seen, found, ttl, now_ms);
+        let look_at = now + look.within;
+        let over_at = seen.as_ref().and_then(Seen::over_at);
+        Place { seen, look_at: over_at.map_or(look_at, |over_at| over_at.min(look_at)), watch, keep_alive_at }
+    }
+}
+
+impl EtcdStore {
+    /// Sleeps until it is worth a look at the lock, or until `until`.
+    pub(super) fn sleep_in_queue(
+        &mut self,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, Failure> {
+        let (Some(mut place), Some((row, lease))) = (self.place.take(), self.own_row.clone()) else {
+            return Ok(Wakeup::TryAgain);
+        };
+        if place.watch.as_ref().is_none_or(|(member, _)| *member != self.client.member) {
+            place.watch = Some((self.client.member, self.watch_row(&row)?));
+            // It may have changed before that.
+            place.look_at = Moment::now();
+        }
+        let wakeup = self.sleep_until(&mut place, lease, until, waiter, observer);
+        self.place = Some(place);
+        wakeup
+    }
+
+    /// Watches our row from now on.
+    fn watch_row(&mut self, row: &str) -> Result<Connection, Failure> {
+        let deadline = Moment::now() + self.timeout;
+        self.client.watch(row, deadline)
+    }
+
+    fn sleep_until(
+        &mut self,
+        place: &mut Place,
+        lease: i64,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, Failure> {
+        loop {
+            let wake_at = [place.keep_alive_at].into_iter().chain(until).fold(place.look_at, Moment::min);
+            let source = place.watch.as_ref().map(|(_, watch)| watch.as_fd());
+            match waiter.wait_for(source, Some(wake_at), observer) {
+                Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
+                Ok(WakeReason::Time | WakeReason::Ready | WakeReason::Resumed) => {}
+                Err(errno) => return Err(Failure::NoWait(errno)),
+            }
+            let heard = place.watch.as_mut().map(|(_, watch)| watch.drain());
+            if heard.is_some_and(|(_, goes_on)| !goes_on) {
+                place.watch = None;
+                return Ok(Wakeup::TryAgain);
+            }
+            let now = Moment::now();
+            let is_time = until.into_iter().chain([place.look_at]).any(|at| at <= now);
+            if heard.is_some_and(|(has_changed, _)| has_changed) || is_time || observer.is_stopped() {
+                return Ok(Wakeup::TryAgain);
+            }
+            if place.keep_alive_at <= now {
+                if !self.keep_alive(lease)? {
+                    return Ok(Wakeup::TryAgain);
+                }
+                place.keep_alive_at = Moment::now() + KEEP_ALIVE;
+            }
+        }
+    }
+
+    /// Lets the lease of our row begin anew. Returns whether it was still there.
+    fn keep_alive(&mut self, lease: i64) -> Result<bool, Failure> {
+        let deadline = Moment::now() + self.timeout;
+        let responses = self.client.exchange(&[api::keep_alive(lease)], Effect::Reads, deadline)?;
+        let response = responses.first().ok_or(Failure::Closed)?;
+        match Failure::of_response(response) {
+            Some(Failure::Refused(refusal)) if refusal.is_no_lease() => Ok(false),
+            Some(failure) => Err(failure),
+            None => Ok(api::read::<Streamed>(&response.body)?.result.ttl > 0),
+        }
+    }
+}
