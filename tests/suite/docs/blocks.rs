@@ -17,7 +17,7 @@ use crate::support::cron::command_of;
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::PATH;
-use crate::support::{LeaseServer as _, Lockrun, Output, Postgres, Redis};
+use crate::support::{Etcd, LeaseServer as _, Lockrun, Output, Postgres, Redis};
 
 /// Stands on a line of its own between the outputs of two commands.
 const MARK: &str = "\u{1e}";
@@ -34,6 +34,7 @@ struct World {
     home: TempDir,
     redis: Option<Redis>,
     postgres: Option<Postgres>,
+    etcd: Option<Etcd>,
 }
 
 impl World {
@@ -44,6 +45,7 @@ impl World {
             home: TempDir::new().expect("a temporary directory"),
             redis: wants_redis.then(|| Redis::with_options(preparation.redis.unwrap_or_default())),
             postgres: wants_postgres.then(Postgres::start),
+            etcd: block.text.contains("etcd").then(|| Etcd::of(3)),
         };
         if let Some(postgres) = &world.postgres {
             postgres.ask("CREATE ROLE reports LOGIN");
@@ -91,6 +93,9 @@ impl World {
             text = text.replace("@db.example.com", &format!("@127.0.0.1:{}", postgres.port()));
             text = text.replace("-h db.example.com", "-h 127.0.0.1");
         }
+        if let Some(etcd) = &self.etcd {
+            text = text.replace("etcd://etcd-1,etcd-2,etcd-3", &etcd.url_at(etcd.port()));
+        }
         preparation.replaced.iter().fold(text, |text, (from, to)| text.replace(from, &to.replace("HOME", &home)))
     }
 
@@ -107,7 +112,11 @@ impl World {
             .directory(home)
             .env("HOME", home)
             .env("PATH", format!("{}/bin:{PATH}", home.display()))
-            .env("LOCKRUN_STORE", store);
+            .env("LOCKRUN_STORE", store)
+            .env(
+                "ETCDCTL_ENDPOINTS",
+                self.etcd.as_ref().map_or(String::new(), |it| format!("127.0.0.1:{}", it.port())),
+            );
         self.postgres.as_ref().map_or(call.clone(), |postgres| postgres.known_to(call))
     }
 }

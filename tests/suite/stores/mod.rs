@@ -2,6 +2,8 @@
 
 mod broken_records;
 mod directory;
+mod etcd_faults;
+mod etcd_members;
 mod failover;
 mod group;
 mod group_directory;

@@ -41,6 +41,11 @@ pub(crate) trait LeaseServer {
     /// How many requests of its clients it has carried out: acquisitions, renewals and the like.
     fn requests(&self) -> u64;
 
+    /// How many requests it counts for questions that change nothing, and for changes of a lock that has several holders.
+    fn requests_of(&self, questions: u64, changes: u64) -> u64 {
+        questions + changes
+    }
+
     /// How many round trips a new connection takes for as many such requests, one after the other, at the most.
     fn round_trips(&self, requests: u64) -> u64;
 

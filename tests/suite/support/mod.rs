@@ -5,6 +5,7 @@ pub(crate) mod calm;
 pub(crate) mod config;
 pub(crate) mod cron;
 pub(crate) mod deadline;
+pub(crate) mod etcd;
 pub(crate) mod failover;
 pub(crate) mod fake;
 pub(crate) mod hand;
@@ -38,6 +39,7 @@ pub(crate) mod user;
 pub(crate) mod witness;
 
 pub(crate) use deadline::{LONG, eventually, stays_true_for};
+pub(crate) use etcd::Etcd;
 pub(crate) use holder::Holder;
 pub(crate) use lease_server::LeaseServer;
 pub(crate) use lockrun::{Lockrun, Running};

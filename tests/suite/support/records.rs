@@ -39,6 +39,13 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
             });
             postgres.add_waiter(key, &json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": who }));
         }
+        Store::Etcd(etcd) => {
+            etcd.edit(key, |state| {
+                state["holders"][0]["who"] = who.clone();
+                state["last"]["who"] = who.clone();
+            });
+            etcd.add_waiter(key, &json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": who }));
+        }
     }
 }
 
@@ -57,6 +64,10 @@ pub(crate) fn set_last_run(store: &Store, key: &str, at: u64) {
             redis.ask(&["SET", &last(key), &run]);
         }
         Store::Postgres(_) | Store::Pooled(_) => store.as_postgres().expect("it is one").edit(key, |state| {
+            state["last"]["started_unix_ms"] = json!(at);
+            state["last"]["ended_unix_ms"] = json!(at);
+        }),
+        Store::Etcd(etcd) => etcd.edit(key, |state| {
             state["last"]["started_unix_ms"] = json!(at);
             state["last"]["ended_unix_ms"] = json!(at);
         }),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+use super::etcd::Etcd;
 use super::failover::{Service, SingleNode};
 use super::lease_server::LeaseServer;
 use super::postgres::{Pooled, Postgres};
@@ -21,6 +22,7 @@ pub(crate) enum Store {
     Postgres(Postgres),
     /// The same behind a connection pooler in transaction mode.
     Pooled(Pooled),
+    Etcd(Etcd),
 }
 
 impl Store {
@@ -49,6 +51,10 @@ impl Store {
         Self::Pooled(Pooled::start())
     }
 
+    pub(crate) fn etcd() -> Self {
+        Self::Etcd(Etcd::start())
+    }
+
     /// Another store of the same kind, as empty as this one was.
     pub(crate) fn another(&self) -> Self {
         match self {
@@ -58,6 +64,7 @@ impl Store {
             Self::Cluster(_) => Self::cluster(),
             Self::Postgres(_) => Self::postgres(),
             Self::Pooled(_) => Self::pooled(),
+            Self::Etcd(_) => Self::etcd(),
         }
     }
 
@@ -85,6 +92,7 @@ impl Store {
             Self::Cluster(_) => "cluster",
             Self::Postgres(_) => "postgres",
             Self::Pooled(_) => "pooled",
+            Self::Etcd(_) => "etcd",
         }
     }
 
@@ -107,6 +115,7 @@ impl Store {
             Self::Cluster(node) => Some(node),
             Self::Postgres(postgres) => Some(postgres),
             Self::Pooled(pooled) => Some(pooled),
+            Self::Etcd(etcd) => Some(etcd),
         }
     }
 
@@ -135,6 +144,13 @@ impl Store {
     pub(crate) fn as_pooled(&self) -> Option<&Pooled> {
         match self {
             Self::Pooled(pooled) => Some(pooled),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn as_etcd(&self) -> Option<&Etcd> {
+        match self {
+            Self::Etcd(etcd) => Some(etcd),
             _ => None,
         }
     }
@@ -175,6 +191,11 @@ macro_rules! tests_of_lease_stores {
         #[test]
         fn pooled() {
             $crate::support::calm::judge(|| $contract(&$crate::support::Store::pooled()));
+        }
+
+        #[test]
+        fn etcd() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::etcd()));
         }
     };
 }

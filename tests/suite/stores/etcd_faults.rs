@@ -1,0 +1,159 @@
+//! What can happen to an etcd, besides what happens to the server of any store: users and rights, a full database, TLS, a compaction.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::support::hand::is_held;
+use crate::support::tls::Certificates;
+use crate::support::{Etcd, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
+
+fn run(url: &str) -> Output {
+    Lockrun::at(url).key("k").command(["echo", "ran"]).run()
+}
+
+/// The URL of an etcd with something before its place, and after it.
+fn url(etcd: &Etcd, before: &str, after: &str) -> String {
+    format!("etcd://{before}127.0.0.1:{}{after}", etcd.port())
+}
+
+/// Adds a user who may use the keys that begin so, and no others.
+fn add_user(etcd: &Etcd, name: &str, prefix: &str) {
+    let (key, end) = (STANDARD.encode(format!("{prefix}/")), STANDARD.encode(format!("{prefix}0")));
+    etcd.ask("/v3/auth/user/add", &json!({ "name": name, "password": "secret" }));
+    etcd.ask("/v3/auth/role/add", &json!({ "name": name }));
+    let permission = json!({ "permType": "READWRITE", "key": key, "range_end": end });
+    etcd.ask("/v3/auth/role/grant", &json!({ "name": name, "perm": permission }));
+    etcd.ask("/v3/auth/user/grant", &json!({ "user": name, "role": name }));
+}
+
+/// Lets nobody in any more without a password.
+fn enable_users(etcd: &Etcd) {
+    etcd.ask("/v3/auth/user/add", &json!({ "name": "root", "password": "secret" }));
+    etcd.ask("/v3/auth/role/add", &json!({ "name": "root" }));
+    etcd.ask("/v3/auth/user/grant", &json!({ "user": "root", "role": "root" }));
+    etcd.ask("/v3/auth/enable", &json!({}));
+}
+
+// "Rights": a user needs those to the keys under the prefix, and no more.
+#[test]
+fn users_and_their_rights() {
+    let etcd = Etcd::of(1);
+    add_user(&etcd, "jobs", "lockrun");
+    add_user(&etcd, "others", "others");
+    enable_users(&etcd);
+    run(&url(&etcd, "jobs:secret@", "")).exited(0).printed("ran\n").silent();
+    run(&url(&etcd, "others:secret@", "?prefix=others")).exited(0).printed("ran\n").silent();
+    run(&url(&etcd, "others:secret@", ""))
+        .exited(69)
+        .printed("")
+        .said("permission denied")
+        .said("grant the user's role");
+    run(&url(&etcd, "", "")).exited(69).printed("").said("name a user and its password");
+    let wrong = run(&url(&etcd, "jobs:wrong@", "")).exited(69).printed("").said("check the user and the password");
+    assert!(!wrong.stderr().contains("wrong@"), "{wrong}");
+    let doctor = Lockrun::bare().args(["doctor", "--store", &url(&etcd, "jobs:secret@", "")]).run();
+    assert!(doctor.exited(0).stdout().contains("acquired"));
+}
+
+// "An expired auth token": a member that was started anew knows none, and a change of rights makes all of them old.
+#[test]
+fn log_ins_that_are_forgotten() {
+    let etcd = Etcd::of(1);
+    add_user(&etcd, "jobs", "lockrun");
+    enable_users(&etcd);
+    let call = Lockrun::at(&url(&etcd, "jobs:secret@", "")).key("k").args(["--ttl", "60s", "--renew-every", "200ms"]);
+    let mut holder = call.clone().sh("echo ready; read line || :; exit 7").with_open_input();
+    holder.run.wait_for_line("ready");
+    etcd.kill();
+    etcd.start_again_with_users();
+    let waiter = call.arg("--wait").command(["echo", "ran"]).spawn();
+    let before = etcd.requests();
+    eventually(LONG, "the lease is renewed", || etcd.requests() > before + 8);
+    etcd.ask_as("root", "/v3/auth/user/add", &json!({ "name": "new", "password": "secret" }));
+    let before = etcd.requests();
+    eventually(LONG, "the lease is renewed", || etcd.requests() > before + 8);
+    holder.finish().exited(7).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+}
+
+// "No space": nothing is acquired any more, and the message says what to do; but what is held stays held, and ends as its command ends.
+#[test]
+fn the_database_is_full() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let call = Lockrun::new(&store).key("held").args(["--ttl", "3s", "--store-timeout", "500ms"]);
+    let mut holder = call.sh("echo ready; read line || :; exit 7").with_open_input();
+    holder.run.wait_for_line("ready");
+    let status = etcd.ask("/v3/maintenance/status", &json!({}));
+    let alarm =
+        |action: &str| json!({ "action": action, "memberID": status["header"]["member_id"], "alarm": "NOSPACE" });
+    etcd.ask("/v3/maintenance/alarm", &alarm("ACTIVATE"));
+    run(&store.url()).exited(69).printed("").said("its database is full");
+    let doctor = Lockrun::bare().args(["doctor", "--store", &store.url()]).run().exited(69);
+    assert!(doctor.stdout().contains("NOSPACE"), "{doctor}");
+    stays_true_for(Duration::from_secs(5), "it is held", || is_held(&store, "held"));
+    etcd.ask("/v3/maintenance/alarm", &alarm("DEACTIVATE"));
+    holder.finish().exited(7).silent();
+    run(&store.url()).exited(0).printed("ran\n").silent();
+}
+
+// "A compaction of the watch": the history is of no use to us.
+#[test]
+fn the_history_is_compacted() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let holder = crate::support::Holder::new(&store, "k");
+    let mut queue = Queue::new(&store, "k");
+    queue.join_and_hear(5);
+    queue.settles();
+    let answer: Value = etcd.ask("/v3/kv/range", &json!({ "key": STANDARD.encode("x") }));
+    etcd.ask("/v3/kv/compaction", &json!({ "revision": answer["header"]["revision"], "physical": true }));
+    holder.end();
+    queue.end().in_order(0..5);
+}
+
+// "`ca`, `cert`, `key`": a cluster that asks for certificates, and shows one of a private authority.
+#[test]
+fn certificates() {
+    let certificates = Certificates::make();
+    let etcd = Etcd::with_tls(&certificates);
+    let path = |name: &str| certificates.path(name);
+    let url = |query: &str| format!("etcds://localhost:{}{query}", etcd.port());
+    let identity = format!("cert={}&key={}", path("client.crt"), path("client.key"));
+    run(&url(&format!("?ca={}&{identity}", path("ca.crt")))).exited(0).printed("ran\n").silent();
+    run(&url(&format!("?ca={}", path("ca.crt")))).exited(69).printed("").said("certificate");
+    run(&url(&format!("?ca={}&{identity}", path("stranger.crt")))).exited(69).printed("").said("certificate");
+    run(&url("")).exited(69).printed("").said("certificate");
+    run(&format!("etcd://127.0.0.1:{}", etcd.port())).exited(69).printed("").said("etcds://");
+    let slots = Lockrun::at(&url(&format!("?ca={}&{identity}", path("ca.crt")))).key("k");
+    let mut holder = slots.clone().sh("echo ready; read line || :").with_open_input();
+    holder.run.wait_for_line("ready");
+    let waiter = slots.args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
+    let mut waiter = waiter;
+    waiter.wait_for_stderr("waiting");
+    holder.finish().exited(0);
+    waiter.wait().exited(0).printed("ran\n");
+}
+
+// "Nothing is left": leases neither, of a run, of those that waited, and of one that was renewed.
+#[test]
+fn no_lease_is_left() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    run(&store.url()).exited(0);
+    assert_eq!(etcd.leases(), 0);
+    let call = Lockrun::new(&store).key("k").args(["--ttl", "60s", "--renew-every", "100ms"]);
+    let mut holder = call.sh("echo ready; read line || :").with_open_input();
+    holder.run.wait_for_line("ready");
+    let before = etcd.requests();
+    eventually(LONG, "the lease is renewed", || etcd.requests() > before + 4);
+    let mut queue = Queue::new(&store, "k");
+    queue.join_and_hear(3);
+    Lockrun::new(&store).key("k").args(["--wait", "100ms"]).command(["true"]).run().exited(75);
+    holder.finish().exited(0);
+    queue.end().in_order(0..3);
+    assert_eq!(etcd.leases(), 0);
+}

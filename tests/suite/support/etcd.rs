@@ -1,0 +1,448 @@
+//! An etcd cluster of the test's own: on free ports of the loopback interface, with its data in directories that go with it.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::birth::Birth;
+use super::deadline::{LONG, eventually};
+use super::lease_server::LeaseServer;
+use super::memory;
+use super::processes::{find_program, send};
+use super::redis::free_port;
+use super::tls::Certificates;
+
+/// What all keys begin with.
+const PREFIX: &str = "lockrun/";
+
+/// A cluster; its members are killed when this is dropped.
+pub(crate) struct Etcd {
+    members: Vec<Member>,
+}
+
+/// A member.
+pub(crate) struct Member {
+    directory: TempDir,
+    port: u16,
+    peers: u16,
+    /// Its name, and the names and addresses of all members.
+    name: String,
+    cluster: String,
+    certificates: Option<Certificates>,
+    server: RefCell<Option<Child>>,
+}
+
+/// A key, as it is stored.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) key: String,
+    pub(crate) value: String,
+    pub(crate) lease: String,
+}
+
+impl Etcd {
+    /// One for the contracts: of one member, or of as many as `SUITE_ETCD_MEMBERS` says.
+    pub(crate) fn start() -> Self {
+        let asked = std::env::var("SUITE_ETCD_MEMBERS").ok();
+        Self::of(asked.map_or(1, |asked| asked.parse().expect("SUITE_ETCD_MEMBERS is a number")))
+    }
+
+    /// One of so many members.
+    pub(crate) fn of(count: usize) -> Self {
+        Self::configured(count, None)
+    }
+
+    /// One of one member, which talks to its clients over TLS, and asks for their certificates.
+    pub(crate) fn with_tls(certificates: &Certificates) -> Self {
+        Self::configured(1, Some(certificates))
+    }
+
+    fn configured(count: usize, certificates: Option<&Certificates>) -> Self {
+        for _ in 0..20 {
+            let names: Vec<_> = (0..count).map(|number| (format!("m{number}"), free_port())).collect();
+            let peers: Vec<_> = names.iter().map(|(name, port)| format!("{name}=http://127.0.0.1:{port}")).collect();
+            let member = |(name, port): &(String, u16)| Member::new(name, *port, &peers.join(","), certificates);
+            let members: Vec<_> = names.iter().map(member).collect();
+            members.iter().for_each(Member::launch);
+            if members.iter().all(Member::is_ready) {
+                return Etcd { members };
+            }
+        }
+        panic!("etcd does not start");
+    }
+
+    /// Starts a cluster again that asks for names and passwords.
+    pub(crate) fn start_again_with_users(&self) {
+        self.members.iter().for_each(Member::launch);
+        eventually(LONG, "etcd is ready", || self.log_in("root").is_some());
+    }
+
+    fn log_in(&self, user: &str) -> Option<String> {
+        let login = json!({ "name": user, "password": "secret" });
+        let answer = self.members[0].try_ask("/v3/auth/authenticate", &login).ok()?;
+        answer["token"].as_str().map(str::to_owned)
+    }
+
+    /// One request to the first member by this user, whose password is `secret`.
+    #[track_caller]
+    pub(crate) fn ask_as(&self, user: &str, path: &str, body: &Value) -> Value {
+        let token = self.log_in(user).expect("the user is let in");
+        self.members[0].try_ask_with(&format!("Authorization: {token}\r\n"), path, body).expect("etcd answers")
+    }
+
+    /// The members, in the order in which the URL names them.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The one that leads the others.
+    pub(crate) fn leader(&self) -> &Member {
+        self.members.iter().find(|member| member.leads()).expect("there is a leader")
+    }
+
+    /// The URL of these members, in this order.
+    pub(crate) fn url_of(members: &[&Member]) -> String {
+        let places: Vec<_> = members.iter().map(|member| format!("127.0.0.1:{}", member.port)).collect();
+        format!("etcd://{}", places.join(","))
+    }
+
+    /// One request to the first member that answers; its answer in JSON.
+    #[track_caller]
+    pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
+        let mut answers = self.members.iter().map(|member| member.try_ask(path, body));
+        answers.find_map(Result::ok).expect("a member answers")
+    }
+
+    /// The keys that begin so, in their order.
+    #[track_caller]
+    pub(crate) fn keys(&self, prefix: &str) -> Vec<Stored> {
+        let end = format!("{prefix}\u{7f}");
+        let body = json!({ "key": STANDARD.encode(prefix), "range_end": STANDARD.encode(end) });
+        let answer = self.ask("/v3/kv/range", &body);
+        let text = |field: &Value| {
+            let bytes = STANDARD.decode(field.as_str().unwrap_or_default()).expect("base64");
+            String::from_utf8(bytes).expect("text")
+        };
+        let stored = |kv: &Value| Stored {
+            key: text(&kv["key"]),
+            value: text(&kv["value"]),
+            lease: kv["lease"].as_str().unwrap_or("0").to_owned(),
+        };
+        answer["kvs"].as_array().into_iter().flatten().map(stored).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn delete(&self, key: &str) {
+        self.ask("/v3/kv/deleterange", &json!({ "key": STANDARD.encode(key) }));
+    }
+
+    #[track_caller]
+    pub(crate) fn put(&self, key: &str, value: &str) {
+        self.ask("/v3/kv/put", &json!({ "key": STANDARD.encode(key), "value": STANDARD.encode(value) }));
+    }
+
+    /// Changes the record of a lock.
+    #[track_caller]
+    pub(crate) fn edit(&self, key: &str, change: impl FnOnce(&mut Value)) {
+        let name = format!("{PREFIX}state/{}", encoded(key));
+        let stored = self.keys(&name).into_iter().find(|stored| stored.key == name).expect("the lock was used");
+        let mut state = serde_json::from_str(&stored.value).expect("JSON");
+        change(&mut state);
+        self.put(&name, &state.to_string());
+    }
+
+    /// Adds a waiter, without a lease.
+    #[track_caller]
+    pub(crate) fn add_waiter(&self, key: &str, waiter: &Value) {
+        let name = format!("{PREFIX}queue/{}/{:016x}-{}", encoded(key), 1, waiter["token"].as_str().expect("a word"));
+        self.put(&name, &json!({ "waiter": waiter }).to_string());
+    }
+
+    /// How many leases there are, of use or not.
+    pub(crate) fn leases(&self) -> usize {
+        self.ask("/v3/lease/leases", &json!({}))["leases"].as_array().map_or(0, Vec::len)
+    }
+
+    /// The keys of the living holders of a lock.
+    pub(crate) fn lives(&self, key: &str) -> Vec<Stored> {
+        self.keys(&format!("{PREFIX}life/{}/", encoded(key)))
+    }
+
+    /// The rows of its queue.
+    pub(crate) fn rows(&self, key: &str) -> Vec<Stored> {
+        self.keys(&format!("{PREFIX}queue/{}/", encoded(key)))
+    }
+}
+
+impl Member {
+    fn new(name: &str, peers: u16, cluster: &str, certificates: Option<&Certificates>) -> Self {
+        Self {
+            directory: memory::directory(),
+            port: free_port(),
+            peers,
+            name: name.to_owned(),
+            cluster: cluster.to_owned(),
+            certificates: certificates.cloned(),
+            server: RefCell::new(None),
+        }
+    }
+
+    /// Starts it.
+    fn launch(&self) {
+        let log = File::create(self.directory.path().join("log")).expect("a log file");
+        let scheme = if self.certificates.is_some() { "https" } else { "http" };
+        let (client, peer) =
+            (format!("{scheme}://127.0.0.1:{}", self.port), format!("http://127.0.0.1:{}", self.peers));
+        let mut command = Command::new(find_program("etcd"));
+        command
+            .current_dir(self.directory.path())
+            .args(["--name", &self.name, "--data-dir", "data", "--initial-cluster", &self.cluster])
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            // The least lease is one and a half election time-outs, in whole seconds.
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .args([
+                "--logger",
+                "zap",
+                "--log-level",
+                if self.certificates.is_some() { "info" } else { "error" },
+                "--log-outputs",
+                "stderr",
+            ])
+            .env("GOMAXPROCS", "2")
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a second descriptor"))
+            .stdout(log);
+        if let Some(certificates) = &self.certificates {
+            let [ca, cert, key] = ["ca.crt", "server.crt", "server.key"].map(|name| certificates.path(name));
+            command.args(["--client-cert-auth", "--trusted-ca-file", &ca, "--cert-file", &cert, "--key-file", &key]);
+        }
+        Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
+        *self.server.borrow_mut() = Some(command.spawn().expect("etcd starts"));
+    }
+
+    /// Waits until it takes requests; false when it has ended, as it does when another has taken the port.
+    fn is_ready(&self) -> bool {
+        let mut ended = false;
+        eventually(LONG, "etcd is ready", || {
+            let mut server = self.server.borrow_mut();
+            ended = server.as_mut().expect("just started").try_wait().expect("our own child").is_some();
+            drop(server);
+            // Whom it does not know by a certificate it does not answer.
+            let answers = || self.try_ask("/v3/kv/range", &json!({ "key": STANDARD.encode("x") })).is_ok();
+            ended || if self.certificates.is_some() { self.says("serving client traffic") } else { answers() }
+        });
+        !ended
+    }
+
+    fn try_ask(&self, path: &str, body: &Value) -> Result<Value, String> {
+        self.try_ask_with("", path, body)
+    }
+
+    fn try_ask_with(&self, head: &str, path: &str, body: &Value) -> Result<Value, String> {
+        let body = body.to_string();
+        let request = format!("POST {path} HTTP/1.0\r\n{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        let answer = self.exchange(&request)?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or("no head")?;
+        if !head.contains(" 200 ") {
+            return Err(answer.clone());
+        }
+        serde_json::from_str(body).map_err(|error| error.to_string())
+    }
+
+    fn exchange(&self, request: &str) -> Result<String, String> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(LONG)).expect("a time-out");
+        stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map_err(|error| error.to_string())?;
+        Ok(answer)
+    }
+
+    /// Whether its log says so.
+    fn says(&self, words: &str) -> bool {
+        std::fs::read_to_string(self.directory.path().join("log")).is_ok_and(|log| log.contains(words))
+    }
+
+    /// A figure of its own, by name and a part of its labels.
+    fn figure(&self, name: &str, label: &str) -> u64 {
+        // One that is killed has none.
+        let answer = self.exchange("GET /metrics HTTP/1.0\r\n\r\n").unwrap_or_default();
+        let lines = answer.lines().filter(|line| line.starts_with(name) && line.contains(label));
+        let number = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        lines.filter_map(number).map(|number| number as u64).sum()
+    }
+
+    /// Whether it leads the others, as far as it knows.
+    fn leads(&self) -> bool {
+        let status = self.try_ask("/v3/maintenance/status", &json!({}));
+        status.is_ok_and(|status| status["leader"] == status["header"]["member_id"])
+    }
+
+    /// Stops its process without ending it.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Continues it.
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Starts it again after it was killed, on the same ports and with its data.
+    pub(crate) fn start_again(&self) {
+        self.launch();
+        assert!(self.is_ready(), "etcd does not start again");
+    }
+
+    fn signal(&self, signal: Signal) {
+        let server = self.server.borrow();
+        send(server.as_ref().expect("the server runs").id().cast_signed(), signal);
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&self) {
+        if let Some(mut child) = self.server.borrow_mut().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A lock's name as it stands in the names of its keys.
+fn encoded(key: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(byte);
+    key.bytes().map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+impl LeaseServer for Etcd {
+    fn port(&self) -> u16 {
+        self.members[0].port
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        let members: Vec<_> = self.members.iter().collect();
+        if port == self.port() { Self::url_of(&members) } else { format!("etcd://127.0.0.1:{port}") }
+    }
+
+    fn pause(&self) {
+        self.members.iter().for_each(Member::pause);
+    }
+
+    fn resume(&self) {
+        self.members.iter().for_each(Member::resume);
+    }
+
+    fn kill(&self) {
+        self.members.iter().for_each(Member::kill);
+    }
+
+    fn start_again(&self) {
+        self.members.iter().for_each(Member::launch);
+        assert!(self.members.iter().all(Member::is_ready), "etcd does not start again");
+    }
+
+    fn hang_up(&self) {
+        // It has no command for that.
+        LeaseServer::kill(self);
+        LeaseServer::start_again(self);
+    }
+
+    fn forget_everything(&self) {
+        let body = json!({ "key": STANDARD.encode(PREFIX), "range_end": STANDARD.encode("lockrun0") });
+        self.ask("/v3/kv/deleterange", &body);
+    }
+
+    fn forget_holders(&self, key: &str) {
+        for life in self.lives(key) {
+            self.delete(&life.key);
+        }
+        self.edit(key, |state| {
+            state.as_object_mut().expect("an object").remove("holders");
+        });
+    }
+
+    fn expire(&self, key: &str) {
+        for life in self.lives(key) {
+            self.ask("/v3/lease/revoke", &json!({ "ID": life.lease }));
+        }
+        self.edit(key, |state| {
+            for holder in state["holders"].as_array_mut().into_iter().flatten() {
+                holder["lease"]["ends_ms"] = Value::from(1);
+            }
+        });
+    }
+
+    fn word(&self) -> &'static str {
+        // What only reads puts nothing.
+        "request_put"
+    }
+
+    fn requests(&self) -> u64 {
+        self.members.iter().map(|member| member.figure("grpc_server_handled_total", "\"Txn\"")).sum()
+    }
+
+    fn requests_of(&self, questions: u64, changes: u64) -> u64 {
+        // What changes a lock that others hold, too, reads it before.
+        questions + 2 * changes
+    }
+
+    fn round_trips(&self, requests: u64) -> u64 {
+        // What releases a lock ends its lease after that.
+        2 * requests + requests / 2
+    }
+
+    fn waiting(&self, key: &str) -> Vec<String> {
+        let token = |row: Stored| {
+            let row: Value = serde_json::from_str(&row.value).expect("JSON");
+            row["waiter"]["token"].as_str().expect("a word").to_owned()
+        };
+        self.rows(key).into_iter().map(token).collect()
+    }
+
+    fn asleep(&self) -> usize {
+        // One that was granted the lock, or does not answer, is to wake up.
+        let rows = self.keys(&format!("{PREFIX}queue/"));
+        let sleeps = |row: &&Stored| {
+            let row: Value = serde_json::from_str(&row.value).expect("JSON");
+            let waiter = &row["waiter"];
+            waiter["grant"].is_null() && waiter["is_unresponsive"].is_null() && row["called"].is_null()
+        };
+        let watchers: u64 = self.members.iter().map(|it| it.figure("etcd_debugging_mvcc_watcher_total", "")).sum();
+        let watchers = usize::try_from(watchers).expect("a few");
+        rows.iter().filter(sleeps).count().min(watchers)
+    }
+
+    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
+        let mut left = Vec::new();
+        let state = format!("{PREFIX}state/{}", encoded(key));
+        for stored in self.keys(PREFIX) {
+            if stored.key == state {
+                let record: Value = serde_json::from_str(&stored.value).expect("JSON");
+                let lasts = |holder: &&Value| counts_what_goes || holder["lease"]["ends_ms"].is_null();
+                let holders = record["holders"].as_array().into_iter().flatten().filter(lasts);
+                left.extend(holders.map(|holder| format!("{key}: the holder {}", holder["token"])));
+            } else if stored.key.starts_with(&format!("{PREFIX}state/")) {
+                left.push(format!("{}: all", stored.key));
+            } else if counts_what_goes || stored.lease == "0" {
+                left.push(stored.key);
+            }
+        }
+        left
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
