@@ -27,6 +27,8 @@ pub(super) struct Client {
     token: Option<String>,
     /// How far the clock of the member is ahead of ours, in milliseconds, as far as is known.
     ahead_ms: i64,
+    /// How long the last answer took.
+    pub(super) round_trip: Duration,
     /// Whether a request that writes may have been carried out of which no answer has come, since this was set to `false`.
     pub(super) may_be_done: bool,
 }
@@ -54,6 +56,7 @@ impl Client {
             is_idle: false,
             token: None,
             ahead_ms: 0,
+            round_trip: Duration::ZERO,
             may_be_done: false,
         })
     }
@@ -126,7 +129,9 @@ impl Client {
             self.connect(deadline)?;
             self.log_in(deadline)?;
             let Some(connection) = &mut self.connection else { return Err(Failure::Closed) };
+            let sent_at = Moment::now();
             let answers = converse(connection, flight, self.token.as_deref(), deadline);
+            self.round_trip = Moment::now().since(sent_at);
             let failure = match answers {
                 Ok(responses) => {
                     if let Some(date) = responses.iter().rev().find_map(|response| response.date) {

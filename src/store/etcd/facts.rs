@@ -2,7 +2,8 @@
 //!
 //! No clock of etcd's is asked whether somebody who was granted the lock has had time enough to claim it: each waiter measures by its own
 //! clock for how long it has seen a grant, or a call that nobody answers. It is no matter if one of them is mistaken. A grant is not yet
-//! the lock, and a waiter that was passed over keeps its place.
+//! the lock, and a waiter that was passed over keeps its place. But many mistakes at once would have many waiters claim the lock at once,
+//! and get in each other's way: where etcd answers slowly, or the lock is being changed, they are more patient.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,33 +15,47 @@ use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
 /// For how long a waiter sees that somebody does not claim what was granted to it, before it is granted to the next one.
-pub(super) const CLAIM_WINDOW: Duration = Duration::from_millis(800);
+const CLAIM_WINDOW: Duration = Duration::from_millis(800);
 
 /// For how long it sees that somebody who was called does not answer, before that one is passed over.
-pub(super) const CALL_WINDOW: Duration = Duration::from_millis(400);
+const CALL_WINDOW: Duration = Duration::from_millis(400);
+
+/// A window lasts for so many round trips at least, of which a claim takes two; and so long at most.
+const ROUND_TRIPS: u32 = 6;
+const SLOW_WINDOW: Duration = Duration::from_secs(4);
+
+/// So many windows are waited for, even if others change the lock all the time: one that claims it may lose against each of them.
+const CHANGES: u32 = 6;
 
 /// Since when this process has seen that somebody is granted the lock, or called, in which row.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     since: HashMap<(String, u64), Moment>,
     now: Option<Moment>,
+    /// The revision of the record, and when it was seen first.
+    record: Option<(i64, Moment)>,
+    /// How long the last answer took.
+    round_trip: Duration,
 }
 
 impl Observed {
-    /// Notes what was read of the queue just now: all of its rows, or the first.
-    pub(super) fn note(&mut self, rows: &[Row], are_all: bool) {
+    /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first.
+    pub(super) fn note(&mut self, found: &Found, round_trip: Duration) {
         let now = Moment::now();
         let since = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
             let since = self.since.get(&challenge).copied().unwrap_or(now);
             Some((challenge, since))
         };
-        let read: HashMap<_, _> = rows.iter().filter_map(since).collect();
-        if are_all {
+        let read: HashMap<_, _> = found.rows.iter().filter_map(since).collect();
+        if found.has_all_rows {
             self.since = read;
         } else {
             self.since.extend(read);
         }
+        self.record =
+            self.record.filter(|(seen, _)| *seen == found.record_revision).or(Some((found.record_revision, now)));
+        self.round_trip = round_trip;
         self.now = Some(now);
     }
 
@@ -49,38 +64,43 @@ impl Observed {
         self.since.entry(challenge.clone()).or_insert_with(Moment::now);
     }
 
-    /// Returns for how long this process has seen that the waiter in a row is granted the lock, or called.
-    fn age(&self, row: &Row) -> Duration {
-        let since = row.value.challenge().and_then(|challenge| self.since.get(&(row.name.clone(), challenge)));
-        self.now.zip(since).map_or(Duration::ZERO, |(now, since)| now.since(*since))
+    /// Returns for how long the waiter in a row may still claim what was granted to it, or answer a call.
+    fn left(&self, row: &Row) -> Option<Duration> {
+        let challenge = row.value.challenge()?;
+        let window = if row.value.waiter.grant.is_some() { self.longer(CLAIM_WINDOW) } else { self.call_window() };
+        let age = |since: Option<Moment>| self.now.zip(since).map_or(Duration::ZERO, |(now, since)| now.since(since));
+        let age_of_challenge = age(self.since.get(&(row.name.clone(), challenge)).copied());
+        let quiet = age(self.record.map(|(_, since)| since)).min(age_of_challenge);
+        Some(window.saturating_sub(quiet).min((window * CHANGES).saturating_sub(age_of_challenge)))
+    }
+
+    /// Returns how long somebody who was called may take to answer.
+    pub(super) fn call_window(&self) -> Duration {
+        self.longer(CALL_WINDOW)
+    }
+
+    /// Returns a window, or a longer one if etcd answers slowly.
+    fn longer(&self, window: Duration) -> Duration {
+        window.max((self.round_trip * ROUND_TRIPS).min(SLOW_WINDOW))
     }
 
     /// Returns the waiter in a row. What was granted to it has ended if it has not been claimed in time, and it is passed over if it was called
     /// and has not answered.
     pub(super) fn waiter(&self, row: &Row, now_ms: u64) -> WaiterState {
         let mut waiter = row.value.waiter.clone();
+        let left = self.left(row).unwrap_or_default();
         if let Some(grant) = &mut waiter.grant {
-            let left = CLAIM_WINDOW.saturating_sub(self.age(row));
             grant.ends_ms = if left.is_zero() { 0 } else { now_ms.saturating_add(millis(left)) };
         } else if row.value.called.is_some() {
-            waiter.is_unresponsive |= self.age(row) >= CALL_WINDOW;
+            waiter.is_unresponsive |= left.is_zero();
         }
         waiter
     }
 
     /// Returns when the first of these waiters has had time enough, if one was granted the lock or called.
     pub(super) fn next_end<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Option<Duration> {
-        let left = |row: &Row| {
-            let window = if row.value.waiter.grant.is_some() {
-                CLAIM_WINDOW
-            } else if row.value.called.is_some() && !row.value.waiter.is_unresponsive {
-                CALL_WINDOW
-            } else {
-                return None;
-            };
-            Some(window.saturating_sub(self.age(row)))
-        };
-        rows.filter_map(left).min()
+        let is_passed_over = |row: &&Row| row.value.waiter.is_unresponsive;
+        rows.filter(|row| !is_passed_over(row)).filter_map(|row| self.left(row)).min()
     }
 }
 
@@ -117,5 +137,74 @@ pub(super) fn is_near(waiter: &WaiterState, state: &LockState) -> bool {
 impl Facts for EtcdFacts<'_> {
     fn now(&self) -> Now {
         Now::unix(self.now_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::etcd::found::RowValue;
+
+    const ROUND_TRIP: Duration = Duration::from_millis(5);
+
+    /// What was found when a waiter had been granted the lock and the record was changed last at this revision.
+    fn found(record_revision: i64) -> Found {
+        let waiter = r#"{"token": "granted", "who": {}, "mode": {"slots": 8}, "joined_ms": 0,
+            "grant": {"slot": 0, "since_ms": 1, "ends_ms": 0}}"#;
+        let waiter = serde_json::from_str(waiter).expect("a waiter as it is stored");
+        let value = RowValue { waiter, called: None, is_near: false };
+        let row = Row { name: "row".into(), revision: 1, text: String::new(), value, lease: 0 };
+        Found {
+            asked: (String::new(), String::new()),
+            revision: record_revision,
+            record_revision,
+            stored: LockState::default(),
+            lives: Vec::new(),
+            rows: vec![row],
+            has_all_rows: true,
+            waiting: 1,
+            before: 0,
+        }
+    }
+
+    /// Returns what has been observed when the grant is so old, and the last change of the record.
+    fn observed(grant: Duration, record: Duration, round_trip: Duration) -> Observed {
+        let mut observed = Observed::default();
+        observed.note(&found(1), round_trip);
+        let now = observed.now.expect("it has been noted");
+        observed.since.values_mut().for_each(|since| *since = now.before(grant));
+        observed.record = Some((1, now.before(record)));
+        observed
+    }
+
+    fn has_ended(observed: &Observed) -> bool {
+        observed.waiter(&found(1).rows[0], 1000).grant.is_some_and(|grant| grant.ends_ms == 0)
+    }
+
+    #[test]
+    fn a_grant_ends_when_nothing_has_happened_for_a_window() {
+        let ages = |grant: Duration, record: Duration| has_ended(&observed(grant, record, ROUND_TRIP));
+        assert!(!ages(CLAIM_WINDOW / 2, CLAIM_WINDOW * 2));
+        assert!(ages(CLAIM_WINDOW, CLAIM_WINDOW * 2));
+        // One that claims it has lost against those that changed the lock.
+        assert!(!ages(CLAIM_WINDOW * 2, CLAIM_WINDOW / 2));
+        assert!(ages(CLAIM_WINDOW * CHANGES, CLAIM_WINDOW / 2));
+    }
+
+    #[test]
+    fn where_etcd_is_slow_a_grant_lasts_longer() {
+        let slow = Duration::from_millis(400);
+        assert!(!has_ended(&observed(CLAIM_WINDOW * 2, CLAIM_WINDOW * 2, slow)));
+        assert!(has_ended(&observed(slow * ROUND_TRIPS, slow * ROUND_TRIPS, slow)));
+        assert!(has_ended(&observed(SLOW_WINDOW, SLOW_WINDOW, slow * 100)));
+    }
+
+    #[test]
+    fn a_change_of_the_record_is_noticed() {
+        let mut observed = observed(CLAIM_WINDOW, CLAIM_WINDOW, ROUND_TRIP);
+        observed.note(&found(1), ROUND_TRIP);
+        assert!(has_ended(&observed));
+        observed.note(&found(2), ROUND_TRIP);
+        assert!(!has_ended(&observed));
     }
 }

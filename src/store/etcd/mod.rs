@@ -47,6 +47,9 @@ use waiting::Place;
 
 pub(super) use url::KIND;
 
+/// For so many times as long as it waits for an answer a holder goes on to release a lock that others change all the time.
+const CONTENDED: u32 = 6;
+
 /// A store in an etcd cluster.
 pub struct EtcdStore {
     client: Client,
@@ -88,13 +91,15 @@ impl EtcdStore {
     }
 
     /// Carries out an operation that cannot fail, again and again until its outcome is known, it is rejected for good, or `timeout` is over.
+    /// That is longer as long as etcd answers, and others have changed the lock meanwhile.
     fn until_answered<T>(
         &mut self,
         subject: Subject<'_>,
         timeout: Duration,
         mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Applied<T>,
     ) -> Result<Committed<T>, Failure> {
-        let until = Moment::now() + timeout;
+        let began = Moment::now();
+        let mut until = began + timeout;
         let mut backoff = Backoff::new();
         loop {
             let left = until.since(Moment::now());
@@ -103,6 +108,9 @@ impl EtcdStore {
                 Ok(committed) => return Ok(committed),
                 Err(failure) => failure,
             };
+            if matches!(failure, Failure::Contended) {
+                until = (Moment::now() + timeout).min(began + timeout * CONTENDED);
+            }
             let pause = backoff.next();
             if !failure.is_transient() || Moment::now() + pause >= until {
                 return Err(failure);

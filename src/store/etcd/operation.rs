@@ -77,7 +77,7 @@ impl EtcdStore {
                 let row = found.row_of(asking).map(|row| row.name.clone());
                 scope = scope.with_row(row);
             }
-            self.observed.note(&found.rows, found.has_all_rows);
+            self.observed.note(&found, self.client.round_trip);
             let now_ms = self.client.now_ms();
             let may_be_done = self.client.may_be_done;
             let facts =
@@ -122,7 +122,9 @@ impl EtcdStore {
                     }
                     // Many that begin anew at once would get in each other's way again.
                     let left = deadline.since(Moment::now());
-                    let Some(pause) = pauses.next(left) else { return Err(Failure::Contended) };
+                    let is_holder = before.holders.iter().any(|holder| Some(&holder.token) == subject.asking);
+                    let pause = pauses.next(is_holder, self.client.round_trip, left);
+                    let Some(pause) = pause else { return Err(Failure::Contended) };
                     if !pause.is_zero() {
                         thread::sleep(pause);
                         found = self.read(&scope, deadline)?;
@@ -190,29 +192,33 @@ impl EtcdStore {
 }
 
 /// The pauses of one that others were quicker than: of random lengths, and the longer the more often that has happened, as there may be many
-/// others.
+/// others. A holder's are shorter: it would release the lock, or renew its lease, and the others can wait.
 #[derive(Default)]
 struct Pauses {
     tried: u32,
 }
 
 impl Pauses {
-    /// So often there is none.
+    /// So often a holder makes none.
     const AT_ONCE: u32 = 2;
-    /// The longest pause at first, and at all.
+    /// The longest pause at first, and at all; for a holder at all.
     const FIRST: Duration = Duration::from_millis(20);
     const MOST: Duration = Duration::from_millis(1500);
+    const HOLDERS_MOST: Duration = Duration::from_millis(100);
 
-    /// Returns the next pause, if so much time is `left`.
-    fn next(&mut self, left: Duration) -> Option<Duration> {
-        if left.is_zero() {
+    /// Returns the next pause, if the time that is `left` is enough for another attempt, which takes a `round_trip`.
+    fn next(&mut self, is_holder: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
+        if left <= round_trip {
             return None;
         }
         self.tried += 1;
-        if self.tried <= Self::AT_ONCE {
+        let skipped = if is_holder { Self::AT_ONCE } else { 0 };
+        if self.tried <= skipped {
             return Some(Duration::ZERO);
         }
-        let longest = (Self::FIRST * (1 << (self.tried - Self::AT_ONCE - 1).min(10))).min(Self::MOST);
+        let first = Self::FIRST.max(round_trip);
+        let most = if is_holder { Self::HOLDERS_MOST } else { Self::MOST };
+        let longest = (first * (1 << (self.tried - skipped - 1).min(10))).min(most);
         let random = Uuid::new_v4().as_u64_pair().1 % 1000;
         Some((longest * u32::try_from(random).unwrap_or(0) / 1000).min(left / 2))
     }

@@ -86,7 +86,7 @@ impl Look {
             let spread = millis(most.saturating_sub(least)) + 1;
             least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread)
         } else if wakes {
-            super::facts::CALL_WINDOW
+            facts.observed.call_window()
         } else {
             let rows = ahead.iter().filter_map(|waiter| found.row_of(&waiter.token));
             let beat = if turn < LOOKERS / 2 || behind < STAND_INS { BEAT } else { BEAT * 2 };
