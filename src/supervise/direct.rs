@@ -23,7 +23,7 @@ pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure>
 
 /// Waits for COMMAND and for signals until all is over, in a process that is both COMMAND's parent and lockrun itself.
 pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &Signals) -> nix::Result<Finished> {
-    let mut stops = JobControl::new(has_terminal);
+    let mut stops = JobControl::new(has_terminal, supervisor.missed());
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
     loop {

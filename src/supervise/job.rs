@@ -7,7 +7,7 @@ use nix::unistd::{getpid, getsid};
 
 use super::tree::Motion;
 use crate::sys::clock::Moment;
-use crate::sys::signals::{self, Caught, Signals};
+use crate::sys::signals::{self, Caught, Missed, Signals};
 
 /// How long after a request to stop (Ctrl-Z) a stop of COMMAND by SIGSTOP counts as its effect: a program may need some time to
 /// restore the terminal first. A program that ignores the request must not leave it pending for ever: a SIGSTOP much later comes
@@ -24,12 +24,15 @@ pub(super) struct JobControl {
     command: Motion,
     /// Whether [`JobControl::follows`] has not seen `command` yet.
     is_new: bool,
+    /// What had come before there was COMMAND, or the guardian.
+    missed: Missed,
 }
 
 impl JobControl {
-    pub(super) fn new(has_terminal: bool) -> Self {
+    /// Returns the state of a run whose COMMAND, or whose guardian, has `missed` some signals.
+    pub(super) fn new(has_terminal: bool, missed: Missed) -> Self {
         let leads_session = getsid(None) == Ok(getpid());
-        JobControl { has_terminal, leads_session, requested_at: None, command: Motion::Running, is_new: false }
+        JobControl { has_terminal, leads_session, requested_at: None, command: Motion::Running, is_new: false, missed }
     }
 
     /// Reads the pending signals, and returns those that are to be relayed to COMMAND.
@@ -39,7 +42,7 @@ impl JobControl {
     }
 
     /// Handles one signal, and returns it if it is to be relayed. The terminal sends its signals to COMMAND, too, which shares the
-    /// process group; except HUP at a hang-up, which the kernel sends to the session's leader alone.
+    /// process group; except HUP at a hang-up, which the kernel sends to the session's leader alone, and what had come before.
     fn take(&mut self, caught: Caught, now: Moment) -> Option<c_int> {
         let Caught { signal, sent } = caught;
         if signal == libc::SIGCONT {
@@ -48,7 +51,9 @@ impl JobControl {
             self.requested_at = Some(now);
         }
         let is_for_leader = self.leads_session && signal == libc::SIGHUP;
-        let has_reached_command = !sent && self.has_terminal && signals::is_terminals(signal) && !is_for_leader;
+        let was_missed = self.missed.take(signal);
+        let has_reached_command =
+            !sent && !was_missed && self.has_terminal && signals::is_terminals(signal) && !is_for_leader;
         (!has_reached_command).then_some(signal)
     }
 
@@ -96,7 +101,7 @@ mod tests {
     }
 
     fn job(has_terminal: bool) -> JobControl {
-        JobControl { leads_session: false, ..JobControl::new(has_terminal) }
+        JobControl { leads_session: false, ..JobControl::new(has_terminal, Missed::default()) }
     }
 
     #[test]
@@ -148,10 +153,22 @@ mod tests {
     }
 
     #[test]
+    fn what_came_before_command_is_relayed_once() {
+        // To this thread alone, which ends with it.
+        signals::set_mask(&signals::full_set()).expect("signals can be blocked");
+        nix::sys::signal::raise(nix::sys::signal::SIGINT).expect("it is this thread");
+        let mut job = JobControl { leads_session: false, ..JobControl::new(true, Missed::until_now()) };
+        let [int, quit] = [libc::SIGINT, libc::SIGQUIT].map(|signal| Caught { signal, sent: false });
+        assert_eq!(job.take(quit, at(0)), None, "COMMAND has it");
+        assert_eq!(job.take(int, at(0)), Some(libc::SIGINT));
+        assert_eq!(job.take(int, at(0)), None, "COMMAND has the next one");
+    }
+
+    #[test]
     fn a_hang_up_is_passed_on_by_the_leader_of_the_session() {
         let kernels = |signal| Caught { signal, sent: false };
         for leads_session in [true, false] {
-            let mut job = JobControl { leads_session, ..JobControl::new(true) };
+            let mut job = JobControl { leads_session, ..JobControl::new(true, Missed::default()) };
             assert_eq!(job.take(kernels(libc::SIGHUP), at(0)), leads_session.then_some(libc::SIGHUP));
             assert_eq!(job.take(Caught { signal: libc::SIGHUP, sent: true }, at(0)), Some(libc::SIGHUP));
             assert_eq!(job.take(kernels(libc::SIGINT), at(0)), None, "COMMAND has it");

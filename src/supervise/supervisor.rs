@@ -9,6 +9,7 @@ use super::{Descendants, Launch};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
+use crate::sys::signals::Missed;
 
 /// The least and the greatest pause between two rounds of KILL, for processes that were forked during the last round.
 const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
@@ -160,6 +161,11 @@ impl Supervisor {
         }
         // Processes that cannot be killed are given up after a while; the lock is not released then.
         self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
+    }
+
+    /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
+    pub(super) fn missed(&self) -> Missed {
+        self.tree.missed()
     }
 
     /// Relays a signal that was sent to lockrun.

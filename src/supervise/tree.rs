@@ -17,7 +17,7 @@ use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
 use super::spawn::{self, Exec, Setup};
 use crate::lock::ending::Ending;
-use crate::sys::signals;
+use crate::sys::signals::{self, Missed};
 
 /// COMMAND's process tree.
 #[derive(Debug)]
@@ -38,6 +38,8 @@ pub(super) struct Tree {
     unreported: Option<Motion>,
     /// No child is left.
     gone: bool,
+    /// The signals that had come before COMMAND was started.
+    missed: Missed,
     /// The cgroup that COMMAND was started in, if it has one of its own.
     cgroup: Option<Cgroup>,
     /// The processes that were below this one before. They are left alone.
@@ -59,6 +61,7 @@ impl Tree {
     pub(super) fn start(exec: &mut Exec, setup: Setup, mut cgroup: Option<Cgroup>) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
         let before = Preexisting::note(setup.own_group);
+        let missed = Missed::until_now();
         let started = exec.spawn(setup);
         if let Some(cgroup) = &mut cgroup {
             cgroup.close_entrance();
@@ -76,6 +79,7 @@ impl Tree {
             motion: Motion::Running,
             unreported: None,
             gone: false,
+            missed,
             cgroup,
             before,
         })
@@ -92,6 +96,7 @@ impl Tree {
             motion: Motion::Running,
             unreported: None,
             gone: false,
+            missed: Missed::default(),
             cgroup: None,
             before,
         }
@@ -110,6 +115,11 @@ impl Tree {
     /// Returns COMMAND's process id.
     pub(super) fn command(&self) -> pid_t {
         self.command
+    }
+
+    /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
+    pub(super) fn missed(&self) -> Missed {
+        self.missed
     }
 
     /// Relays a signal that was sent to lockrun: to all of COMMAND's processes or to COMMAND alone, depending on the signal.

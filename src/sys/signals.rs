@@ -28,6 +28,37 @@ pub struct Caught {
     pub sent: bool,
 }
 
+/// The blocked signals that had come before a process was created: it has not got them, wherever they were sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missed(u64);
+
+impl Missed {
+    /// Returns those that have come until now. To be called just before the process is created.
+    pub fn until_now() -> Self {
+        let mut pending = MaybeUninit::uninit();
+        // SAFETY: sigpending initialises the set that it is given, unless it fails, which is checked.
+        if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
+            return Missed::default();
+        }
+        // SAFETY: initialised, as the call succeeded.
+        let pending = unsafe { pending.assume_init() };
+        // SAFETY: the set is valid, and the numbers are in range.
+        let is_pending = |signal: &libc::c_int| unsafe { libc::sigismember(&raw const pending, *signal) == 1 };
+        Missed((1..=LAST).filter(is_pending).map(bit).sum())
+    }
+
+    /// Returns whether `signal` is one of them. Each is said to be once.
+    pub fn take(&mut self, signal: libc::c_int) -> bool {
+        let was_missed = self.0 & bit(signal) != 0;
+        self.0 &= !bit(signal);
+        was_missed
+    }
+}
+
+fn bit(signal: libc::c_int) -> u64 {
+    1 << (signal - 1)
+}
+
 /// Lockrun's signals, blocked and readable.
 #[derive(Debug)]
 pub struct Signals {

@@ -160,10 +160,12 @@ impl Guard {
         // COMMAND has started, without it.
         priority::raise();
         let mut orphaned = false;
+        let mut missed = supervisor.missed();
         let finished = loop {
-            // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun.
+            // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun. Until COMMAND is started the
+            // terminal sends its signals to this process, too.
             while let Some(caught) = signals.next() {
-                if caught.sent {
+                if missed.take(caught.signal) || caught.sent {
                     supervisor.forward(caught.signal);
                 }
             }

@@ -37,7 +37,7 @@ use crate::supervise::terminal;
 use crate::supervise::tree::{Child, Tree};
 use crate::sys::clock::Moment;
 use crate::sys::priority;
-use crate::sys::signals::{self, Signals};
+use crate::sys::signals::{self, Missed, Signals};
 use crate::sys::wait::readable;
 
 /// The side of the fork that this process is on.
@@ -55,6 +55,8 @@ pub struct Parent {
     _wake: OwnedFd,
     guardian: Child,
     has_terminal: bool,
+    /// The signals that had come before there was a guardian.
+    missed: Missed,
     before: Preexisting,
     stage: Stage,
     /// By when COMMAND must be dead.
@@ -96,6 +98,7 @@ pub fn fork() -> nix::Result<ForkSide> {
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
+    let missed = Missed::until_now();
     // SAFETY: the process has one thread, so the child may do whatever its parent could.
     let forked = Errno::result(unsafe { libc::fork() })?;
     if forked == 0 {
@@ -108,6 +111,7 @@ pub fn fork() -> nix::Result<ForkSide> {
         _wake: wake.into_reading(),
         guardian: Child(forked),
         has_terminal,
+        missed,
         before,
         stage: Stage::Waiting,
         deadline: None,
@@ -117,7 +121,7 @@ pub fn fork() -> nix::Result<ForkSide> {
 impl Parent {
     /// Relays signals and waits until the run is over. Takes over if the guardian dies.
     pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
-        let mut stops = JobControl::new(self.has_terminal);
+        let mut stops = JobControl::new(self.has_terminal, self.missed);
         loop {
             for signal in stops.take_pending(signals) {
                 self.guardian.signal(signal);

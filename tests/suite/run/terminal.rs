@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
+use crate::support::lockrun::PROGRAM;
 use crate::support::processes::{is_alive, send, state};
 use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
@@ -168,6 +169,23 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
     terminal.wait_for("status 130");
 });
 
+// "What the terminal sends to the group is then not sent again": but a Ctrl-C that comes while lockrun starts is not lost.
+on_every_store!(an_interrupt_that_came_before_everything_counts, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let trace = directory.path().join("trace");
+    let mut terminal = shell(store);
+    let script = format!("echo ready; read word; exec {PROGRAM} -k tty touch {}", trace.display());
+    enter(&mut terminal, &format!("env --block-signal=INT sh -c '{script}'"));
+    terminal.wait_for("ready");
+    terminal.type_keys("\x03");
+    enter(&mut terminal, "go");
+    terminal.wait_for(PROMPT);
+    enter(&mut terminal, "echo status $?");
+    terminal.wait_for("status 130");
+    assert!(!trace.exists(), "the command was started");
+    assert!(is_free(store, "tty"));
+});
+
 // "A signal ends a wait", and the wait for an answer too: Ctrl-C while the lock is on its way.
 on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     let proxy = store.proxy();
@@ -179,9 +197,7 @@ on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     let trace = directory.path().join("trace");
     let mut terminal = shell(store);
     enter(&mut terminal, &format!("lockrun --store {} -k tty touch {}", proxy.url(), trace.display()));
-    // The shell's child may lose a Ctrl-C before it is lockrun; and Sentinels send something, too.
-    runs_in_the_foreground(&terminal, "lockrun");
-    eventually(LONG, "the request is on its way", || proxy.flights() > 0);
+    eventually(LONG, "the request is on its way", || proxy.changes() > 0);
     terminal.type_keys("\x03");
     terminal.wait_for(PROMPT);
     enter(&mut terminal, "echo status $?");

@@ -89,6 +89,7 @@ struct Shared {
     passed: AtomicU64,
     connections: AtomicU64,
     flights: AtomicU64,
+    changes: AtomicU64,
     held: AtomicU64,
     delivered: AtomicU64,
 }
@@ -118,6 +119,7 @@ impl Proxy {
             passed: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             flights: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             held: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
         });
@@ -170,6 +172,11 @@ impl Proxy {
 }
 
 impl Proxy {
+    /// How many requests that change a lock have come.
+    pub(crate) fn changes(&self) -> u64 {
+        self.shared.changes.load(Ordering::Relaxed)
+    }
+
     /// How many requests were held back so far.
     pub(crate) fn held(&self) -> u64 {
         self.shared.held.load(Ordering::Relaxed)
@@ -270,6 +277,7 @@ impl Shared {
             let mut delay = Duration::ZERO;
             let changes = is_request && contains(bytes, self.word);
             self.note(link, bytes, is_request);
+            self.changes.fetch_add(u64::from(changes), Ordering::Relaxed);
             if !is_request && link.was_held.swap(false, Ordering::Relaxed) {
                 self.delivered.fetch_add(1, Ordering::Relaxed);
             }
