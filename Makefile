@@ -1,7 +1,7 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
 # make check      formatting, lints, and whether the generated files are up to date
-# make generate   regenerate the manual pages and the completions from the command line's definition
+# make generate   regenerate the manual pages from the command line's definition
 # make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
 # make bench      measure beside the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=; make uninstall removes the same files
@@ -26,8 +26,7 @@ sources = Cargo.toml Cargo.lock $(wildcard .cargo/*) $(shell find src -type f)
 pages = $(addprefix lockrun-,acquire renew release reserve status break doctor prune)
 
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
-generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1) \
-	bash:completions/lockrun.bash zsh:completions/_lockrun fish:completions/lockrun.fish
+generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
 .PHONY: build test check check-generated generate link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
@@ -58,7 +57,7 @@ check-generated: $(binary)
 	exit $$status
 
 generate: $(binary)
-	mkdir -p man completions
+	mkdir -p man
 	@set -e; \
 	for pair in $(generated); do \
 		$(binary) generate "$${pair%%:*}" >"$${pair#*:}.new"; \

@@ -110,6 +110,10 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
             Err(error) => Ok(explain(&error, &definition)),
         };
     }
+    if word == cli::COMPLETE {
+        print!("{}", commands::complete::answer(&args[1..]));
+        return Ok(Outcome::Printed);
+    }
     let mut definition = match word.to_str() {
         Some(cli::HELP) => cli::help(),
         Some(cli::GENERATE) => cli::generate(),

@@ -19,12 +19,12 @@ use descriptions::described;
 pub use run::command;
 pub use slips::{Meant, meant_by, nearest_option};
 pub use subcommands::Subcommand;
-pub use words::normalize;
+pub use words::{Place, normalize, place_in};
 
 /// The subcommand that prints the help of another.
 pub const HELP: &str = "help";
 
-/// The hidden subcommand that prints the manual and the completions.
+/// The hidden subcommand that prints the manual.
 pub const GENERATE: &str = "generate";
 
 /// The value of `--wait` without a duration.
@@ -32,6 +32,9 @@ pub const FOR_EVER: &str = "forever";
 
 /// The value of `--skip` without a duration.
 pub const ALWAYS: &str = "always";
+
+/// The hidden subcommand that a shell's completion asks what fits.
+pub const COMPLETE: &str = "complete";
 
 /// Returns the definition of a run with the texts of the help, the manual, the completions and messages, which a plain run does not
 /// need.
@@ -74,12 +77,11 @@ pub fn help() -> Command {
         .arg(Arg::new("what").value_name("COMMAND").value_parser(names).help("The command to describe"))
 }
 
-/// Returns the definition of the hidden subcommand that prints a generated file: the manual page of lockrun or, by its name, of a
-/// subcommand, or a shell's completions.
+/// Returns the definition of the hidden subcommand that prints a manual page: that of lockrun or, by its name, of a subcommand.
 pub fn generate() -> Command {
-    let files = ["man", "bash", "zsh", "fish"].into_iter().chain(Subcommand::ALL.map(Subcommand::page));
+    let files = ["man"].into_iter().chain(Subcommand::ALL.map(Subcommand::page));
     Command::new(GENERATE)
-        .about("Print the manual or a shell's completions")
+        .about("Print the manual")
         .arg(Arg::new("what").required(true).value_parser(files.collect::<Vec<_>>()))
 }
 

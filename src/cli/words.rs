@@ -65,6 +65,42 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
     Ok(normal)
 }
 
+/// What stands in the place behind some words.
+pub enum Place<'a> {
+    /// An option, or the first word of COMMAND or another word that is no option.
+    Option,
+    /// The value of this option.
+    Value(&'a Arg),
+    /// A word of COMMAND, or of what stands in its place; that begins with the word at this index.
+    Command(usize),
+}
+
+/// Returns what stands behind these words, which follow `lockrun` or the name of a subcommand, of this `command`.
+pub fn place_in<'a>(command: &'a Command, words: &[OsString]) -> Place<'a> {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        let text = word.to_string_lossy();
+        if text == "--" {
+            return Place::Command(at + 1);
+        }
+        if !text.starts_with('-') || text == "-" {
+            return Place::Command(at);
+        }
+        at += 1;
+        let Some(Typed { arg, attached: "", .. }) = Typed::in_word(&text, command) else { continue };
+        let id = arg.get_id();
+        if has_optional_value(arg) {
+            let is_duration = |word: &OsString| duration::parse(&word.to_string_lossy()).is_ok();
+            at += usize::from(id == name::WAIT && words.get(at).is_some_and(is_duration));
+        } else if at == words.len() {
+            return command.get_arguments().find(|arg| arg.get_id() == id).map_or(Place::Option, Place::Value);
+        } else {
+            at += 1;
+        }
+    }
+    Place::Option
+}
+
 /// An option that takes a value, as it was typed.
 struct Typed<'a> {
     arg: &'a Arg,

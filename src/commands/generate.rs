@@ -1,32 +1,22 @@
-//! Prints the files that are generated from the command line's definition: the manual and the completions.
+//! Prints the manual, which is generated from the command line's definition.
 
 use std::io::Write;
 
 use anyhow::Result;
-use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use super::{completions, tidy_roff};
+use super::tidy_roff;
 use crate::cli::{self, Subcommand, examples, text};
 
-/// Writes the named file to `out`: `man`, `bash`, `zsh`, `fish`, or the page of a subcommand. Fails if `out` does.
-pub fn generate(what: &str, out: &mut impl Write) -> Result<()> {
-    let shell = match what {
-        "bash" => Shell::Bash,
-        "zsh" => Shell::Zsh,
-        "fish" => Shell::Fish,
-        page => {
-            let mut roff = Vec::new();
-            match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
-                Some(subcommand) => page_of(subcommand, &mut roff)?,
-                None => manual(&mut roff)?,
-            }
-            out.write_all(tidy_roff::tidied(&String::from_utf8(roff)?).as_bytes())?;
-            return Ok(());
-        }
-    };
-    out.write_all(completions::script(shell)?.as_bytes())?;
+/// Writes the named page to `out`: `man`, or that of a subcommand. Fails if `out` does.
+pub fn generate(page: &str, out: &mut impl Write) -> Result<()> {
+    let mut roff = Vec::new();
+    match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
+        Some(subcommand) => page_of(subcommand, &mut roff)?,
+        None => manual(&mut roff)?,
+    }
+    out.write_all(tidy_roff::tidied(&String::from_utf8(roff)?).as_bytes())?;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 pub mod acquire;
 pub mod break_lock;
+pub mod complete;
 pub mod doctor;
 pub mod generate;
 pub mod prune;
@@ -10,7 +11,6 @@ pub mod renew;
 pub mod reserve;
 pub mod status;
 
-mod completions;
 mod tidy_roff;
 
 use std::time::Duration;

@@ -72,9 +72,14 @@ fn kind_of(scheme: &str) -> Option<&'static Kind> {
     KINDS.iter().find(has_it)
 }
 
+/// Returns what the URLs of stores begin with.
+pub fn schemes() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().flat_map(|kind| kind.schemes).copied()
+}
+
 /// What the URLs of stores begin with, as in `file:, redis:// and rediss://`.
 fn all_schemes() -> String {
-    let all: Vec<&str> = KINDS.iter().flat_map(|kind| kind.schemes).copied().collect();
+    let all: Vec<&str> = schemes().collect();
     match all.split_last() {
         Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
         _ => all.concat(),

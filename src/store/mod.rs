@@ -17,7 +17,7 @@ mod url;
 
 use std::time::Duration;
 
-pub use address::Address;
+pub use address::{Address, schemes};
 pub use answers::*;
 pub use error::{RequestError, StoreError, Trouble};
 

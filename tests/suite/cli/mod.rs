@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bad_stores;
+mod completions;
 mod config_files;
 mod generated;
 mod hostile_input;
