@@ -2,6 +2,7 @@
 # make test       install what the tests need (apt-get), then run them all
 # make check      formatting, lints, and whether the generated files are up to date
 # make generate   regenerate the manual pages from the command line's definition
+# make demo       record docs/demo.svg anew (needs root, and redis-server)
 # make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
 # make bench      measure beside the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=; make uninstall removes the same files
@@ -28,7 +29,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check check-generated generate link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -55,6 +56,9 @@ check-generated: $(binary)
 	done; \
 	if [ $$status -ne 0 ]; then echo 'make: a generated file is out of date: run "make generate"' >&2; fi; \
 	exit $$status
+
+demo: $(binary)
+	scripts/demo $(binary)
 
 generate: $(binary)
 	mkdir -p man
