@@ -1,5 +1,6 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
+# make chaos      faults at random: SECONDS_PER_STORE=120, SEED=… to repeat an order
 # make check      formatting, lints, and whether the generated files are up to date
 # make generate   regenerate the manual pages from the command line's definition
 # make demo       record docs/demo.svg anew (needs root, and redis-server)
@@ -29,7 +30,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check chaos check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -43,6 +44,12 @@ test: export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
 test:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked
+
+# One store after the other: what they suffer is enough for a machine.
+chaos: export SECONDS_PER_STORE ?= 120
+chaos:
+	scripts/install-test-deps
+	RUST_TEST_THREADS=1 $(CARGO) test --release --locked --test suite -- chaos:: --nocapture
 
 check:
 	$(CARGO) fmt --check

@@ -176,7 +176,9 @@ fn proxy_disturbs() {
 fn terminal_sends_signals() {
     let mut command = Command::new(find_program("bash"));
     command.args(["--norc", "--noprofile", "-c"]);
-    command.arg("trap 'echo caught' INT; echo ready; while ! read -t 0.05 word; do :; done; echo got $word");
+    command.arg(
+        "trap 'echo caught' INT; echo ready; while ! read -t 0.05 part; do kept=$kept$part; done; echo got $kept$part",
+    );
     let mut terminal = Terminal::start(command, &[]);
     terminal.wait_for("ready");
     assert_eq!(terminal.foreground().as_raw(), terminal.pid());

@@ -6,6 +6,7 @@
 
 mod support;
 
+mod chaos;
 mod cli;
 mod commands;
 mod docs;

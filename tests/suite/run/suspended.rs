@@ -12,11 +12,12 @@ use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
 // "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later,
-// as sudo and top do.
+// as sudo and top do. A word may come in parts, if the time for reading is over in between.
 on_every_store!(a_program_that_stops_itself, |store| {
     let mut terminal = shell(store);
     let script = "trap \"sleep 0.1; kill -STOP \\$\\$\" TSTP; echo ready; \
-                  while :; do if read -t 0.05 word; then echo got $word; [ $word = last ] && exit 3; fi; done";
+                  while :; do if read -t 0.05 part; then word=$kept$part; kept=; echo got $word; \
+                  [ $word = last ] && exit 3; else kept=$kept$part; fi; done";
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'"));
     terminal.wait_for("ready");
     for word in ["first", "second", "last"] {
@@ -62,7 +63,7 @@ on_every_store!(a_stop_that_is_over, |store| {
     let id = directory.path().join("id");
     let mut terminal = shell(store);
     let script = format!(
-        "trap \"echo caught\" TSTP; echo $$ >{}; while ! read -t 0.05 word; do :; done; echo got $word; exit 3",
+        "trap \"echo caught\" TSTP; echo $$ >{}; while ! read -t 0.05 part; do kept=$kept$part; done; echo got $kept$part; exit 3",
         id.display()
     );
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'; echo status $?"));

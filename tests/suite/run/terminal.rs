@@ -29,8 +29,8 @@ on_every_store!(an_interrupt_arrives_once, |store| {
     let mut terminal = shell(store);
     // A trap that prints is still at work when we read it, and a shell loses a signal that comes then.
     let script = "n=0; m=0; trap \"n=\\$((n + 1))\" INT; trap \"echo last\" USR1; echo ready; \
-                  while ! read -t 0.05 word; do while [ $m -lt $n ]; do m=$((m + 1)); echo caught; done; done; \
-                  echo got $word; exit 3";
+                  while ! read -t 0.05 part; do kept=$kept$part; while [ $m -lt $n ]; do m=$((m + 1)); echo caught; done; done; \
+                  echo got $kept$part; exit 3";
     enter(&mut terminal, &format!("lockrun -k tty bash -c '{script}'; echo status $?"));
     terminal.wait_for("ready");
     // One that came again before the first was caught would not be told from it: but not each time.

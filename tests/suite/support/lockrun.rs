@@ -345,8 +345,9 @@ impl Running {
         look(output);
     }
 
+    /// The end of it; what it has left behind lives on until this is dropped.
     #[track_caller]
-    fn end(&mut self) -> Output {
+    pub(crate) fn end(&mut self) -> Output {
         let mut pause = Duration::from_millis(1);
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("our own child") {

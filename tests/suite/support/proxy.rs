@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::lease_server::LeaseServer;
@@ -218,8 +220,8 @@ impl Shared {
             if let Some(stream) = listener.as_ref().and_then(next) {
                 let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
                 pumps.extend(self.join(stream, number));
-            } else {
-                thread::sleep(TICK / 5);
+            } else if listener.is_none() {
+                thread::sleep(TICK);
             }
         }
         for pump in pumps {
@@ -393,7 +395,10 @@ impl Shared {
     }
 }
 
+/// The next connection, if one comes within a tick.
 fn next(listener: &TcpListener) -> Option<TcpStream> {
+    let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO));
     listener.set_nonblocking(true).ok()?;
     let (stream, _) = listener.accept().ok()?;
     stream.set_nonblocking(false).ok()?;
