@@ -1,6 +1,7 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
 # make chaos      faults at random: SECONDS_PER_STORE=120, SEED=… to repeat an order
+# make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make check      formatting, lints, and whether the generated files are up to date
 # make generate   regenerate the manual pages from the command line's definition
 # make demo       record docs/demo.svg anew (needs root, and redis-server)
@@ -30,7 +31,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check chaos check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check chaos mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -50,6 +51,10 @@ chaos: export SECONDS_PER_STORE ?= 120
 chaos:
 	scripts/install-test-deps
 	RUST_TEST_THREADS=1 $(CARGO) test --release --locked --test suite -- chaos:: --nocapture
+
+mutants:
+	scripts/install-test-deps
+	scripts/mutants
 
 check:
 	$(CARGO) fmt --check

@@ -212,6 +212,28 @@ on_every_lease_store!(replies_come_too_late, |store| {
     scene.judge("replies late");
 });
 
+// "H counts from when the request was sent", not from when its answer came: here that makes nearly two seconds.
+on_every_lease_store!(the_lock_is_granted_late, |store| {
+    let (proxy, records) = (store.proxy(), memory::directory());
+    let record = records.path().join("record");
+    // The server knows from then on what it will be asked.
+    assert!(is_free(store, "late"));
+    proxy.set(Mode::DelayAnswers(Duration::from_millis(1900)));
+    let terms = ["--ttl", "14s", "--renew-every", "9s", "--store-timeout", "2300ms", "--kill-after", "100ms"];
+    let old = Lockrun::at(&proxy.url()).key("late").args(terms).command(witness::command(&record, "old", &[]));
+    let mut old = old.spawn();
+    if !old.comes_to(|old| old.has_line("ready")) {
+        late(&format!("the old run has ended: {}", old.stderr()));
+    }
+    proxy.set(Mode::Swallow);
+    let mut case = Case { key: "late".into(), old, next: None, record };
+    case.queue(store);
+    case.next.as_mut().expect("just started").wait_for_line("ready");
+    let margin = witness::smallest_margin(&witness::lives(&case.record));
+    assert!(margin.is_some_and(|margin| margin > 0), "the old command has lived {margin:?} ns beside the next one");
+    case.old.wait().exited(79);
+});
+
 // "If lockrun is killed, a guardian sees it: the command's processes are dead before the lease can pass on."
 on_every_lease_store!(lockrun_is_killed, |store| {
     let scene = Scene::with_queue(store);
