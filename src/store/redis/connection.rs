@@ -287,7 +287,11 @@ impl Failure {
                     _ if error.contains("can't run this command") || error.contains("NOPERM") => {
                         "; this user lacks rights that a lock needs"
                     }
-                    "MOVED" | "ASK" => "; it is a node of a cluster: write redis+cluster:// in the store's URL",
+                    "MOVED" => "; it is a node of a cluster: write redis+cluster:// in the store's URL",
+                    "ASK" | "TRYAGAIN" => {
+                        "; the cluster is moving the slot of this lock to another node: until it has, nobody can acquire or renew it"
+                    }
+                    "CLUSTERDOWN" => "; redis-cli --cluster check says which slots have no node that serves them",
                     "READONLY" => "; this is a replica: name the primary in the store's URL",
                     "OOM" => "; it is out of memory",
                     "LOADING" => "; it is still starting",

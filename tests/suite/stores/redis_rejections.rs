@@ -100,6 +100,20 @@ on_redis!(requests_are_rejected_for_a_while, |store, redis| {
     });
 });
 
+// "What failed, on what, what it means, what to do": what a cluster rejects.
+on_redis!(a_cluster_rejects_requests, |store, redis| {
+    let proxy = store.proxy();
+    for (answer, advice) in [
+        (&b"-MOVED 3999 127.0.0.1:6381\r\n"[..], "write redis+cluster://"),
+        (b"-ASK 3999 127.0.0.1:6381\r\n", "is moving the slot"),
+        (b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", "is moving the slot"),
+        (b"-CLUSTERDOWN Hash slot not served\r\n", "which slots have no node"),
+    ] {
+        proxy.set(Mode::Answer(answer));
+        Lockrun::at(&proxy.url()).key("moving").command(["true"]).run().exited(69).said(advice);
+    }
+});
+
 // "\"No answer\" is not: retry until it is time for TERM": so it is with an answer to a renewal that no script gives, however deep it
 // is or large it claims to be. It is read on the small stack of a thread.
 on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
