@@ -5,7 +5,7 @@ use nix::sys::resource::Resource;
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
 use crate::support::lockrun::program_for_all;
-use crate::support::processes::need_root;
+use crate::support::processes::{a_user_without_processes, need_root};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
@@ -50,8 +50,7 @@ on_every_lease_store!(too_few_processes_start_nothing, |store| {
     let mut statuses = Vec::new();
     for limit in 1..=5 {
         let key = format!("processes-{limit}");
-        // A user of its own, who has no other process.
-        let user = (40_000 + std::process::id() % 20_000 + limit).to_string();
+        let user = a_user_without_processes().to_string();
         let limit = format!("--nproc={limit}");
         let url = store.url();
         let words = ["setpriv", "--reuid", &user, "--clear-groups", "prlimit", &limit, &program, "--store", &url];

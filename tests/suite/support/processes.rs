@@ -69,6 +69,14 @@ pub(crate) fn kill_marked(mark: &str) {
     });
 }
 
+/// The number of a user who runs no process, and whom no other test uses: the limit of processes counts all of a user's.
+pub(crate) fn a_user_without_processes() -> u32 {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Below 65536, which is all that a container may have. Far from those of another run of these tests.
+    40_000 + std::process::id().wrapping_mul(100).wrapping_add(number) % 20_000
+}
+
 /// A control group of the tests' own. It is removed when it is dropped.
 struct ControlGroup(PathBuf);
 
