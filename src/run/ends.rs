@@ -1,5 +1,7 @@
 //! Reports of a COMMAND that was not started, or has ended.
 
+use nix::errno::Errno;
+
 use super::Run;
 use super::outcome::Outcome;
 use crate::cli::Subcommand;
@@ -29,13 +31,13 @@ impl Run<'_> {
             StartFailure::Orphaned => {
                 ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
             }
-            StartFailure::NoTimer => (
-                format!(
-                    "cannot create the timer that ends {program} with its lease: too many signals are pending for this user; raise \
-                     the limit (ulimit -i)"
-                ),
-                Outcome::Failed,
-            ),
+            StartFailure::NoTimer(errno) => {
+                let why = match errno {
+                    Errno::EAGAIN => "too many signals are pending for this user; raise the limit (ulimit -i)",
+                    errno => errno.desc(),
+                };
+                (format!("cannot create the timer that ends {program} with its lease: {why}"), Outcome::Failed)
+            }
             StartFailure::Preparing(errno) => {
                 (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
             }

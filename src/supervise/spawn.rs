@@ -29,8 +29,8 @@ pub enum Failure {
     TooLate,
     /// lockrun has died.
     Orphaned,
-    /// There is no timer left to end it with its lease.
-    NoTimer,
+    /// The timer that ends it with its lease cannot be created.
+    NoTimer(Errno),
     /// The preparations failed.
     Preparing(Errno),
 }

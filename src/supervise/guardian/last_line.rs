@@ -79,7 +79,8 @@ pub(super) struct LastLine {
 }
 
 impl LastLine {
-    /// Creates the timer, in the guardian. Fails if the limit of pending signals, which includes timers, is reached.
+    /// Creates the timer, in the guardian. Fails with `EAGAIN` if the limit of pending signals, which includes timers, is
+    /// reached, and with another error where the system offers no such timer or a sandbox forbids it.
     pub(super) fn prepare(wake: Arc<Wake>) -> nix::Result<Self> {
         let kill = SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 };
         Ok(LastLine { wake, timer: Timer::new(ClockId::CLOCK_BOOTTIME, SigEvent::new(kill))? })

@@ -94,7 +94,7 @@ impl Guard {
             has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
-            last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(|_| Failure::NoTimer)?),
+            last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(Failure::NoTimer)?),
             place: Place::find(),
         })
     }

@@ -13,6 +13,7 @@ mod last_line;
 mod leaderless;
 mod look_ups;
 mod nested;
+mod old_kernels;
 mod once_per;
 mod outliving;
 mod signals;

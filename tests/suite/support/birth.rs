@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
@@ -33,15 +34,21 @@ pub(crate) struct Birth {
     pub(crate) blocked: Vec<i32>,
     /// Descriptors that are closed.
     pub(crate) closed: Vec<i32>,
+    /// The numbers of system calls that the kernel refuses, to it and all that it starts, with this error: an older kernel, or a sandbox.
+    pub(crate) refused: Vec<(i64, Errno)>,
 }
 
 impl Birth {
     /// Makes `command` begin like this.
     pub(crate) fn prepare(self, command: &mut Command) {
+        let filter = filter(&self.refused);
         // SAFETY: between fork and exec the closure makes nothing but system calls, on values that it owns:
         // no allocation, no lock.
         unsafe {
-            command.pre_exec(move || self.enter());
+            command.pre_exec(move || {
+                self.enter()?;
+                if self.refused.is_empty() { Ok(()) } else { install(&filter) }
+            });
         }
     }
 
@@ -108,4 +115,35 @@ fn give_up_terminal() {
             libc::close(terminal);
         }
     }
+}
+
+/// A program for seccomp(2) that refuses these system calls and allows all others.
+fn filter(refused: &[(i64, Errno)]) -> Vec<libc::sock_filter> {
+    let step = |code: u32, k: u32, jf: u8| libc::sock_filter {
+        code: u16::try_from(code).expect("they are small"),
+        jt: 0,
+        jf,
+        k,
+    };
+    let answer = |with: u32| step(libc::BPF_RET | libc::BPF_K, with, 0);
+    // The number is the first word of what it is shown.
+    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for &(number, error) in refused {
+        let number = u32::try_from(number).expect("the number of a system call");
+        // Any other one skips the answer.
+        filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 1));
+        filter.push(answer(libc::SECCOMP_RET_ERRNO | error as u32));
+    }
+    filter.push(answer(libc::SECCOMP_RET_ALLOW));
+    filter
+}
+
+/// Has the kernel ask this program about each system call from now on.
+fn install(filter: &[libc::sock_filter]) -> io::Result<()> {
+    let len = filter.len().try_into().expect("a short program");
+    let program = libc::sock_fprog { len, filter: filter.as_ptr().cast_mut() };
+    prctl::set_no_new_privs()?;
+    // SAFETY: the kernel copies the program, which lives until the call has returned, and does not write to it.
+    let answer = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,0 +1,70 @@
+//! Kernels without the newer system calls, and sandboxes that refuse some: the run works, or it is said what is missing.
+
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::support::birth::Birth;
+use crate::support::holder::is_free;
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, eventually};
+
+/// What Linux had not when Debian 10 came out, 4.19, and what the C library or the standard library may use where it is there.
+const NEWER: [i64; 9] = [
+    libc::SYS_clone3,
+    libc::SYS_close_range,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_faccessat2,
+    libc::SYS_futex_waitv,
+    libc::SYS_openat2,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+];
+
+/// What sandboxes take away as well: those of containers refuse a real-time priority, stricter ones what is known of files and processes.
+const FORBIDDEN: [i64; 7] = [
+    libc::SYS_sched_setscheduler,
+    libc::SYS_statx,
+    libc::SYS_rseq,
+    libc::SYS_madvise,
+    libc::SYS_getxattr,
+    libc::SYS_process_vm_readv,
+    libc::SYS_ptrace,
+];
+
+fn refusing(calls: &[i64], error: Errno) -> Birth {
+    Birth { refused: calls.iter().map(|&number| (number, error)).collect(), ..Birth::default() }
+}
+
+// A run, its renewals, a time that is up, and what COMMAND leaves behind: all of it without a system call of the last years.
+on_every_store!(an_older_kernel_will_do, |store| {
+    for birth in [refusing(&NEWER, Errno::ENOSYS), refusing(&FORBIDDEN, Errno::EPERM)] {
+        let call = || Lockrun::new(store).key("old").args(["--ttl", "3s"]).birth(birth.clone());
+        call().sh("echo ran; exit 7").run().exited(7).printed("ran\n").silent();
+        let tree = "(setsid sleep 600 & sleep 600) & sleep 600";
+        let mut run = call().args(["--max-runtime", "300ms", "--kill-after", "100ms"]).sh(tree).spawn();
+        eventually(LONG, "the run has ended", || run.has_ended());
+        assert_eq!(run.processes(), Vec::<i32>::new(), "left behind");
+        run.wait().exited(124);
+        assert!(is_free(store, "old"));
+    }
+});
+
+// "125: lockrun itself failed": the message names what is missing, and COMMAND is not started without it.
+on_every_lease_store!(a_run_without_its_means_is_refused, |store| {
+    let means = [
+        (libc::SYS_timer_create, "the timer"),
+        (libc::SYS_timer_settime, ""),
+        (libc::SYS_timerfd_create, ""),
+        (libc::SYS_eventfd2, "renew the lease"),
+        (libc::SYS_socketpair, "guardian"),
+        (libc::SYS_pipe2, "guardian"),
+        (libc::SYS_prctl, "guardian"),
+        (libc::SYS_signalfd4, "signals"),
+    ];
+    for (call, named) in means {
+        let run = Lockrun::new(store).key("means").birth(refusing(&[call], Errno::EPERM)).command(["echo", "ran"]);
+        run.run().exited(125).printed("").said("lockrun: cannot ").said(named).said("peration not permitted");
+        assert!(is_free(store, "means"), "{named}");
+    }
+});
