@@ -8,6 +8,7 @@ mod failover;
 mod group;
 mod group_directory;
 mod group_planted;
+mod nonsense;
 mod postgres_faults;
 mod postgres_first_use;
 mod postgres_hosts;

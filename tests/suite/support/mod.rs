@@ -8,6 +8,7 @@ pub(crate) mod deadline;
 pub(crate) mod etcd;
 pub(crate) mod failover;
 pub(crate) mod fake;
+pub(crate) mod garble;
 pub(crate) mod hand;
 pub(crate) mod holder;
 pub(crate) mod lease_server;

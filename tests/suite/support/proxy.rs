@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::garble::{Garbled, garbled};
 use super::lease_server::LeaseServer;
 
 /// How long a reader sleeps before it looks again at what it is to do.
@@ -50,6 +52,8 @@ pub(crate) enum Mode {
     CloseAndHoldUpTo(u64),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
+    /// One reply in three is garbled, as chance will have it that begins with this number.
+    Garble(u64),
     /// Instead of each reply, these bytes come.
     Answer(&'static [u8]),
     /// On the connections up to this one, a request that changes a lock arrives; but no answer comes, and so long after the connection
@@ -94,6 +98,7 @@ struct Shared {
     changes: AtomicU64,
     held: AtomicU64,
     delivered: AtomicU64,
+    replies: AtomicU64,
 }
 
 /// A proxy on a port of the loopback interface. It ends, with its connections, when it is dropped.
@@ -124,6 +129,7 @@ impl Proxy {
             changes: AtomicU64::new(0),
             held: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
+            replies: AtomicU64::new(0),
         });
         let acceptor = thread::spawn({
             let shared = Arc::clone(&shared);
@@ -324,10 +330,17 @@ impl Shared {
                 _ => {}
             }
             let bytes = match self.mode() {
-                Mode::Answer(bytes) if !is_request => bytes,
-                _ => bytes,
+                Mode::Answer(bytes) if !is_request => bytes.to_vec(),
+                Mode::Garble(seed) if !is_request => match self.garble(bytes, seed) {
+                    Garbled::Once(bytes) => bytes,
+                    Garbled::Endless(bytes) => {
+                        while !self.is_over() && to.write_all(&bytes).is_ok() {}
+                        break;
+                    }
+                },
+                _ => bytes.to_vec(),
             };
-            on_its_way.push_back((Instant::now() + delay, bytes.to_vec()));
+            on_its_way.push_back((Instant::now() + delay, bytes));
             if !self.deliver(&mut on_its_way, to) {
                 break;
             }
@@ -359,6 +372,11 @@ impl Shared {
             on_its_way.pop_front();
         }
         true
+    }
+
+    fn garble(&self, reply: &[u8], seed: u64) -> Garbled {
+        let mut chance = Rng::with_seed(seed.wrapping_add(self.replies.fetch_add(1, Ordering::Relaxed)));
+        if chance.u8(..3) == 0 { garbled(reply, &mut chance) } else { Garbled::Once(reply.to_vec()) }
     }
 
     /// Waits until requests on this connection are let through.
