@@ -15,6 +15,7 @@
 use std::time::Duration;
 
 use crate::sys::clock::Moment;
+use crate::text::duration;
 
 /// How long a lease lasts from one renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +88,6 @@ impl Terms {
     /// lease. The error describes the inequality that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let sum = self.renew_every.saturating_add(self.kill_after).saturating_add(self.store_timeout);
-        let say = |span: Duration| humantime::format_duration(span).to_string();
         if sum < self.ttl {
             let boot = Moment::from_boot(Duration::ZERO);
             let usable = self.deadline(boot).term_at.since(boot);
@@ -98,20 +98,20 @@ impl Terms {
             return Err(format!(
                 "--kill-after {} + --store-timeout {} + {} for clocks and killing leave no time to renew within --ttl {}; \
                  use a longer --ttl or shorter others",
-                say(self.kill_after),
-                say(self.store_timeout),
-                say(margins),
-                say(self.ttl)
+                duration::say_finely(self.kill_after),
+                duration::say_finely(self.store_timeout),
+                duration::say_finely(margins),
+                duration::say_finely(self.ttl)
             ));
         }
         Err(format!(
             "--renew-every {} + --kill-after {} + --store-timeout {} = {} is not below --ttl {}: \
              if the lease could not be renewed, the command could not be stopped in time; use a longer --ttl or shorter others",
-            say(self.renew_every),
-            say(self.kill_after),
-            say(self.store_timeout),
-            say(sum),
-            say(self.ttl)
+            duration::say_finely(self.renew_every),
+            duration::say_finely(self.kill_after),
+            duration::say_finely(self.store_timeout),
+            duration::say_finely(sum),
+            duration::say_finely(self.ttl)
         ))
     }
 

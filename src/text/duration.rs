@@ -47,6 +47,12 @@ pub fn say(span: Duration) -> String {
     humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
 }
 
+/// Formats a duration in whole milliseconds, as in `1s 333ms`: finer than any that can be given.
+pub fn say_finely(span: Duration) -> String {
+    let finer = Duration::from_nanos(u64::from(span.subsec_nanos() % 1_000_000));
+    humantime::format_duration(span.saturating_sub(finer)).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,5 +104,11 @@ mod tests {
     fn spans_are_said_in_whole_seconds() {
         assert_eq!(say(Duration::from_millis(192_900)), "3m 12s");
         assert_eq!(say(Duration::from_millis(900)), "0s");
+    }
+
+    #[test]
+    fn or_in_whole_milliseconds() {
+        assert_eq!(say_finely(Duration::from_secs(4) / 3), "1s 333ms");
+        assert_eq!(say_finely(Duration::from_millis(500)), "500ms");
     }
 }
