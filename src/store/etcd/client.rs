@@ -99,6 +99,8 @@ impl Client {
             failures.push((self.member, failure));
             self.member = (self.member + 1) % members;
         }
+        // As during an election. The one that was asked first may be the leader that is away: the next time it is not waited for first.
+        self.member = (self.member + 1) % members;
         Err(self.worst(failures))
     }
 
