@@ -3,6 +3,7 @@
 # make chaos      faults at random: SECONDS_PER_STORE=120, SEED=… to repeat an order
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make check      formatting, lints, and whether the generated files are up to date
+# make deny       judge the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
 # make generate   regenerate the manual pages from the command line's definition
 # make demo       record docs/demo.svg anew (needs root, and redis-server)
 # make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
@@ -31,7 +32,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check chaos mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -60,6 +61,10 @@ check:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets --locked -- -D warnings
 	@$(MAKE) --no-print-directory check-generated
+
+# Known vulnerabilities are asked for from a database on the network: `cargo deny check advisories`.
+deny:
+	$(CARGO) deny --locked check bans licenses sources
 
 check-generated: $(binary)
 	@status=0; \

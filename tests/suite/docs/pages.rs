@@ -24,13 +24,13 @@ pub(super) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the README and all pages of docs/.
+/// Returns the README, SECURITY.md and all pages of docs/.
 pub(super) fn all() -> Vec<Page> {
     let docs = fs::read_dir(root().join("docs")).expect("a directory").map(|entry| entry.expect("a page").file_name());
     let mut paths: Vec<PathBuf> = docs.map(|name| Path::new("docs").join(name)).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     paths.sort();
-    paths.insert(0, "README.md".into());
+    paths.splice(..0, ["README.md".into(), "SECURITY.md".into()]);
     paths.into_iter().map(Page::read).collect()
 }
 
