@@ -141,9 +141,9 @@ on_every_lease_store!(what_is_lost_is_not_kept, |store| {
 
 // "Keep the lock at least this long": also when `--keep` would end earlier.
 on_every_store!(keep_is_no_shorter_than_min_hold, |store| {
-    keep(store, &["--ttl", "1s", "--min-hold", "10m"], ":").run().exited(0);
+    keep(store, &["--ttl", "2s", "--min-hold", "10m"], ":").run().exited(0);
     assert!(expires_in(store, "kept").expect("it ends") > 60_000);
-    token(store, "other", &["--ttl", "1s"]);
+    token(store, "other", &["--ttl", "2s"]);
     eventually(LONG, "a lease as long as the ttl has run out", || !is_held(store, "other"));
     assert!(!is_free(store, "kept"));
 });

@@ -36,13 +36,25 @@ pub(crate) fn need_root(what: &str) {
     assert!(Uid::effective().is_root(), "this test needs root to {what}: run the tests as root");
 }
 
-/// The living processes (no zombies) that carry this mark.
-pub(crate) fn marked(mark: &str) -> Vec<i32> {
+/// The living processes (no zombies) that carry this mark, of those that came after this one, and itself. To read the environment of
+/// every process of the machine would take more time than all that is tested.
+pub(crate) fn marked(mark: &str, first: i32) -> Vec<i32> {
     let wanted = format!("{MARK}={mark}");
+    let newest = newest_process();
+    let came_later = |pid: i32| {
+        // The kernel numbers processes in turn, and begins again where its numbers end.
+        if first <= newest { (first..=newest).contains(&pid) } else { pid >= first || pid <= newest }
+    };
     let all = fs::read_dir("/proc").expect("/proc is mounted");
     all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|pid| carries(*pid, wanted.as_bytes()) && is_alive(*pid))
+        .filter(|pid| came_later(*pid) && carries(*pid, wanted.as_bytes()) && is_alive(*pid))
         .collect()
+}
+
+/// The number of the process that was made last.
+fn newest_process() -> i32 {
+    let load = fs::read_to_string("/proc/loadavg").expect("/proc is mounted");
+    load.split_ascii_whitespace().last().and_then(|pid| pid.parse().ok()).expect("proc(5): the last field")
 }
 
 fn carries(pid: i32, wanted: &[u8]) -> bool {
@@ -52,15 +64,18 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
 /// Kills all that carry this mark, until none is left. All at once, as a power cut does: none of them is to see another one's end, release
 /// a lock in its name, and die only then. A loop over kill(2) is too slow for that even if all are stopped first, because the kernel
 /// continues a stopped process at some of these ends.
-pub(crate) fn kill_marked(mark: &str) {
-    for pid in marked(mark) {
+pub(crate) fn kill_marked(mark: &str, first: i32) {
+    for pid in marked(mark, first) {
         send(pid, Signal::SIGSTOP);
     }
-    let group = ControlGroup::make();
+    let mut group = None;
     happens_within(Duration::from_secs(2), || {
-        let left = marked(mark);
-        match &group {
-            _ if left.is_empty() => return true,
+        let left = marked(mark, first);
+        if left.is_empty() {
+            return true;
+        }
+        // Only now: most runs have left nothing behind.
+        match group.get_or_insert_with(ControlGroup::make) {
             Some(group) => group.kill(&left),
             // Without control groups, or without the right to make one, as well as it can be done.
             None => left.into_iter().for_each(|pid| send(pid, Signal::SIGKILL)),
