@@ -23,6 +23,22 @@ const TIMEOUT_MAX: u64 = 2_147_483_647;
 /// renewing it.
 const IDLE_MAX_MS: u64 = 1500;
 
+/// What a crash of the server must not make it forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Commit {
+    /// What was written: the commit waits for the server's disk, and only then do others see it.
+    Durable,
+    /// The same, but others see it before: they only build on it by a commit of their own, which waits for all that was written until then.
+    SeenFirst,
+    /// Nothing: nobody waits for the disk.
+    Forgettable,
+}
+
+/// Lets the commit of a transaction wait for the server's disk, whatever is set in the session.
+const SYNCHRONOUS: &str = "pg_catalog.set_config('synchronous_commit', \
+     CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN 'local' \
+      ELSE pg_catalog.current_setting('synchronous_commit') END, true)";
+
 /// Statements that travel together, each of which is carried out when it has come.
 #[derive(Default)]
 pub(super) struct Batch {
@@ -48,12 +64,12 @@ impl Batch {
         let [patience, whole, idle] = [left * 3 / 4 + 1, left, idle].map(|span| span.to_string());
         let mut batch = Batch::default();
         batch.add(begin, &[]);
-        batch.add("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)", &[]);
         batch.add(
-            "SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true), \
-             set_config('idle_in_transaction_session_timeout', $3, true), \
-             set_config('synchronous_commit', CASE current_setting('synchronous_commit') \
-              WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true)",
+            &format!(
+                "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), \
+                 pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
+                 pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), {SYNCHRONOUS}"
+            ),
             &[Some(&patience), Some(&whole), Some(&idle)],
         );
         batch.preparations = batch.length;
@@ -61,12 +77,18 @@ impl Batch {
         batch
     }
 
-    /// Commits. What is not `durable` a crash of the server may forget, and nobody waits for its disk.
-    pub(super) fn commit(&mut self, durable: bool) {
-        if !durable {
+    /// Commits. Returns where among the answers that of the commit is.
+    pub(super) fn commit(&mut self, how: Commit) -> usize {
+        if how != Commit::Durable {
             self.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
         }
+        let at = self.length - self.preparations;
         self.add("COMMIT", &[]);
+        if how == Commit::SeenFirst {
+            // A transaction of its own, which waits for the disk. It writes the least that there is to wait for, and has nobody to wait for.
+            self.add(&format!("SELECT {SYNCHRONOUS}, pg_catalog.pg_logical_emit_message(true, 'lockrun', '')"), &[]);
+        }
+        at
     }
 
     /// Returns how many statements it has.

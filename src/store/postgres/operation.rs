@@ -106,9 +106,9 @@ impl PostgresStore {
                     return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits });
                 }
                 Ok(_) => return Err(Failure::Unwritten),
-                // It was rolled back.
+                // It was rolled back, unless the refusal came after the commit.
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
-                    self.may_be_done = was_open;
+                    self.may_be_done = was_open || second.may_be_refused_when_done();
                     last = Failure::Refused(refusal);
                 }
                 Err(failure) if failure.is_closed() && may_be_repeated => {
@@ -116,7 +116,7 @@ impl PostgresStore {
                     last = failure;
                 }
                 Err(failure) => {
-                    self.may_be_done = was_open || failure.is_out_of_step();
+                    self.may_be_done = was_open || failure.is_out_of_step() || second.may_be_refused_when_done();
                     return Err(failure);
                 }
             }

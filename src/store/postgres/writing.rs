@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
-use super::batch::Batch;
+use super::batch::{Batch, Commit};
 use super::connection::{Answer, Connection};
 use super::facts::{LATE, RollCall};
 use super::operation::Subject;
@@ -43,6 +43,8 @@ pub(super) struct SecondTrip<'a> {
 pub(super) struct Checks {
     /// Whether the first statement writes the record of the lock; otherwise only the queue has changed.
     writes_record: bool,
+    /// Which of them commits.
+    commit_at: usize,
 }
 
 impl Checks {
@@ -52,7 +54,7 @@ impl Checks {
         let is_written =
             |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
-        is_recorded && answers.last().is_some_and(|answer| answer.tag == "COMMIT")
+        is_recorded && answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT")
     }
 }
 
@@ -106,7 +108,7 @@ impl<'a> SecondTrip<'a> {
             subject,
             found,
             session: connection.session,
-            checks: Checks { writes_record: false },
+            checks: Checks { writes_record: false, commit_at: 0 },
             joins: false,
             batch: Batch::default(),
             look,
@@ -119,9 +121,21 @@ impl<'a> SecondTrip<'a> {
         trip.call(&roll_call, beat_in);
         trip.wake(state, applied);
         trip.listen(connection);
-        // A crash may forget the rest: that can only cost time, and is not worth waiting for the disk.
-        trip.batch.commit(trip.checks.writes_record || trip.joins);
+        let hands_off = applied.granted.iter().any(|token| subject.asking != Some(token));
+        let how = match trip.checks.writes_record || trip.joins {
+            // The next holder need not wait for the disk twice.
+            true if hands_off => Commit::SeenFirst,
+            true => Commit::Durable,
+            // What a crash may forget can only cost time, and is not worth waiting for the disk.
+            false => Commit::Forgettable,
+        };
+        trip.checks.commit_at = trip.batch.commit(how);
         trip
+    }
+
+    /// Returns whether a statement of it comes after the commit, so that a refusal does not say that nothing was done.
+    pub(super) fn may_be_refused_when_done(&self) -> bool {
+        self.batch.len() > self.checks.commit_at + 1
     }
 
     fn write_record(&mut self, state: &LockState) {

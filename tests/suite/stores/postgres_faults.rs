@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::support::calm::in_time;
-use crate::support::hand::{is_held, status, token, until_waiting};
+use crate::support::hand::{is_held, release, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::places::keep_their_places;
+use crate::support::postgres::Setup;
 use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually};
@@ -245,3 +248,21 @@ on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     holder.finish().exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 });
+
+// "The server killed": what lockrun has said to be released is, also when it was handed off and nobody has claimed it yet.
+#[test]
+fn a_hand_off_outlives_a_crash() {
+    // The server writes nothing down but when a commit waits for it.
+    let settings = vec!["wal_writer_delay=10s".to_owned(), "bgwriter_delay=10s".to_owned()];
+    let store = Store::Postgres(Postgres::with(&Setup { settings, ..Setup::default() }));
+    let postgres = store.as_postgres().expect("just made");
+    let ours = token(&store, "k", &["--ttl", "none"]);
+    let waiter = json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": {} });
+    postgres.add_waiter("k", &waiter);
+    release(&store, "k", &ours).exited(0).silent();
+    postgres.kill();
+    postgres.start_again();
+    let holders = "SELECT coalesce(json_array_length(state->'holders'), 0) FROM lockrun.locks WHERE key = 'k'";
+    assert_eq!(postgres.count(holders), 0);
+    assert_eq!(postgres.ask("SELECT is_granted FROM lockrun.waiters"), "t\n");
+}
