@@ -126,6 +126,29 @@ class LockrunPgBouncer(LockrunPostgres):
         super().__init__(binary, postgres, pgbouncer.port, user)
 
 
+class LockrunEtcd:
+    """lockrun with its store in an etcd."""
+
+    name = "lockrun, etcd"
+    store = "etcd"
+
+    def __init__(self, binary, etcd, port=None):
+        self.binary = binary
+        self.server = etcd
+        self.url = f"etcd://127.0.0.1:{port or etcd.port}"
+
+    def argv(self, key, command, wait=True, options=()):
+        waits = ["--wait"] if wait else []
+        return [self.binary, "--store", self.url, "--key", key, *waits, *options, "--", *command]
+
+    def waiting(self, key):
+        return self.server.count_below(f"lockrun/queue/{key}")
+
+    def queue(self, key):
+        """The tokens of those that wait, in their order."""
+        return [name.partition("-")[2] for name in self.server.names_below(f"lockrun/queue/{key}")]
+
+
 class Psql:
     """psql(1), which locks nothing: it logs in, sends one statement, and then runs the command."""
 

@@ -12,11 +12,11 @@ SECONDS = 5
 # Short, so that renewals fall into the time in which we look.
 LEASE = ["--ttl", "6s"]
 # In MB, by store.
-LIMITS = {"Redis": 2, "PostgreSQL": 6}
+LIMITS = {"Redis": 2, "PostgreSQL": 6, "etcd": 6}
 
 METHOD = f"""\
 The proportional set size (PSS) of all processes of a run but COMMAND's own, summed, which counts a page that several
-processes share by parts. Taken every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On Redis and PostgreSQL the lease is 6 s,
+processes share by parts. Taken every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On stores with leases the lease is 6 s,
 so that it is renewed while we look. At any time there is one lockrun on the machine, so it shares its program file's pages with
 nobody; flock shares the C library with all other processes. The largest is what the limits are held against."""
 

@@ -6,7 +6,7 @@ The requests a hand-off with 10, 100 and 1,000 waiters, and the requests a secon
 import time
 from collections import Counter
 
-from .contenders import LockrunPgBouncer, LockrunPostgres
+from .contenders import LockrunEtcd, LockrunPgBouncer, LockrunPostgres
 from .proxy import Proxy
 from .report import Limit, Section
 from .round_trips import handshake_flights
@@ -31,13 +31,15 @@ its scripts call. The store's URL has neither a password nor a database here: ea
 flight, for each connection.
 
 On PostgreSQL a request is what a client sends in one flight, and waits for: each half of a transaction, or a statement by
-itself. They are counted in the server's log of statements, which takes time in itself. Its own handshake is left out."""
+itself. They are counted in the server's log of statements, which takes time in itself. Its own handshake is left out.
+
+On etcd a request is a call of its API, by the server's own count (`grpc_server_started_total`). A watch counts once."""
 
 IDLE_METHOD = f"""\
 {IDLE_WAITERS} waiters wait for {IDLE_SECONDS} s behind a holder with the default lease. Counted are the requests that each
 waiter's connection sends in that time, by Redis's MONITOR without those that scripts call, and by PostgreSQL's log of
-statements. Through a pooler, whose connections are nobody's, they are all that were sent, the holder's two renewals and the
-like included, divided by the number of waiters."""
+statements. Through a pooler, whose connections are nobody's, and on etcd, which counts them all alike, they are all that were sent,
+the holder's two renewals and the like included, divided by the number of waiters."""
 
 HEADER = ["store", "waiters", "with joining", "hand-off alone", "by kind, with joining", "overlaps", "inversions", "not run",
           "largest gap"]
@@ -75,7 +77,8 @@ def measure_store(bench, contender, section):
         Limit(f"requests a hand-off at {sizes} waiters, {contender.store}", "-", shown, wanted, is_met),
         Limit(f"overlaps, inversions and failed runs at {sizes} waiters, {contender.store}", "-", str(disorder), "0", disorder == 0),
     ]
-    section.notes.append(cross_check(bench, contender))
+    if not isinstance(contender, LockrunEtcd):
+        section.notes.append(cross_check(bench, contender))
 
 
 def drain(bench, contender, waiters):
@@ -144,6 +147,8 @@ def idle_rates(bench, contender):
     """Requests a second of each waiter, in rising order; of all on average, where their connections are not their own."""
     turns = Turns(bench, contender)
     turns.hold()
+    if isinstance(contender, LockrunEtcd):
+        return [idle_rate_of_all(bench, turns)]
     before = contender.server.connections()
     turns.join(IDLE_WAITERS)
     waiters = contender.server.connections() - before
@@ -156,3 +161,16 @@ def idle_rates(bench, contender):
     if isinstance(contender, LockrunPgBouncer):
         return [sum(sent.values()) / IDLE_SECONDS / IDLE_WAITERS]
     return sorted(sent[waiter] / IDLE_SECONDS for waiter in waiters)
+
+
+def idle_rate_of_all(bench, turns):
+    """Requests a second of all together, divided by the number of waiters."""
+    turns.join(IDLE_WAITERS)
+    bench.settle()
+    server = turns.contender.server
+    before = sum(server.sent_by_clients().values())
+    time.sleep(IDLE_SECONDS)
+    sent = sum(server.sent_by_clients().values()) - before
+    turns.let_go()
+    turns.finish(20)
+    return sent / IDLE_SECONDS / IDLE_WAITERS

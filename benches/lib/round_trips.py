@@ -6,7 +6,7 @@ By counting flights in a proxy, and by time: what a delay of the network adds to
 import statistics
 import time
 
-from .contenders import Etcdctl, LockrunPostgres, LockrunRedis, Psql
+from .contenders import Etcdctl, LockrunEtcd, LockrunPostgres, LockrunRedis, Psql
 from .postgres import program
 from .proxy import Proxy
 from .report import Limit, Section
@@ -44,9 +44,10 @@ def measure(bench):
         if program("psql"):
             found["psql"] = trips(bench, lambda port: Psql(bench.postgres, port), port, section)
     if bench.etcd:
+        found["etcd"] = trips(bench, lambda port: LockrunEtcd(bench.lockrun, bench.etcd, port), bench.etcd.port, section)
         found["etcdctl"] = trips(bench, lambda port: Etcdctl(bench.etcd, port), bench.etcd.port, section)
 
-    for number, (what, redis, postgres) in enumerate((("before COMMAND starts", 2, 2), ("in all", 3, 4))):
+    for number, (what, redis, postgres, etcd) in enumerate((("before COMMAND starts", 2, 2, 4), ("in all", 3, 4, 5))):
         peers = f"etcdctl lock {found['etcdctl'][0][number]:.1f} by time" if "etcdctl" in found else "-"
         if "Redis" in found:
             by_time, flights = (counts[number] for counts in found["Redis"])
@@ -57,6 +58,9 @@ def measure(bench):
             by_time, flights = (counts[number] - own for counts, own in zip(found["PostgreSQL"], handshake))
             name = f"{what}, PostgreSQL, over the {handshake[1]:.0f} of its own handshake"
             section.limits.append(limit(name, "-", flights, by_time, postgres))
+        if "etcd" in found:
+            by_time, flights = (counts[number] for counts in found["etcd"])
+            section.limits.append(limit(f"{what}, etcd without TLS and users", peers, flights, by_time, etcd))
     return section
 
 

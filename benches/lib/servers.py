@@ -158,6 +158,7 @@ class Etcd:
         argv += ["--listen-client-urls", client, "--advertise-client-urls", client]
         argv += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"bench={peer}"]
         started(processes, argv)
+        self.own_requests = 0
         eventually(self._answers, 20, "the etcd server is ready")
         self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
 
@@ -172,8 +173,29 @@ class Etcd:
             connection.close()
 
     def count_below(self, name):
-        """How many keys lie below name: one for the holder of that lock, and one for each waiter."""
+        """How many keys lie below name: for etcdctl, one for the holder of that lock, and one for each waiter."""
+        return int(self._range(name, count_only=True).get("count", 0))
+
+    def names_below(self, name):
+        """The last parts of the names of the keys below name, in their order."""
+        keys = (base64.b64decode(pair["key"]).decode() for pair in self._range(name, keys_only=True).get("kvs", []))
+        return [key.rpartition("/")[2] for key in keys]
+
+    def _range(self, name, **options):
+        self.own_requests += 1
         encoded = {"key": f"{name}/", "range_end": f"{name}0"}
         query = {field: base64.b64encode(text.encode()).decode() for field, text in encoded.items()}
-        self.connection.request("POST", "/v3/kv/range", json.dumps({**query, "count_only": True}))
-        return int(json.load(self.connection.getresponse()).get("count", 0))
+        self.connection.request("POST", "/v3/kv/range", json.dumps({**query, **options}))
+        return json.load(self.connection.getresponse())
+
+    def sent_by_clients(self):
+        """How many requests clients have sent so far, by kind. A watch counts once, when it begins; ours do not count."""
+        self.connection.request("GET", "/metrics")
+        sent = {}
+        for line in self.connection.getresponse().read().decode().splitlines():
+            name, _, count = line.rpartition(" ")
+            if name.startswith("grpc_server_started_total{"):
+                kind = name.partition('grpc_method="')[2].partition('"')[0]
+                sent[kind] = sent.get(kind, 0) + int(float(count))
+        sent["Range"] = sent.get("Range", 0) - self.own_requests
+        return sent
