@@ -1,6 +1,7 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
-# make chaos      faults at random: SECONDS_PER_STORE=120, SEED=… to repeat an order
+# make chaos      faults at random: SECONDS_PER_STORE=240, SEED=… to repeat an order, HISTORY=DIRECTORY for what was done to each lock
+#                 for one store alone: STORE=redis
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make check      formatting, lints, and whether the generated files are up to date
 # make deny       judge the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
@@ -48,10 +49,11 @@ test:
 	$(CARGO) test --release --locked
 
 # One store after the other: what they suffer is enough for a machine.
-chaos: export SECONDS_PER_STORE ?= 120
+chaos: export SECONDS_PER_STORE ?= 240
+chaos: export RUST_TEST_THREADS ?= 1
 chaos:
 	scripts/install-test-deps
-	RUST_TEST_THREADS=1 $(CARGO) test --release --locked --test suite -- chaos:: --nocapture
+	$(CARGO) test --release --locked --test suite -- chaos::whatever_happens::$(STORE) --nocapture
 
 mutants:
 	scripts/install-test-deps
