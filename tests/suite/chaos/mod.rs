@@ -11,11 +11,14 @@
 mod deadlines;
 mod faults;
 mod figures;
+mod hand_offs;
 mod history;
 mod judge;
 mod linearizable;
 mod model;
+mod on_demand;
 mod runs;
+mod soak;
 mod workers;
 
 use std::path::Path;
@@ -32,6 +35,7 @@ use faults::{Faults, Hosts, log};
 use figures::Known;
 use history::History;
 use judge::judge;
+use on_demand::asked;
 use runs::{Holder, Past, holders};
 use workers::{Finished, LOCKS, Workers, now};
 
@@ -40,12 +44,6 @@ const TICK: Duration = Duration::from_millis(3);
 
 /// How many seconds a store has among all the other tests.
 const SLICE: u64 = 6;
-
-/// The number in this variable.
-fn asked(variable: &str) -> Option<u64> {
-    let number = |asked: String| asked.parse().unwrap_or_else(|_| panic!("{variable} is no number: {asked}"));
-    std::env::var(variable).ok().filter(|asked| !asked.is_empty()).map(number)
-}
 
 // "The command is dead before the lock can pass to another run", "nothing stays locked", and fences rise: whatever happens.
 on_every_store!(whatever_happens, |store| {
