@@ -1,6 +1,9 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
-# make chaos      faults at random: SECONDS_PER_STORE=120, SEED=… to repeat an order
+# make chaos      faults at random: SECONDS_PER_STORE=240, SEED=… to repeat an order, HISTORY=DIRECTORY for what was done to each lock
+# make handoffs   many runs in turn, without faults: HANDOFFS=20000
+# make soak       locks that are held and used for long: MINUTES=12
+#                 these three also for one store alone: STORE=redis
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make check      formatting, lints, and whether the generated files are up to date
 # make deny       judge the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
@@ -32,7 +35,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos handoffs soak mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -49,10 +52,25 @@ test:
 	$(CARGO) test --release --locked
 
 # One store after the other: what they suffer is enough for a machine.
-chaos: export SECONDS_PER_STORE ?= 120
+chaos: export SECONDS_PER_STORE ?= 240
+chaos: export RUST_TEST_THREADS ?= 1
 chaos:
 	scripts/install-test-deps
-	RUST_TEST_THREADS=1 $(CARGO) test --release --locked --test suite -- chaos:: --nocapture
+	$(CARGO) test --release --locked --test suite -- chaos::whatever_happens::$(STORE) --nocapture
+
+# One store after the other, for each to have the whole machine.
+handoffs: export HANDOFFS ?= 20000
+handoffs: export RUST_TEST_THREADS ?= 1
+handoffs:
+	scripts/install-test-deps
+	$(CARGO) test --release --locked --test suite -- chaos::hand_offs::$(STORE) --nocapture
+
+# All stores side by side: they are idle most of the time.
+soak: export MINUTES ?= 12
+soak: export RUST_TEST_THREADS ?= 7
+soak:
+	scripts/install-test-deps
+	$(CARGO) test --release --locked --test suite -- chaos::soak::$(STORE) --nocapture
 
 mutants:
 	scripts/install-test-deps

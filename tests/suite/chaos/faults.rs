@@ -1,11 +1,12 @@
 //! What goes wrong, and when.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::workers::Workers;
+use super::workers::{Who, Workers, now};
 use crate::support::processes::send;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::{LeaseServer, Store};
@@ -17,6 +18,12 @@ pub(super) struct Hosts {
 }
 
 const HOSTS: usize = 3;
+
+/// How often another fault is drawn where one could not be: there was no such process, or the server is down already.
+const DRAWS: usize = 20;
+
+/// For how long faults that could not be injected in time are made up for.
+const CATCH_UP: Duration = Duration::from_secs(1);
 
 impl Hosts {
     pub(super) fn new(store: &Store) -> Self {
@@ -33,10 +40,10 @@ impl Hosts {
 /// What can go wrong.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// A process of a run gets a signal.
-    Signal(&'static str, Signal),
-    /// A process of a run is stopped for a while.
-    Stop(&'static str),
+    /// Processes of a run get a signal, all at once.
+    Signal(&'static [Who], Signal),
+    /// They are stopped for a while.
+    Stop(&'static [Who]),
     /// The network of a host behaves so for a while.
     Network(Mode),
     /// The server answers nothing for a while.
@@ -48,31 +55,53 @@ enum Fault {
 }
 
 /// What can happen to every run.
-const TO_RUNS: [Fault; 6] = [
-    Fault::Signal("lockrun", Signal::SIGKILL),
-    Fault::Signal("guardian", Signal::SIGKILL),
-    Fault::Signal("perl", Signal::SIGKILL),
-    Fault::Signal("lockrun", Signal::SIGTERM),
-    Fault::Stop("lockrun"),
-    Fault::Stop("guardian"),
+const TO_RUNS: [Fault; 9] = [
+    Fault::Signal(&[Who::Lockrun], Signal::SIGKILL),
+    Fault::Signal(&[Who::Guardian], Signal::SIGKILL),
+    Fault::Signal(&[Who::Command], Signal::SIGKILL),
+    Fault::Signal(&[Who::Lockrun, Who::Guardian], Signal::SIGKILL),
+    Fault::Signal(&[Who::Lockrun], Signal::SIGTERM),
+    Fault::Stop(&[Who::Lockrun]),
+    Fault::Stop(&[Who::Guardian]),
+    Fault::Stop(&[Who::Command]),
+    Fault::Stop(&[Who::Lockrun, Who::Guardian]),
 ];
 
-/// What can happen to one whose store is a server.
-const TO_SERVERS: [Fault; 9] = [
+/// What can happen to the network of a host.
+const TO_HOSTS: [Fault; 6] = [
     Fault::Network(Mode::Swallow),
     Fault::Network(Mode::SwallowReplies),
     Fault::Network(Mode::SwallowAnswers),
     Fault::Network(Mode::Reset),
     Fault::Network(Mode::Refuse),
     Fault::Network(Mode::Delay(Duration::from_millis(200))),
-    Fault::Pause,
-    Fault::Kill,
-    Fault::HangUp,
 ];
+
+/// What can happen to a server.
+const TO_SERVERS: [Fault; 3] = [Fault::Pause, Fault::Kill, Fault::HangUp];
+
+/// To whom something was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Run(usize),
+    Host(usize),
+    Server,
+}
+
+/// A fault that was injected, from when to when by the boot clock, in nanoseconds.
+#[derive(Clone, Debug)]
+pub(super) struct Injected {
+    pub(super) what: String,
+    /// It killed lockrun or the guardian.
+    pub(super) has_killed: bool,
+    pub(super) target: Target,
+    pub(super) from: i64,
+    pub(super) to: i64,
+}
 
 /// What is over, once its time has come.
 enum Cure {
-    Continue(i32),
+    Continue(Vec<i32>),
     Network(usize),
     Resume,
     StartAgain,
@@ -83,124 +112,152 @@ pub(super) struct Faults<'a> {
     server: Option<&'a dyn LeaseServer>,
     hosts: &'a Hosts,
     random: fastrand::Rng,
-    began: Instant,
     next_at: Instant,
-    cures: Vec<(Instant, Cure)>,
-    /// Whether the server is stopped or dead.
-    is_down: bool,
-    log: Vec<(Duration, String)>,
-    counts: BTreeMap<String, usize>,
+    /// When something is over, and which of the injected faults that ends.
+    cures: Vec<(Instant, usize, Cure)>,
+    injected: Vec<Injected>,
 }
 
 impl<'a> Faults<'a> {
     pub(super) fn new(store: &'a Store, hosts: &'a Hosts, seed: u64) -> Self {
-        let now = Instant::now();
         Self {
             server: store.lease_server(),
             hosts,
             random: fastrand::Rng::with_seed(seed),
-            began: now,
-            next_at: now + Duration::from_millis(300),
+            next_at: Instant::now() + Duration::from_millis(300),
             cures: Vec::new(),
-            is_down: false,
-            log: Vec::new(),
-            counts: BTreeMap::new(),
+            injected: Vec::new(),
         }
     }
 
     /// Does what is due.
-    pub(super) fn proceed(&mut self, workers: &Workers) {
+    pub(super) fn proceed(&mut self, workers: &Mutex<Workers>) {
         let now = Instant::now();
-        let (due, later): (Vec<_>, _) = std::mem::take(&mut self.cures).into_iter().partition(|(at, _)| *at <= now);
+        let (due, later): (Vec<_>, _) = std::mem::take(&mut self.cures).into_iter().partition(|(at, ..)| *at <= now);
         self.cures = later;
-        for (_, cure) in due {
-            self.cure(&cure);
+        for (_, number, cure) in due {
+            self.cure(number, &cure);
         }
         if now < self.next_at {
             return;
         }
-        self.next_at = now + Duration::from_millis(self.random.u64(20..400));
-        let worker = self.random.usize(0..workers.count());
-        let host = self.random.usize(0..HOSTS);
-        // As often shorter than a lease as longer.
-        let lasts = Duration::from_millis(if self.random.bool() {
-            self.random.u64(50..1000)
-        } else {
-            self.random.u64(1000..5000)
-        });
-        let of_runs = self.server.is_none() || self.random.bool();
-        let kinds: &[Fault] = if of_runs { &TO_RUNS } else { &TO_SERVERS };
+        let drawn = (0..DRAWS).any(|_| self.draw(workers));
+        let pause = if drawn { self.random.u64(20..300) } else { 20 };
+        // What took its time, such as a server's start, is made up for.
+        let due = self.next_at + Duration::from_millis(pause);
+        self.next_at = if due + CATCH_UP < now { now } else { due };
+    }
+
+    /// Injects a fault; false where it cannot be.
+    fn draw(&mut self, workers: &Mutex<Workers>) -> bool {
+        // What strikes all at once is rare, or there would be little left to strike.
+        let kinds: &[Fault] = match self.random.u8(0..20) {
+            0..15 => &TO_RUNS,
+            _ if self.server.is_none() => &TO_RUNS,
+            15..19 => &TO_HOSTS,
+            _ => &TO_SERVERS,
+        };
         let fault = kinds[self.random.usize(0..kinds.len())];
-        self.inject(fault, workers, worker, host, now + lasts);
+        // Some are longer than a lease.
+        let lasts = Duration::from_millis(match self.random.u8(0..10) {
+            0..5 => self.random.u64(50..500),
+            5..8 => self.random.u64(500..1500),
+            _ => self.random.u64(1500..5000),
+        });
+        let from = now();
+        let Some((target, cure)) = self.inject(fault, workers) else { return false };
+        let (number, until) = (self.injected.len(), Instant::now() + lasts);
+        let is_over_at_once = cure.is_none();
+        self.cures.extend(cure.map(|cure| (until, number, cure)));
+        let to = if is_over_at_once { now() } else { i64::MAX };
+        let mut what = format!("{fault:?}");
+        what.retain(|letter| !"[]".contains(letter));
+        let has_killed = matches!(fault, Fault::Signal(who, Signal::SIGKILL) if *who != [Who::Command]);
+        self.injected.push(Injected { what, has_killed, target, from, to });
+        true
     }
 
-    fn inject(&mut self, fault: Fault, workers: &Workers, worker: usize, host: usize, until: Instant) {
-        let mut on = String::new();
-        match (fault, self.server) {
-            (Fault::Signal(name, signal), _) => {
-                let Some(pid) = workers.signal(worker, name, signal) else { return };
-                on = format!("{pid} of worker {worker}");
+    /// Lets this happen, if it can; says to whom, and what will end it.
+    fn inject(&mut self, fault: Fault, workers: &Mutex<Workers>) -> Option<(Target, Option<Cure>)> {
+        let is_down = self.cures.iter().any(|(.., cure)| matches!(cure, Cure::Resume | Cure::StartAgain));
+        match fault {
+            Fault::Signal(who, signal) => {
+                let (run, _) = self.signal(workers, who, signal)?;
+                Some((Target::Run(run), None))
             }
-            (Fault::Stop(name), _) => {
-                let Some(pid) = workers.signal(worker, name, Signal::SIGSTOP) else { return };
-                on = format!("{pid} of worker {worker}");
-                self.cures.push((until, Cure::Continue(pid)));
+            Fault::Stop(who) => {
+                let (run, pids) = self.signal(workers, who, Signal::SIGSTOP)?;
+                Some((Target::Run(run), Some(Cure::Continue(pids))))
             }
-            (Fault::Network(mode), Some(_)) => {
+            Fault::Network(mode) => {
+                let host = self.random.usize(0..HOSTS);
+                if self.cures.iter().any(|(.., cure)| matches!(cure, Cure::Network(other) if *other == host)) {
+                    return None;
+                }
                 self.hosts.proxies[host].set(mode);
-                on = format!("host {host}");
-                self.cures.push((until, Cure::Network(host)));
+                Some((Target::Host(host), Some(Cure::Network(host))))
             }
-            (Fault::Pause | Fault::Kill, Some(_)) if self.is_down => return,
-            (Fault::Pause, Some(server)) => {
-                server.pause();
-                self.is_down = true;
-                self.cures.push((until, Cure::Resume));
+            _ if is_down => None,
+            Fault::Pause => {
+                self.server?.pause();
+                Some((Target::Server, Some(Cure::Resume)))
             }
-            (Fault::Kill, Some(server)) => {
-                server.kill();
-                self.is_down = true;
-                self.cures.push((until, Cure::StartAgain));
+            Fault::Kill => {
+                self.server?.kill();
+                Some((Target::Server, Some(Cure::StartAgain)))
             }
-            (Fault::HangUp, Some(server)) if !self.is_down => server.hang_up(),
-            _ => return,
-        }
-        let lasts = until.saturating_duration_since(Instant::now()).as_millis();
-        let what = format!("{fault:?}");
-        self.log.push((self.began.elapsed(), format!("{what} {on} for {lasts} ms")));
-        *self.counts.entry(what).or_default() += 1;
-    }
-
-    fn cure(&mut self, cure: &Cure) {
-        match *cure {
-            Cure::Continue(pid) => send(pid, Signal::SIGCONT),
-            Cure::Network(host) => self.hosts.proxies[host].set(Mode::Pass),
-            Cure::Resume => {
-                self.server.expect("it was stopped").resume();
-                self.is_down = false;
-            }
-            Cure::StartAgain => {
-                self.server.expect("it was killed").start_again();
-                self.is_down = false;
+            Fault::HangUp => {
+                self.server?.hang_up();
+                Some((Target::Server, None))
             }
         }
     }
 
-    /// All is well again.
-    pub(super) fn end(&mut self) {
-        for (_, cure) in std::mem::take(&mut self.cures) {
-            self.cure(&cure);
+    fn signal(&mut self, workers: &Mutex<Workers>, who: &[Who], signal: Signal) -> Option<(usize, Vec<i32>)> {
+        let workers = workers.lock().expect("no worker has panicked");
+        // As often to one that holds a lock as to any.
+        workers.signal(self.random.usize(0..workers.count()), self.random.bool(), who, signal)
+    }
+
+    fn cure(&mut self, number: usize, cure: &Cure) {
+        match cure {
+            Cure::Continue(pids) => pids.iter().for_each(|pid| send(*pid, Signal::SIGCONT)),
+            Cure::Network(host) => self.hosts.proxies[*host].set(Mode::Pass),
+            Cure::Resume => self.server.expect("it was stopped").resume(),
+            Cure::StartAgain => self.server.expect("it was killed").start_again(),
         }
+        self.injected[number].to = now();
     }
 
-    pub(super) fn summary(&self) -> String {
-        let all: Vec<String> = self.counts.iter().map(|(what, count)| format!("{what}: {count}")).collect();
-        format!("{} faults ({})", self.counts.values().sum::<usize>(), all.join(", "))
+    /// All is well again. Returns what was not.
+    pub(super) fn end(mut self) -> Vec<Injected> {
+        for (_, number, cure) in std::mem::take(&mut self.cures) {
+            self.cure(number, &cure);
+        }
+        self.injected
     }
+}
 
-    /// Every fault, with its time.
-    pub(super) fn log(&self) -> String {
-        let line = |(at, what): &(Duration, String)| format!("{:8.3} s  {what}", at.as_secs_f64());
-        self.log.iter().map(line).collect::<Vec<_>>().join("\n")
+/// How many faults of each kind there were.
+pub(super) fn by_kind(faults: &[Injected]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for fault in faults {
+        *counts.entry(fault.what.as_str()).or_default() += 1;
     }
+    counts
+}
+
+/// Every fault, with the time since a moment at which it began, and for how long.
+pub(super) fn log(faults: &[Injected], since: i64) -> String {
+    let line = |fault: &Injected| {
+        let ms = |nanos: i64| nanos / 1_000_000;
+        format!(
+            "{:8} ms  {} to {:?} for {} ms",
+            ms(fault.from - since),
+            fault.what,
+            fault.target,
+            ms(fault.to - fault.from)
+        )
+    };
+    faults.iter().map(line).collect::<Vec<_>>().join("\n")
 }

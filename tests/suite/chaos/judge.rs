@@ -1,82 +1,93 @@
-//! Who lived when, and what must not be. Of lockrun it knows only what a lock is.
+//! Who held a lock when, and what must not be. Of lockrun it knows only what a lock is.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use super::workers::SLOTS;
-use crate::support::witness::{Life, lives};
+use super::model::Mode;
+use super::runs::{Holder, SLOTS};
 
-/// What the record says.
+/// What the record says of one lock.
+#[derive(Default)]
 pub(super) struct Verdict {
-    pub(super) summary: String,
-    /// What must not be.
-    pub(super) wrong: Vec<String>,
+    pub(super) overlaps: Vec<String>,
+    pub(super) fences: Vec<String>,
+    /// The smallest time between two that exclude each other, in nanoseconds.
+    pub(super) margin: Option<i64>,
 }
 
-/// A command under a lock.
-struct Holder<'a> {
-    lock: &'a str,
-    is_reader: bool,
-    fence: u64,
-    life: &'a Life,
-}
-
-impl<'a> Holder<'a> {
-    /// Reads `lock-r|w-worker-run-fence`.
-    fn of(life: &'a Life) -> Self {
-        let words: Vec<&str> = life.tag.split('-').collect();
-        let [lock, how, _, _, fence] = words[..] else { panic!("an unknown command: {}", life.tag) };
-        Holder { lock, is_reader: how == "r", fence: fence.parse().expect("a fence is a number"), life }
-    }
-
-    /// Whether the two may not hold their lock at once.
-    fn excludes(&self, other: &Self) -> bool {
-        match self.lock {
-            "slots" => false,
-            "shared" => !(self.is_reader && other.is_reader),
-            _ => true,
-        }
-    }
-
-    fn shown(&self) -> String {
-        let ms = |nanos: i64| nanos / 1_000_000;
-        format!("{} from {} to {} ms", self.life.tag, ms(self.life.first), ms(self.life.last))
-    }
-}
-
-pub(super) fn judge(record: &Path) -> Verdict {
-    let lives = lives(record);
-    let mut by_lock: BTreeMap<&str, Vec<Holder>> = BTreeMap::new();
-    for holder in lives.iter().map(Holder::of) {
-        by_lock.entry(holder.lock).or_default().push(holder);
-    }
-    let mut wrong = Vec::new();
-    let mut summary = Vec::new();
-    for (lock, holders) in &by_lock {
-        let mut margin = None;
-        for (at, later) in holders.iter().enumerate() {
-            // Lives are in the order of their beginnings; one lasts for less than a second, unless it is stopped: but look at all.
-            for earlier in &holders[..at] {
-                let gap = later.life.first - earlier.life.last;
-                if !earlier.excludes(later) {
-                    continue;
-                }
-                margin = Some(margin.map_or(gap, |known: i64| known.min(gap)));
-                if gap <= 0 {
-                    wrong.push(format!("at once: {} and {}", earlier.shown(), later.shown()));
-                }
-                if earlier.fence >= later.fence {
-                    wrong.push(format!("a fence that does not rise: {}, then {}", earlier.shown(), later.shown()));
-                }
+/// Judges those who held one lock, in the order in which they were seen first; times are told since a moment.
+pub(super) fn judge<'a>(holders: impl IntoIterator<Item = &'a Holder>, since: i64) -> Verdict {
+    let mut verdict = Verdict::default();
+    // Of those before, by how they held it: the one that was seen last, and the one with the greatest fence.
+    let mut before: BTreeMap<Mode, (&Holder, &Holder)> = BTreeMap::new();
+    let mut in_slots: Vec<&Holder> = Vec::new();
+    for later in holders {
+        let both = |earlier| format!("{}, and {}", shown(earlier, since), shown(later, since));
+        for (last, greatest) in before.values().filter(|(earlier, _)| earlier.excludes(later)) {
+            let gap = later.first - last.last;
+            verdict.margin = Some(verdict.margin.map_or(gap, |known| known.min(gap)));
+            if gap <= 0 {
+                verdict.overlaps.push(both(last));
             }
-            let beside = |other: &&Holder| other.life.first <= later.life.first && other.life.last >= later.life.first;
-            let at_once = holders.iter().filter(beside).count();
-            if *lock == "slots" && at_once > SLOTS {
-                wrong.push(format!("{at_once} with slots at the beginning of {}", later.shown()));
+            if greatest.fence >= later.fence {
+                verdict.fences.push(both(greatest));
             }
         }
-        let margin = margin.map_or(String::new(), |margin| format!(", {} µs apart or more", margin / 1000));
-        summary.push(format!("{lock}: {}{margin}", holders.len()));
+        let (last, greatest) = before.entry(later.mode).or_insert((later, later));
+        *last = if last.last > later.last { last } else { later };
+        *greatest = if greatest.fence > later.fence { greatest } else { later };
+        if matches!(later.mode, Mode::Slot(_)) {
+            in_slots.retain(|earlier| earlier.last >= later.first);
+            in_slots.push(later);
+            if in_slots.len() > SLOTS {
+                let all: Vec<_> = in_slots.iter().map(|holder| shown(holder, since)).collect();
+                verdict.overlaps.push(all.join(", and "));
+            }
+        }
     }
-    Verdict { summary: summary.join("; "), wrong }
+    verdict
+}
+
+fn shown(holder: &Holder, since: i64) -> String {
+    let ms = |nanos: i64| nanos / 1_000_000;
+    let Holder { run, lock, mode, fence, first, last } = holder;
+    format!("run {run} with {lock} ({mode:?}), fence {fence}, from {} to {} ms", ms(first - since), ms(last - since))
+}
+
+mod tests {
+    use super::*;
+
+    fn holder(run: usize, mode: Mode, fence: u64, first: i64, last: i64) -> Holder {
+        Holder { run, lock: "l".into(), mode, fence, first, last }
+    }
+
+    fn counts(holders: &[Holder]) -> (usize, usize, Option<i64>) {
+        let verdict = judge(holders, 0);
+        (verdict.overlaps.len(), verdict.fences.len(), verdict.margin)
+    }
+
+    // Two at once are seen, also where another one was between them, and a fence that falls.
+    #[test]
+    fn what_must_not_be() {
+        let alone = |run, fence, first, last| holder(run, Mode::Exclusive, fence, first, last);
+        assert_eq!(counts(&[alone(0, 7, 0, 3), alone(1, 8, 5, 6), alone(2, 9, 9, 9)]), (0, 0, Some(2)));
+        assert_eq!(counts(&[alone(0, 7, 0, 8), alone(1, 8, 5, 6)]), (1, 0, Some(-3)));
+        assert_eq!(counts(&[alone(0, 7, 0, 8), alone(1, 8, 5, 6), alone(2, 9, 7, 9)]), (2, 0, Some(-3)));
+        assert_eq!(counts(&[alone(0, 9, 0, 3), alone(1, 7, 5, 6), alone(2, 8, 8, 9)]), (0, 2, Some(2)));
+    }
+
+    // Readers may be at once, and so may two in slots of their own; a writer and a third one may not.
+    #[test]
+    fn what_may_be() {
+        let (reader, writer) = (Mode::Shared, Mode::Exclusive);
+        let readers = [holder(0, reader, 8, 0, 5), holder(1, reader, 7, 1, 6)];
+        assert_eq!(counts(&readers), (0, 0, None));
+        let beside = [readers[0].clone(), readers[1].clone(), holder(2, writer, 9, 6, 8)];
+        assert_eq!(counts(&beside), (1, 0, Some(0)));
+        let slots = [holder(0, Mode::Slot(0), 8, 0, 5), holder(1, Mode::Slot(1), 7, 1, 6)];
+        assert_eq!(counts(&slots), (0, 0, None));
+        let third = [slots[0].clone(), slots[1].clone(), holder(2, Mode::Slot(2), 9, 2, 3)];
+        assert_eq!(counts(&third), (1, 0, None));
+        let same = [slots[0].clone(), slots[1].clone(), holder(2, Mode::Slot(0), 9, 7, 8)];
+        assert_eq!(counts(&same), (0, 0, Some(2)));
+    }
 }

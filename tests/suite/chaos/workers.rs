@@ -2,20 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use nix::time::{ClockId, clock_gettime};
 
+use super::deadlines::Deadlines;
+use super::runs::Past;
 use crate::support::processes::{find_program, is_alive, send};
-use crate::support::{LONG, Lockrun, Output, Running, eventually};
+use crate::support::{LONG, Lockrun, Output, Running, Store, eventually};
 
-/// The locks.
-pub(super) const LOCKS: [&str; 3] = ["alone", "slots", "shared"];
+/// The locks: two of each kind.
+pub(super) const LOCKS: [&str; 6] = ["alone1", "slots1", "shared1", "alone2", "slots2", "shared2"];
 
-/// How many may have a slot at once.
-pub(super) const SLOTS: usize = 2;
+/// How long a lease is.
+pub(super) const TTL: &str = "3s";
 
-/// Which lock each worker wants, and how.
+/// Which kind of lock each worker wants, and how.
 const WANTS: [(&str, &[&str]); 11] = [
     ("alone", &["--wait", "20s"]),
     ("alone", &["--wait", "20s"]),
@@ -37,20 +42,40 @@ my ($file, $name, $ms) = @ARGV;
 $SIG{TERM} = 'IGNORE' if $ms % 2;
 open(my $out, '>>', $file) or die;
 my $began = clock_gettime(7);
+my $slot = $ENV{LOCKRUN_SLOT} // '';
 do {
     my $now = clock_gettime(7);
-    syswrite($out, sprintf("%s-%s %d %d\n", $name, $ENV{LOCKRUN_FENCE}, $$, $now * 1e9));
+    syswrite($out, sprintf("%s-%s-%s %d %d\n", $name, $ENV{LOCKRUN_FENCE}, $slot, $$, $now * 1e9));
     usleep(2000);
 } while (clock_gettime(7) - $began) * 1000 < $ms;
 "#;
 
+/// How long a worker waits whose store could not be reached, and how often those that were left behind are looked after.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// One of the processes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Who {
+    Lockrun,
+    Guardian,
+    Command,
+}
+
+/// The time of the boot clock, in nanoseconds.
+pub(super) fn now() -> i64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("there is a boot clock");
+    now.tv_sec() * 1_000_000_000 + now.tv_nsec()
+}
+
 /// One that works under a lock, again and again.
 struct Worker {
     number: usize,
+    host: usize,
     /// The URL of the store as its host knows it.
     url: String,
-    run: Option<Running>,
-    runs: usize,
+    run: Option<(Running, Past)>,
+    /// When it starts the next run.
+    next_at: Instant,
 }
 
 /// All of them.
@@ -59,8 +84,13 @@ pub(super) struct Workers {
     record: PathBuf,
     random: fastrand::Rng,
     ends: Ends,
+    past: Vec<Past>,
+    deadlines: Option<Deadlines>,
+    started: usize,
     /// Runs that have ended, and left a process behind.
     left: Vec<Running>,
+    /// When those were looked after.
+    looked_at: Instant,
 }
 
 /// How many runs ended in which way.
@@ -68,62 +98,115 @@ pub(super) struct Workers {
 pub(super) struct Ends(BTreeMap<String, usize>);
 
 impl Worker {
-    fn start(&mut self, record: &Path, random: &mut fastrand::Rng) {
-        let (lock, how) = WANTS[self.number];
+    fn start(&mut self, run: usize, record: &Path, random: &mut fastrand::Rng) {
+        let (kind, how) = WANTS[self.number % WANTS.len()];
+        let of_this_kind = LOCKS.iter().filter(|lock| lock.starts_with(kind));
+        let lock = of_this_kind.copied().nth(self.number / WANTS.len()).expect("there are as many sets of locks");
         let how_kept = if how.contains(&"--shared") { "r" } else { "w" };
-        let name = format!("{lock}-{how_kept}-{}-{}", self.number, self.runs);
-        let millis = random.u32(0..300).to_string();
+        let name = format!("{lock}-{how_kept}-{run}");
+        // Some live for longer than a lease, which has to be renewed.
+        let millis = if random.u8(0..12) == 0 { random.u32(1000..4500) } else { random.u32(0..300) }.to_string();
         let perl = find_program("perl");
         let words =
             [perl.as_os_str(), "-e".as_ref(), COMMAND.as_ref(), record.as_ref(), name.as_ref(), millis.as_ref()];
         let call = Lockrun::at(&self.url).key(lock).args(how);
-        let call = call.args(["--ttl", "3s", "--kill-after", "300ms", "--store-timeout", "500ms"]);
-        self.run = Some(call.command(words).spawn());
-        self.runs += 1;
+        let call = call.args(["-v", "--ttl", TTL, "--kill-after", "300ms", "--store-timeout", "500ms"]);
+        let past = Past {
+            number: run,
+            lock,
+            host: self.host,
+            invoked: now(),
+            ended: i64::MAX,
+            is_refused: false,
+            has_released: false,
+            has_lost: false,
+            error: None,
+        };
+        self.run = Some((call.command(words).spawn(), past));
     }
 }
 
 impl Workers {
-    pub(super) fn new(urls: &[String], record: &Path, seed: u64) -> Self {
-        let url = |number: usize| urls[number % urls.len()].clone();
-        let worker = |number| Worker { number, url: url(number), run: None, runs: 0 };
+    pub(super) fn new(sets: usize, store: &Store, hosts: &[String], record: &Path, seed: u64) -> Self {
+        let worker = |number| {
+            let host = number % hosts.len();
+            Worker { number, host, url: hosts[host].clone(), run: None, next_at: Instant::now() }
+        };
         Self {
-            all: (0..WANTS.len()).map(worker).collect(),
+            all: (0..sets * WANTS.len()).map(worker).collect(),
             record: record.to_owned(),
             random: fastrand::Rng::with_seed(seed ^ 1),
             ends: Ends::default(),
+            past: Vec::new(),
+            deadlines: store.has_leases().then(|| Deadlines::of(&store.url())),
+            started: 0,
             left: Vec::new(),
+            looked_at: Instant::now(),
         }
     }
 
-    /// Looks after those whose run has ended: they start the next one.
-    pub(super) fn work(&mut self) {
-        for at in 0..self.all.len() {
-            if self.all[at].run.as_mut().is_none_or(Running::has_ended) {
-                self.bury(at);
-                self.all[at].start(&self.record, &mut self.random);
-            }
+    /// Looks after one of them: if its run has ended, it starts the next one.
+    pub(super) fn work(&mut self, at: usize) {
+        if self.all[at].run.as_mut().is_some_and(|(run, _)| run.has_ended()) {
+            self.bury(at);
+        }
+        if self.all[at].run.is_none() && self.all[at].next_at <= Instant::now() {
+            self.all[at].start(self.started, &self.record, &mut self.random);
+            self.started += 1;
+        }
+        if self.looked_at.elapsed() > PAUSE {
+            self.left.retain(|run| !run.processes().is_empty());
+            self.deadlines.iter_mut().for_each(Deadlines::look);
+            self.looked_at = Instant::now();
         }
     }
 
     fn bury(&mut self, at: usize) {
-        let Some(mut run) = self.all[at].run.take() else { return };
-        self.ends.count_in(&run.end());
+        let Some((mut run, mut past)) = self.all[at].run.take() else { return };
+        let output = run.end();
+        past.ended = now();
+        let stderr = output.stderr();
+        past.is_refused = output.status == Some(75);
+        past.has_released = stderr.contains("\" released");
+        past.error = matches!(output.status, Some(69 | 125..=127)).then(|| stderr.clone());
+        past.has_lost = output.status == Some(79) || stderr.contains("\" is lost, ");
+        if let Some(deadlines) = self.deadlines.as_mut().filter(|_| past.has_lost) {
+            deadlines.ask(past.number, past.lock, run.pid());
+        }
+        self.ends.count_in(&output);
+        self.past.push(past);
+        if output.status == Some(69) {
+            // The store cannot be reached: to ask it again at once would take the processors from the others.
+            self.all[at].next_at = Instant::now() + PAUSE;
+        }
         // Its command may hold the lock still.
         if !run.processes().is_empty() {
             self.left.push(run);
         }
-        self.left.retain(|run| !run.processes().is_empty());
     }
 
-    /// Sends a signal to a process of this name in the run of a worker. Says whether there was one.
-    pub(super) fn signal(&self, worker: usize, name: &str, signal: Signal) -> Option<i32> {
-        let run = self.all[worker % self.all.len()].run.as_ref()?;
-        let named =
-            |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
-        let pid = run.processes().into_iter().find(named).filter(|pid| is_alive(*pid))?;
-        send(pid, signal);
-        Some(pid)
+    /// Sends a signal to these processes of a run, all or none: to the first run from this worker's on that has them all, and a command if
+    /// it is to have one. Says which run it is.
+    pub(super) fn signal(
+        &self,
+        from: usize,
+        has_command: bool,
+        who: &[Who],
+        signal: Signal,
+    ) -> Option<(usize, Vec<i32>)> {
+        let runs = self.all.iter().cycle().skip(from).take(self.all.len()).filter_map(|worker| worker.run.as_ref());
+        let (number, pids) = runs.into_iter().find_map(|(run, past)| {
+            let processes = processes(run.pid());
+            let of = |who: &Who| Some(processes.iter().find(|(pid, what)| what == who && is_alive(*pid))?.0);
+            if has_command {
+                of(&Who::Command)?;
+            }
+            Some((past.number, who.iter().map(of).collect::<Option<Vec<i32>>>()?))
+        })?;
+        for &pid in &pids {
+            send(pid, signal);
+        }
+        Some((number, pids))
     }
 
     pub(super) fn count(&self) -> usize {
@@ -132,16 +215,49 @@ impl Workers {
 
     /// Lets the last run of each come to its end.
     #[track_caller]
-    pub(super) fn finish(mut self) -> Ends {
-        for at in 0..self.all.len() {
-            self.bury(at);
-        }
-        eventually(LONG, "what the dead have left ends", || {
+    pub(super) fn finish(mut self) -> Finished {
+        eventually(LONG * 2, "the last runs end, and what the dead have left", || {
+            for at in 0..self.all.len() {
+                if self.all[at].run.as_mut().is_some_and(|(run, _)| run.has_ended()) {
+                    self.bury(at);
+                }
+            }
             self.left.retain(|run| !run.processes().is_empty());
-            self.left.is_empty()
+            self.deadlines.iter_mut().for_each(Deadlines::look);
+            self.left.is_empty() && self.all.iter().all(|worker| worker.run.is_none())
         });
-        self.ends
+        self.past.sort_by_key(|run| run.number);
+        Finished { ends: self.ends, runs: self.past, deadlines: self.deadlines }
     }
+}
+
+/// All that is known when the last run has ended.
+pub(super) struct Finished {
+    pub(super) ends: Ends,
+    /// By their numbers.
+    pub(super) runs: Vec<Past>,
+    pub(super) deadlines: Option<Deadlines>,
+}
+
+/// The processes of the run of this lockrun, as far as they descend from it.
+fn processes(lockrun: i32) -> Vec<(i32, Who)> {
+    let mut found = vec![];
+    let mut left = vec![lockrun];
+    while let Some(pid) = left.pop() {
+        let who = match fs::read_to_string(format!("/proc/{pid}/comm")).as_deref().map(str::trim) {
+            Ok("lockrun") => Who::Lockrun,
+            Ok("guardian") => Who::Guardian,
+            Ok("perl") => Who::Command,
+            _ => continue,
+        };
+        found.push((pid, who));
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let children = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+        left.extend(
+            children.flat_map(|all| all.split_whitespace().filter_map(|one| one.parse().ok()).collect::<Vec<i32>>()),
+        );
+    }
+    found
 }
 
 impl Ends {
@@ -155,15 +271,11 @@ impl Ends {
         };
         *self.0.entry(end).or_default() += 1;
     }
-
-    pub(super) fn count(&self) -> usize {
-        self.0.values().sum()
-    }
 }
 
 impl fmt::Display for Ends {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<String> = self.0.iter().map(|(end, count)| format!("{end}: {count}")).collect();
-        write!(out, "({})", all.join(", "))
+        write!(out, "{}", all.join(", "))
     }
 }

@@ -260,6 +260,10 @@ impl Running {
         self.child.id().cast_signed()
     }
 
+    fn first(&self) -> processes::First {
+        processes::First { pid: self.pid(), started: self.started }
+    }
+
     /// What is on standard output so far.
     pub(crate) fn stdout(&self) -> String {
         text(&read(&self.stdout))
@@ -363,7 +367,7 @@ impl Running {
 
     /// The living processes of this run, the program's own included.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        processes::marked(&self.mark, self.pid())
+        processes::marked(&self.mark, Some(self.first()))
     }
 
     /// The only process beside the program's own, its command. In the moment in which that executes another program it belongs to
@@ -378,7 +382,7 @@ impl Running {
 
     /// Kills the program and all that it has started, as a power cut would; returns when none is left.
     pub(crate) fn kill_everything(&mut self) {
-        processes::kill_marked(&self.mark, self.pid());
+        processes::kill_marked(&self.mark, Some(self.first()));
         let _ = self.child.wait();
         eventually(LONG, "every process of the run is dead", || self.processes().is_empty());
     }
@@ -398,7 +402,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        processes::kill_marked(&self.mark, self.pid());
+        processes::kill_marked(&self.mark, Some(self.first()));
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -36,25 +36,40 @@ pub(crate) fn need_root(what: &str) {
     assert!(Uid::effective().is_root(), "this test needs root to {what}: run the tests as root");
 }
 
-/// The living processes (no zombies) that carry this mark, of those that came after this one, and itself. To read the environment of
-/// every process of the machine would take more time than all that is tested.
-pub(crate) fn marked(mark: &str, first: i32) -> Vec<i32> {
-    let wanted = format!("{MARK}={mark}");
-    let newest = newest_process();
-    let came_later = |pid: i32| {
-        // The kernel numbers processes in turn, and begins again where its numbers end.
-        if first <= newest { (first..=newest).contains(&pid) } else { pid >= first || pid <= newest }
-    };
-    let all = fs::read_dir("/proc").expect("/proc is mounted");
-    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|pid| came_later(*pid) && carries(*pid, wanted.as_bytes()) && is_alive(*pid))
-        .collect()
+/// The first process of a run, and when it was started.
+#[derive(Clone, Copy)]
+pub(crate) struct First {
+    pub(crate) pid: i32,
+    pub(crate) started: Instant,
 }
 
-/// The number of the process that was made last.
-fn newest_process() -> i32 {
-    let load = fs::read_to_string("/proc/loadavg").expect("/proc is mounted");
-    load.split_ascii_whitespace().last().and_then(|pid| pid.parse().ok()).expect("proc(5): the last field")
+/// So soon no machine has given all its process ids.
+const SOON: Duration = Duration::from_secs(10);
+
+impl First {
+    /// Tells the processes that are not older than this one: ids are given in turn, and from the beginning after the greatest. `None` if
+    /// that may have come about since.
+    fn and_newer(self) -> Option<impl Fn(i32) -> bool> {
+        let load = fs::read_to_string("/proc/loadavg").expect("/proc is mounted");
+        let last: i32 = load.trim_end().rsplit(' ').next()?.parse().ok()?;
+        let is_newer =
+            move |pid| if self.pid <= last { (self.pid..=last).contains(&pid) } else { pid >= self.pid || pid <= last };
+        (self.started.elapsed() < SOON).then_some(is_newer)
+    }
+}
+
+/// The living processes (no zombies) that carry this mark. Which is the first of them spares a look at all older ones: to read the
+/// environment of every process again and again costs more than what is tested.
+pub(crate) fn marked(mark: &str, first: Option<First>) -> Vec<i32> {
+    let wanted = format!("{MARK}={mark}");
+    let all = fs::read_dir("/proc").expect("/proc is mounted");
+    let pids: Vec<i32> = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    // After the list was made, so that none in it is newer.
+    let may = first.and_then(First::and_newer);
+    pids.into_iter()
+        .filter(|pid| may.as_ref().is_none_or(|may| may(*pid)))
+        .filter(|pid| carries(*pid, wanted.as_bytes()) && is_alive(*pid))
+        .collect()
 }
 
 fn carries(pid: i32, wanted: &[u8]) -> bool {
@@ -64,18 +79,19 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
 /// Kills all that carry this mark, until none is left. All at once, as a power cut does: none of them is to see another one's end, release
 /// a lock in its name, and die only then. A loop over kill(2) is too slow for that even if all are stopped first, because the kernel
 /// continues a stopped process at some of these ends.
-pub(crate) fn kill_marked(mark: &str, first: i32) {
-    for pid in marked(mark, first) {
+pub(crate) fn kill_marked(mark: &str, first: Option<First>) {
+    let found = marked(mark, first);
+    if found.is_empty() {
+        return;
+    }
+    for pid in found {
         send(pid, Signal::SIGSTOP);
     }
-    let mut group = None;
+    let group = ControlGroup::make();
     happens_within(Duration::from_secs(2), || {
         let left = marked(mark, first);
-        if left.is_empty() {
-            return true;
-        }
-        // Only now: most runs have left nothing behind.
-        match group.get_or_insert_with(ControlGroup::make) {
+        match &group {
+            _ if left.is_empty() => return true,
             Some(group) => group.kill(&left),
             // Without control groups, or without the right to make one, as well as it can be done.
             None => left.into_iter().for_each(|pid| send(pid, Signal::SIGKILL)),

@@ -129,7 +129,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        processes::kill_marked(&self.mark, self.pid());
+        processes::kill_marked(&self.mark, None);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,0 +1,117 @@
+//! What chaos has shown, in figures: one table for each store.
+
+use std::fmt::Write as _;
+
+use super::deadlines::Deadlines;
+use super::faults::{Injected, Target, by_kind};
+use super::runs::{Holder, Past};
+
+/// How long a lease is, in nanoseconds.
+const LEASE: i64 = 3_000_000_000;
+
+/// All that is known in the end.
+pub(super) struct Known<'a> {
+    pub(super) runs: &'a [Past],
+    pub(super) holders: &'a [Holder],
+    pub(super) faults: &'a [Injected],
+    /// When the leases ran out that were lost.
+    pub(super) deadlines: Option<&'a Deadlines>,
+}
+
+impl Known<'_> {
+    fn run(&self, number: usize) -> &Past {
+        let at = self.runs.binary_search_by_key(&number, |run| run.number);
+        &self.runs[at.expect("every command belongs to a run")]
+    }
+
+    /// For each holder whose lockrun or guardian was killed while another one waited for its lock: how long that had to wait until it
+    /// had it, in nanoseconds; and whether nothing else disturbed either of them.
+    fn stale(&self) -> Vec<(i64, bool)> {
+        let kills = self.faults.iter().filter(|fault| fault.has_killed);
+        let mut found: Vec<_> = kills.filter_map(|kill| self.stale_after(kill)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    fn stale_after(&self, kill: &Injected) -> Option<(i64, bool)> {
+        let Target::Run(run) = kill.target else { return None };
+        let killed = self.holders.iter().find(|holder| holder.run == run && holder.first <= kill.from)?;
+        // It held the lock when it was killed, if its command was seen right before.
+        (killed.last > kill.from - 50_000_000).then_some(())?;
+        let later = self.holders.iter().filter(|other| other.lock == killed.lock && other.fence > killed.fence);
+        let next = later.filter(|other| other.excludes(killed)).min_by_key(|other| other.fence)?;
+        (self.run(next.run).invoked < kill.from).then_some(())?;
+        let others = || self.faults.iter().filter(|fault| !std::ptr::eq(*fault, kill));
+        let is_disturbed = |number| others().any(|fault| self.concerns(fault, number, kill.from, next.first));
+        Some((next.first - kill.from, !is_disturbed(run) && !is_disturbed(next.run)))
+    }
+
+    /// By how much the last stamps were before the ends of the leases that were lost, in nanoseconds.
+    fn margins(&self) -> Vec<i64> {
+        let margin = |holder: &Holder| Some(self.deadlines?.get(holder.run)? - holder.last);
+        let mut margins: Vec<i64> = self.holders.iter().filter_map(margin).collect();
+        margins.sort_unstable();
+        margins
+    }
+
+    /// Whether this fault could have disturbed a run between these moments.
+    fn concerns(&self, fault: &Injected, run: usize, from: i64, to: i64) -> bool {
+        let is_on = match fault.target {
+            Target::Run(other) => other == run,
+            Target::Host(host) => self.run(run).host == host,
+            Target::Server => true,
+        };
+        is_on && fault.from <= to && fault.to >= from
+    }
+
+    /// Those of these runs that no fault explains: none disturbed it, nor had done so one lease before it began.
+    fn unexplained<'a>(&'a self, of: impl Fn(&Past) -> bool + 'a) -> impl Iterator<Item = &'a Past> {
+        let explained = |run: &&Past| {
+            self.faults.iter().any(|fault| self.concerns(fault, run.number, run.invoked - LEASE, run.ended))
+        };
+        self.runs.iter().filter(move |run| of(run)).filter(move |run| !explained(run))
+    }
+
+    /// The runs that lost their lease although no fault explains it.
+    pub(super) fn lost_for_nothing(&self) -> Vec<&Past> {
+        self.unexplained(|run| run.has_lost).collect()
+    }
+
+    /// The runs that failed although no fault explains it.
+    pub(super) fn failed_for_nothing(&self) -> Vec<&Past> {
+        self.unexplained(|run| run.error.is_some()).collect()
+    }
+
+    /// The table, without what the judges say.
+    pub(super) fn table(&self) -> String {
+        let mut table = String::new();
+        let mut line = |name: &str, value: String| writeln!(table, "  {name:38}{value}").expect("a text");
+        line("faults", self.faults.len().to_string());
+        for (kind, count) in by_kind(self.faults) {
+            line(&format!("  {kind}"), count.to_string());
+        }
+        line("runs", self.runs.len().to_string());
+        line("runs that held a lock", self.holders.len().to_string());
+        let stale = self.stale();
+        let calm: Vec<i64> = stale.iter().filter(|(_, is_calm)| *is_calm).map(|(time, _)| *time).collect();
+        line("stale after SIGKILL, in ms", spread(&calm));
+        line("  under other faults, too", spread(&stale.iter().map(|(time, _)| *time).collect::<Vec<_>>()));
+        line("last stamp to lease's end, in ms", spread(&self.margins()));
+        line("leases lost", self.runs.iter().filter(|run| run.has_lost).count().to_string());
+        line("leases lost without a fault", self.lost_for_nothing().len().to_string());
+        line("failed", self.runs.iter().filter(|run| run.error.is_some()).count().to_string());
+        line("failed without a fault", self.failed_for_nothing().len().to_string());
+        table
+    }
+}
+
+/// The least, the median, the 99th in a hundred and the greatest of sorted times, in milliseconds.
+fn spread(sorted: &[i64]) -> String {
+    let (Some(least), Some(greatest)) = (sorted.first(), sorted.last()) else { return "none measured".into() };
+    let at = |percent: usize| ms(sorted[(sorted.len() - 1) * percent / 100]);
+    format!("min {}, p50 {}, p99 {}, max {} of {}", ms(*least), at(50), at(99), ms(*greatest), sorted.len())
+}
+
+fn ms(nanos: i64) -> String {
+    format!("{}.{}", nanos / 1_000_000, (nanos / 100_000 % 10).abs())
+}

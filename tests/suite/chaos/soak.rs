@@ -1,0 +1,205 @@
+//! A lock that is held and used for long: memory and descriptors stay as they are, and nothing that it protects is lost.
+//!
+//! `MINUTES` says how long: `make soak`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::on_demand::on_every_store_if_asked;
+use crate::support::processes::children;
+use crate::support::{LONG, Lockrun, Running, Store, eventually, hand};
+
+const KEY: &str = "soak";
+
+const WAITERS: usize = 3;
+
+/// Calls again and again until a file is there, and says how often that was.
+const LOOP: &str = r#"n=0; until [ -e "$end" ]; do "$@" || exit; n=$((n + 1)); sleep 0.5; done; echo $n"#;
+
+/// Counts on in a file, which two at once would do wrong.
+const COUNT_ON: &str = r#"read n <"$0"; echo $((n + 1)) >"$0""#;
+
+/// How often is measured, and how seldom the status is asked for.
+const TICK: Duration = Duration::from_secs(1);
+const STATUS_EVERY: usize = 5;
+
+/// By how much memory may differ at the end, in kB: a few pages.
+const A_FEW_PAGES: i64 = 64;
+
+on_every_store_if_asked!("MINUTES", soak);
+
+fn soak(store: &Store, minutes: u64) {
+    let directory = TempDir::new().expect("a temporary directory");
+    let call = Lockrun::new(store).key(KEY).args(["--ttl", "6s", "--renew-every", "500ms"]);
+    let mut holder = call.clone().sh("echo ready; exec sleep 86400").spawn();
+    holder.wait_for_line("ready");
+    let mut waiters: Vec<Running> = (0..WAITERS).map(|_| call.clone().args(["--wait", "-v"]).sh(":").spawn()).collect();
+    for waiter in &mut waiters {
+        waiter.wait_for_stderr("waiting");
+    }
+    let counters = Counters::start(store, directory.path());
+    let mut curves: Vec<Curve> = curves(&holder, &waiters);
+    let until = Instant::now() + Duration::from_secs(60 * minutes);
+    for tick in 0.. {
+        if Instant::now() >= until {
+            break;
+        }
+        thread::sleep(TICK);
+        curves.iter_mut().for_each(Curve::measure);
+        if tick % STATUS_EVERY == 0 {
+            let status = hand::status(store, KEY);
+            assert_eq!(status["holders"][0]["pid"], holder.pid(), "{status}");
+        }
+    }
+    let runs = counters.end();
+    // They get the lock one after the other when it is free.
+    holder.signal(Signal::SIGTERM);
+    eventually(LONG, "the holder ends", || holder.has_ended());
+    holder.wait().died_of(Signal::SIGTERM);
+    eventually(LONG, "the waiters have run", || waiters.iter_mut().all(Running::has_ended));
+    for waiter in waiters {
+        waiter.wait().exited(0);
+    }
+    let lines: Vec<String> = curves.iter().map(Curve::shown).collect();
+    println!("{}: {minutes} minutes, {runs} runs counted\n{}", store.name(), lines.join("\n"));
+    let growing: Vec<String> = curves.iter().filter(|curve| curve.grows()).map(Curve::shown).collect();
+    assert!(growing.is_empty(), "{} grows:\n{}", store.name(), growing.join("\n"));
+}
+
+/// Two that count on in one file, in turn.
+struct Counters {
+    loops: Vec<Running>,
+    directory: PathBuf,
+}
+
+impl Counters {
+    fn start(store: &Store, directory: &Path) -> Self {
+        let count = directory.join("count");
+        fs::write(&count, "0\n").expect("our own file");
+        let command = ["sh", "-c", COUNT_ON, count.to_str().expect("a plain path")];
+        let call = Lockrun::new(store).key("count").arg("--wait").command(command);
+        let call = call.env("end", directory.join("end")).in_shell(LOOP);
+        Self { loops: (0..2).map(|_| call.spawn_alone()).collect(), directory: directory.to_owned() }
+    }
+
+    /// Ends them, and says how many runs have counted. Fails if one has not.
+    fn end(mut self) -> u64 {
+        fs::write(self.directory.join("end"), "").expect("our own file");
+        eventually(LONG, "those who count end", || self.loops.iter_mut().all(Running::has_ended));
+        let number = |text: &str| text.trim().parse::<u64>().expect("a number");
+        let runs = self.loops.into_iter().map(|one| number(&one.wait().exited(0).stdout())).sum();
+        let count = fs::read_to_string(self.directory.join("count")).expect("our own file");
+        assert_eq!(number(&count), runs, "no run is lost");
+        runs
+    }
+}
+
+/// How one figure of a process changes.
+struct Curve {
+    name: String,
+    pid: i32,
+    figure: fn(i32) -> Option<i64>,
+    /// By how much it may differ at the end.
+    tolerance: i64,
+    seen: Vec<i64>,
+}
+
+/// The curves of a run's processes; what is shared by many counts in part only, so what is its own is looked at, too.
+fn curves(holder: &Running, waiters: &[Running]) -> Vec<Curve> {
+    let of_run = |name: &str, run: &Running| {
+        let guardian = children(run.pid()).into_iter().find(|pid| comm(*pid) == "guardian");
+        let guardian = guardian.map(|pid| (format!("guardian of {name}"), pid));
+        [(name.to_owned(), run.pid())].into_iter().chain(guardian).collect::<Vec<_>>()
+    };
+    let waiting = waiters.iter().zip(1..).flat_map(|(run, number)| of_run(&format!("waiter {number}"), run));
+    let all = of_run("holder", holder).into_iter().chain(waiting);
+    let of_process = |(name, pid): (String, i32)| {
+        let curve = |what: &str, figure, tolerance| Curve {
+            name: format!("{name}: {what}"),
+            pid,
+            figure,
+            tolerance,
+            seen: vec![],
+        };
+        [
+            curve("PSS, kB", |pid| rollup(pid, "Pss:"), i64::MAX),
+            curve("PSS of its own, kB", |pid| rollup(pid, "Pss_Anon:"), A_FEW_PAGES),
+            curve("descriptors", |pid| i64::try_from(fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count()).ok(), 0),
+        ]
+    };
+    all.flat_map(of_process).collect()
+}
+
+fn comm(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+/// A figure of what a process has in memory.
+fn rollup(pid: i32, field: &str) -> Option<i64> {
+    let all = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    all.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.parse().ok())
+}
+
+impl Curve {
+    fn measure(&mut self) {
+        let figure = (self.figure)(self.pid);
+        self.seen.push(figure.unwrap_or_else(|| panic!("{} is gone", self.name)));
+    }
+
+    /// Without the beginning, in which all has to come about first.
+    fn settled(&self) -> &[i64] {
+        &self.seen[self.seen.len() / 10..]
+    }
+
+    /// Whether it is greater in the last third than in the first one.
+    fn grows(&self) -> bool {
+        let settled = self.settled();
+        let third = settled.len() / 3;
+        median(&settled[settled.len() - third..]) > median(&settled[..third]).saturating_add(self.tolerance)
+    }
+
+    /// By how much it grows in an hour, by the least squares.
+    #[allow(clippy::cast_precision_loss)]
+    fn slope(&self) -> f64 {
+        let settled = self.settled();
+        let count = settled.len() as f64;
+        let middle = (count - 1.0) / 2.0;
+        let mean = settled.iter().sum::<i64>() as f64 / count;
+        let (mut above, mut below) = (0.0, 0.0);
+        for (at, seen) in settled.iter().enumerate() {
+            let off = at as f64 - middle;
+            above += off * (*seen as f64 - mean);
+            below += off * off;
+        }
+        above / below * (3600.0 / TICK.as_secs_f64())
+    }
+
+    fn shown(&self) -> String {
+        let settled = self.settled();
+        let (Some(first), Some(last), Some(max)) = (settled.first(), settled.last(), settled.iter().max()) else {
+            return format!("  {}: not measured", self.name);
+        };
+        let Self { name, .. } = self;
+        format!("  {name:40} first {first:5}, last {last:5}, max {max:5}, slope {:+.1} an hour", self.slope())
+    }
+}
+
+fn median(values: &[i64]) -> i64 {
+    let mut values = values.to_vec();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+#[test]
+fn what_grows_is_seen() {
+    let of = |seen: Vec<i64>| Curve { name: String::new(), pid: 0, figure: |_| None, tolerance: 0, seen };
+    assert!(of((0..90).collect()).grows());
+    assert!(!of(vec![7; 90]).grows());
+    assert!(!of((0..90).map(|at| 7 + at % 5).collect()).grows());
+    assert!((of((0..90).collect()).slope() - 3600.0).abs() < 0.01);
+}
