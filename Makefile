@@ -63,14 +63,14 @@ handoffs: export HANDOFFS ?= 20000
 handoffs: export RUST_TEST_THREADS ?= 1
 handoffs:
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- chaos::hand_offs::$(STORE) --nocapture
+	$(CARGO) test --release --locked --test suite -- chaos::hand_offs::in_turn::$(STORE) --nocapture
 
 # All stores side by side: they are idle most of the time.
 soak: export MINUTES ?= 12
 soak: export RUST_TEST_THREADS ?= 7
 soak:
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- chaos::soak::$(STORE) --nocapture
+	$(CARGO) test --release --locked --test suite -- chaos::soak::held_and_used::$(STORE) --nocapture
 
 mutants:
 	scripts/install-test-deps

@@ -1,16 +1,20 @@
 //! Many hand-offs, without any fault: nobody is lost or passed a lock that another one has, and fences rise.
 //!
-//! `HANDOFFS` says how many: `make handoffs`.
+//! `HANDOFFS` asks for more: `make handoffs`.
 
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::on_demand::on_every_store_if_asked;
+use super::asked::asked;
+use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, memory};
 
 /// How many want the lock at any time.
 const WAITERS: u64 = 10;
+
+/// How many there are among all the other tests.
+const SLICE: u64 = 100;
 
 /// Calls so often, one after the other.
 const LOOP: &str = r#"while [ "$left" -gt 0 ]; do "$@" || exit; left=$((left - 1)); done"#;
@@ -18,7 +22,8 @@ const LOOP: &str = r#"while [ "$left" -gt 0 ]; do "$@" || exit; left=$((left - 1
 /// Writes down that it has the lock, and that it gives it back. Appending keeps the order.
 const COMMAND: &str = r#"echo "in $LOCKRUN_FENCE" >>"$0"; echo "out $LOCKRUN_FENCE" >>"$0""#;
 
-on_every_store_if_asked!("HANDOFFS", hand_off);
+// "Waiters get the lock in turn": each of them, as often as it wants it.
+on_every_store!(in_turn, |store| hand_off(store, asked("HANDOFFS").unwrap_or(SLICE)));
 
 fn hand_off(store: &Store, count: u64) {
     let directory = memory::directory();

@@ -8,6 +8,7 @@
 //! `SEED` repeats an order, `SECONDS_PER_STORE` lets it last longer: `make chaos`. `HISTORY` names a directory into which the histories are
 //! written.
 
+mod asked;
 mod deadlines;
 mod faults;
 mod figures;
@@ -16,7 +17,7 @@ mod history;
 mod judge;
 mod linearizable;
 mod model;
-mod on_demand;
+
 mod runs;
 mod soak;
 mod workers;
@@ -31,11 +32,11 @@ use crate::support::calm::held_in_time;
 use crate::support::deadline::happens_within;
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Store, memory};
+use asked::asked;
 use faults::{Faults, Hosts, log};
 use figures::Known;
 use history::History;
 use judge::judge;
-use on_demand::asked;
 use runs::{Holder, Past, holders};
 use workers::{Finished, LOCKS, Workers, now};
 
