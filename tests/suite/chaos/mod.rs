@@ -44,7 +44,7 @@ use workers::{Finished, LOCKS, Workers, now};
 const TICK: Duration = Duration::from_millis(3);
 
 /// How many seconds a store has among all the other tests.
-const SLICE: u64 = 6;
+const SLICE: u64 = 4;
 
 // "The command is dead before the lock can pass to another run", "nothing stays locked", and fences rise: whatever happens.
 on_every_store!(whatever_happens, |store| {
