@@ -219,8 +219,8 @@ impl Settings<'_> {
         match ttl {
             Ttl::Lasts(length) if timeout >= length => Err(format!(
                 "--store-timeout {} must be less than --ttl {}",
-                humantime::format_duration(timeout),
-                humantime::format_duration(length)
+                duration::say_finely(timeout),
+                duration::say_finely(length)
             )
             .into()),
             _ => Ok(timeout),
