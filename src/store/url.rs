@@ -29,7 +29,7 @@ impl Parameters {
     /// Adds one. Fails if it is there already.
     pub(super) fn put(&mut self, name: &str, value: String) -> Result<(), String> {
         if self.has(name) {
-            return Err(format!("has the parameter {name:?} twice"));
+            return Err(format!("has the parameter {:?} twice", shown_name(name)));
         }
         self.0.push((name.to_owned(), value));
         Ok(())
@@ -62,9 +62,15 @@ impl Parameters {
         let Some((name, _)) = self.0.first() else { return Ok(()) };
         match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
             Some(with_tls) => Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}")),
-            None => Err(format!("has the parameter {name:?}, which is not known")),
+            None => Err(format!("has the parameter {:?}, which is not known", shown_name(name))),
         }
     }
+}
+
+/// Returns the name of a parameter as messages repeat it: what is no word may be a password, or a URL that has one.
+pub(super) fn shown_name(name: &str) -> &str {
+    let is_of_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if name.bytes().all(is_of_word) { name } else { "***" }
 }
 
 /// Returns a part of a URL, decoded.
