@@ -165,7 +165,7 @@ fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
 
 impl File {
     /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
-    fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
+    pub(super) fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
         let path = escaped(&path.to_string_lossy());
         let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();
         let table = DeTable::parse(text).map_err(|error| {

@@ -67,6 +67,19 @@ impl Parameters {
     }
 }
 
+/// Returns the parameters for these files, as they stand behind another one.
+#[cfg(any(test, fuzzing))]
+pub(super) fn spelled_tls(files: &TlsFiles) -> String {
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+    let (cert, key) = files.identity.as_ref().map_or((None, None), |(cert, key)| (Some(cert), Some(key)));
+    let named = [("ca", files.ca.as_ref()), ("cert", cert), ("key", key)];
+    let spelled = |(name, path): (&str, Option<&PathBuf>)| {
+        Some(format!("&{name}={}", utf8_percent_encode(path?.to_str()?, NON_ALPHANUMERIC)))
+    };
+    named.into_iter().filter_map(spelled).collect()
+}
+
 /// Returns the name of a parameter as messages repeat it: what is no word may be a password, or a URL that has one.
 pub(super) fn shown_name(name: &str) -> &str {
     let is_of_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');

@@ -44,7 +44,7 @@ impl Location for Cluster {
 }
 
 /// Reads a URL that begins with one of the schemes.
-fn parse(text: &str) -> Result<Cluster, String> {
+pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     let scheme = text.split(':').next().unwrap_or_default();
     let rest = text.split_once("://").filter(|(before, _)| *before == scheme);
     let (_, rest) = rest.ok_or_else(|| format!("lacks the // after {scheme}:"))?;
