@@ -5,6 +5,7 @@
 # make soak       locks that are held and used for long: MINUTES=12
 #                 these three also for one store alone: STORE=redis
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
+# make fuzz       look for input that breaks what reads it: SECONDS_PER_TARGET=60 (needs a C++ compiler)
 # make check      formatting, lints, and whether the generated files are up to date
 # make deny       judge the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
 # make generate   regenerate the manual pages from the command line's definition
@@ -35,7 +36,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos handoffs soak mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos handoffs soak mutants fuzz check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -75,6 +76,11 @@ soak:
 mutants:
 	scripts/install-test-deps
 	scripts/mutants
+
+# With the compiler that lockrun is built with. `make test` tries the inputs in fuzz/corpus again.
+fuzz: export SECONDS_PER_TARGET ?= 60
+fuzz:
+	scripts/fuzz
 
 check:
 	$(CARGO) fmt --check

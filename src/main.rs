@@ -10,6 +10,8 @@ mod commands;
 mod config;
 #[cfg(test)]
 mod documented;
+#[cfg(test)]
+mod fuzz;
 mod lock;
 mod net;
 mod report;

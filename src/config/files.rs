@@ -14,7 +14,7 @@ use super::layer::Layer;
 use super::settings::UsageError;
 use crate::cli::name;
 use crate::sys::{input, trust};
-use crate::text::escape::{escaped, without_credentials};
+use crate::text::escape::{escaped, without_credentials, without_credentials_of};
 use crate::text::shell::word;
 
 /// The system's file.
@@ -165,7 +165,7 @@ fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
 
 impl File {
     /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
-    fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
+    pub(super) fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
         let path = escaped(&path.to_string_lossy());
         let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();
         let table = DeTable::parse(text).map_err(|error| {
@@ -203,7 +203,7 @@ impl Setting {
     fn read(name: &str, value: &Spanned<DeValue<'_>>, line: usize) -> Result<Self, String> {
         let Some((name, kind)) = OPTIONS.into_iter().find(|(known, _)| *known == name) else {
             let close = name.to_ascii_lowercase().replace('_', "-");
-            let said = without_credentials(&format!("{name:?}"));
+            let said = without_credentials_of(name, &without_credentials(&format!("{name:?}")));
             return Err(match OPTIONS.iter().find(|(known, _)| *known == close) {
                 Some((known, _)) => format!("{said} is not an option; {known} is"),
                 None => format!("{said} is not an option that can be set here"),
@@ -328,6 +328,7 @@ mod tests {
             "store = \"\\secret\"",
             "store = ['redis://u:secret@h']",
             "\"redis://u:secret@h\" = 1",
+            "\"u:secret@h\" = 1",
         ] {
             let wrong = parse(text).expect_err(text);
             assert!(!wrong.contains("secret"), "{wrong}");

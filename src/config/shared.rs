@@ -15,7 +15,7 @@ use crate::report::Verbosity;
 use crate::run::outcome::HELD;
 use crate::store::Address;
 use crate::text::duration;
-use crate::text::escape::escaped;
+use crate::text::escape::{escaped, without_user};
 use crate::text::pattern::Pattern;
 
 /// Where locks live, if nothing else is set: in the default directory.
@@ -196,7 +196,7 @@ impl Settings<'_> {
         if path.as_os_str().as_encoded_bytes().windows(3).any(|part| part == b"://") {
             return Err("is a URL; it must be the path of a file that contains one".into());
         }
-        let shown = escaped(&path.to_string_lossy());
+        let shown = escaped(&without_user(&path.to_string_lossy()));
         let url = (self.read_file)(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
         if url.trim().is_empty() {
             return Err(format!("{shown} is empty; it must contain the store's URL"));
@@ -219,8 +219,8 @@ impl Settings<'_> {
         match ttl {
             Ttl::Lasts(length) if timeout >= length => Err(format!(
                 "--store-timeout {} must be less than --ttl {}",
-                humantime::format_duration(timeout),
-                humantime::format_duration(length)
+                duration::say_finely(timeout),
+                duration::say_finely(length)
             )
             .into()),
             _ => Ok(timeout),

@@ -4,6 +4,8 @@ mod certificate;
 pub mod dial;
 pub mod endpoint;
 pub mod resolve;
+#[cfg(any(test, fuzzing))]
+pub mod scripted;
 pub mod stream;
 #[cfg(test)]
 mod testing;

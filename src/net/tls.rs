@@ -17,6 +17,7 @@ use super::endpoint::TlsFiles;
 use super::stream::Timed;
 use super::verifier::NamelessVerifier;
 use crate::sys::input;
+use crate::text::escape::{escaped_path, without_user};
 
 /// Why a handshake failed, where that says what may be wrong with the server's address or with the trusted authorities. The content of
 /// the [`io::Error`] that reports it.
@@ -204,7 +205,7 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
 }
 
 fn bad_file(path: &Path, why: &dyn std::fmt::Display) -> io::Error {
-    io::Error::other(format!("{}: {why}", path.display()))
+    io::Error::other(format!("{}: {why}", without_user(&escaped_path(path))))
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl Reason {
         match self {
             Reason::Lost => "the command was stopped: its lock is lost".into(),
             Reason::TimedOut(span) => {
-                format!("the command was stopped: --max-runtime {} has passed", humantime::format_duration(span))
+                format!("the command was stopped: --max-runtime {} has passed", duration::say_finely(span))
             }
             Reason::Unguarded => "lockrun's guardian process was killed, and the command with it".into(),
             Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
@@ -68,7 +68,7 @@ pub fn held_by(key: &Key, held: &impl Display) -> String {
 
 /// Returns why a run does not wait any more.
 pub(super) fn why_gave_up(patience: Duration) -> String {
-    format!("gave up after {}", humantime::format_duration(patience))
+    format!("gave up after {}", duration::say_finely(patience))
 }
 
 /// Returns why a run does not wait.

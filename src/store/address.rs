@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::url::{decoded, port_number, shown_name};
 use super::{Backend, KINDS, Kind, Location};
 
 /// Where a store is.
@@ -89,14 +90,25 @@ fn all_schemes() -> String {
 /// The URL without what could be a password, whatever else may be wrong with it: all that stands before the last @, all from a port on
 /// that is none, and the values of parameters that we do not know.
 fn hide_password(text: &str) -> String {
-    let Some((before, rest)) = text.rsplit_once('@') else {
-        let (scheme, rest) = text.split_at(text.find("://").map_or(0, |at| at + 3));
-        return if scheme.is_empty() { hide_values(text) } else { scheme.to_owned() + &hide_bad_port(rest) };
+    // One that is written as %40 may be meant as the end of a user.
+    let ats = [text.rsplit_once('@'), text.rsplit_once("%40")];
+    let Some((before, rest)) = ats.into_iter().flatten().max_by_key(|(before, _)| before.len()) else {
+        let (scheme, rest) = text.split_at(end_of_scheme(text));
+        return scheme.to_owned() + &if scheme == "file:" { hide_values(rest) } else { hide_bad_port(rest) };
     };
     let scheme = before.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| kind_of(scheme).is_some());
     let scheme = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
     // Behind a ? the @ may stand in the middle of a secret.
     if before.contains('?') { scheme + "***" } else { format!("{scheme}***@{}", hide_bad_port(rest)) }
+}
+
+/// Returns where that ends which stands before the hosts of a URL: its scheme, and the slashes behind it, or those that are there.
+fn end_of_scheme(text: &str) -> usize {
+    let Some((scheme, rest)) = text.split_once(':') else { return 0 };
+    let is_path = !rest.starts_with("//") && scheme == "file";
+    let is_scheme = rest.starts_with("//") || kind_of(scheme).is_some();
+    let slashes = if is_path { 0 } else { rest.len() - rest.trim_start_matches('/').len() };
+    if is_scheme { scheme.len() + 1 + slashes } else { 0 }
 }
 
 /// What follows the user in a URL, up to a port that is not a number: without an @ that is a password. If all are, see [`hide_values`].
@@ -106,7 +118,7 @@ fn hide_bad_port(rest: &str) -> String {
     for host in authority.split(',') {
         let name = host.rfind(']').unwrap_or(0);
         let port = host[name..].find(':').map(|colon| name + colon + 1);
-        if let Some(port) = port.filter(|port| !host[*port..].bytes().all(|byte| byte.is_ascii_digit())) {
+        if let Some(port) = port.filter(|port| port_number(&host[*port..]).is_err()) {
             return format!("{}***", &rest[..at + port]);
         }
         at += host.len() + 1;
@@ -114,15 +126,26 @@ fn hide_bad_port(rest: &str) -> String {
     hide_values(rest)
 }
 
-/// The same without the values of parameters that we do not know, and those in which other parameters may be hidden.
+/// The same without the values of parameters that we do not know, and those in which a password or other parameters may be hidden.
 fn hide_values(rest: &str) -> String {
     let Some((place, query)) = rest.split_once('?') else { return rest.to_owned() };
-    let is_harmless = |name: &str| KINDS.iter().any(|kind| kind.parameters.contains(&name));
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
-        Some((name, value)) if !is_harmless(name) || value.contains('=') => format!("{name}=***"),
-        _ => parameter.to_owned(),
+        Some((name, value)) if !is_harmless(name, value) => format!("{}=***", shown_name(name)),
+        Some(_) => parameter.to_owned(),
+        None => shown_name(parameter).to_owned(),
     });
     format!("{place}?{}", parameters.collect::<Vec<_>>().join("&"))
+}
+
+/// Returns whether the value of a parameter may be shown.
+fn is_harmless(name: &str, value: &str) -> bool {
+    let is_known = KINDS.iter().any(|kind| kind.parameters.contains(&name));
+    let is_of_its_kind = match name {
+        "user" | "sentinel_user" => decoded(value).is_ok_and(|value| !value.contains(':')),
+        "port" | "db" => value.split(',').all(|part| part == "0" || port_number(part).is_ok()),
+        _ => true,
+    };
+    is_known && is_of_its_kind && !value.contains(['=', '?'])
 }
 
 #[cfg(test)]
@@ -236,6 +259,59 @@ mod tests {
         ] {
             let refused = Address::parse(text).expect_err(text);
             assert!(!refused.contains("secret"), "{refused}");
+        }
+    }
+
+    // A URL, or what follows its scheme, in the place of something else.
+    #[test]
+    fn a_password_in_another_place_is_not_said_again() {
+        for text in [
+            "file:/x?redis://u:secret@h",
+            "file:/x?redis://u:secret@h&redis://u:secret@h",
+            "file:/x?redis://u:secret%40h",
+            "file:/x?group=g&u:secret@h",
+            "file:/x?password:secret",
+            "file:x?group=a?password:secret",
+            "redis+unix:///s?redis://u:secret@h",
+            "redis+unix:///s?db=redis://u:secret@h",
+            "redis+unix:///s?db=secret",
+            "redis+unix:///s?prefix={redis://u:secret@h",
+            "redis://h?prefix={redis://u:secret%40h",
+            "redis://h?redis://u:secret%40h",
+            "redis://h?password:secret",
+            "redis://h/redis:u:secret%40h",
+            "redis:u:secret",
+            "redis:/u:secret",
+            "u:secret",
+            "rediss:u:secret/0",
+            "redis+sentinel:u:secret",
+            "redis+sentinel://a/s?sentinel_user=u:secret&nonsense=1",
+            "etcd:u:secret",
+            "etcd://h?prefix=redis://u:secret%40h/",
+            "etcd://h?u:secret",
+            "postgres:u:secret",
+            "postgres:u:secret/db",
+            "postgres://h?user=u:secret",
+            "postgres://h/db?port=secret",
+            "postgres://h/db?port=1,secret",
+            "postgres://h/db?sslmode=postgres://u:secret%40h",
+            "postgres://h/db?schema=pg_u:secret%40h",
+            "postgres://h/db?channel_binding=u:secret%40h",
+            "postgres://h/db?target_session_attrs=u:secret%40h",
+        ] {
+            let refused = Address::parse(text).expect_err(text);
+            assert!(!refused.contains("secret"), "{text}: {refused}");
+        }
+        // A port that is none may be a password of digits.
+        for text in ["redis://u:123456", "postgres://u:123456/db", "etcd://u:123456", "redis://h,u:0123456"] {
+            let refused = Address::parse(text).expect_err(text);
+            assert!(!refused.contains("123456"), "{text}: {refused}");
+        }
+        // What is refused when the store is opened.
+        for text in ["file:/x?group=redis://u:secret@h", "rediss://h?ca=redis://u:secret%40h"] {
+            let address = Address::parse(text).expect(text);
+            let refused = address.open(Duration::ZERO).err().expect(text);
+            assert!(!refused.contains("secret"), "{text}: {refused}");
         }
     }
 

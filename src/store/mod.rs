@@ -10,6 +10,8 @@ mod error;
 mod etcd;
 mod file;
 mod from_state;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod postgres;
 mod redis;
 mod seen;

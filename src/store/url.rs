@@ -29,7 +29,7 @@ impl Parameters {
     /// Adds one. Fails if it is there already.
     pub(super) fn put(&mut self, name: &str, value: String) -> Result<(), String> {
         if self.has(name) {
-            return Err(format!("has the parameter {name:?} twice"));
+            return Err(format!("has the parameter {:?} twice", shown_name(name)));
         }
         self.0.push((name.to_owned(), value));
         Ok(())
@@ -62,9 +62,28 @@ impl Parameters {
         let Some((name, _)) = self.0.first() else { return Ok(()) };
         match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
             Some(with_tls) => Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}")),
-            None => Err(format!("has the parameter {name:?}, which is not known")),
+            None => Err(format!("has the parameter {:?}, which is not known", shown_name(name))),
         }
     }
+}
+
+/// Returns the parameters for these files, as they stand behind another one.
+#[cfg(any(test, fuzzing))]
+pub(super) fn spelled_tls(files: &TlsFiles) -> String {
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+    let (cert, key) = files.identity.as_ref().map_or((None, None), |(cert, key)| (Some(cert), Some(key)));
+    let named = [("ca", files.ca.as_ref()), ("cert", cert), ("key", key)];
+    let spelled = |(name, path): (&str, Option<&PathBuf>)| {
+        Some(format!("&{name}={}", utf8_percent_encode(path?.to_str()?, NON_ALPHANUMERIC)))
+    };
+    named.into_iter().filter_map(spelled).collect()
+}
+
+/// Returns the name of a parameter as messages repeat it: what is no word may be a password, or a URL that has one.
+pub(super) fn shown_name(name: &str) -> &str {
+    let is_of_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if name.bytes().all(is_of_word) { name } else { "***" }
 }
 
 /// Returns a part of a URL, decoded.

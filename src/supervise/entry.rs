@@ -3,16 +3,16 @@
 //! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit both. So
 //! lockrun has its own C entry point, and COMMAND finds everything as it was.
 
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 use std::ffi::{CStr, OsStr, OsString};
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 use std::os::unix::ffi::OsStrExt as _;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 #[allow(unsafe_code)]
 // SAFETY: the C library calls this symbol once, as the program's entry point, with the signature of C's main; no other
 // object that is linked defines it, because the crate has no Rust main (`no_main`).
@@ -29,7 +29,7 @@ extern "C" fn main(count: libc::c_int, args: *const *const libc::c_char) -> libc
 /// # Safety
 ///
 /// `args` must point to `count` pointers to strings.
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 #[allow(unsafe_code)]
 unsafe fn words(count: libc::c_int, args: *const *const libc::c_char) -> Vec<OsString> {
     let word = |at| {
@@ -48,7 +48,7 @@ static COMMAND_LINE: (AtomicPtr<u8>, AtomicUsize) = (AtomicPtr::new(ptr::null_mu
 /// # Safety
 ///
 /// `args` must point to `count` pointers to strings.
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 #[allow(unsafe_code)]
 unsafe fn note_command_line(count: libc::c_int, args: *const *const libc::c_char) {
     let count = usize::try_from(count).unwrap_or(0);

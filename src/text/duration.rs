@@ -44,13 +44,21 @@ fn foreign_unit(text: &str) -> Option<&str> {
 
 /// Formats a duration in whole seconds, as in `3m 12s`.
 pub fn say(span: Duration) -> String {
-    humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
+    say_finely(Duration::from_secs(span.as_secs()))
 }
 
-/// Formats a duration in whole milliseconds, as in `1s 333ms`: finer than any that can be given.
+/// Formats a duration in whole milliseconds, as in `1s 333ms`: in units in which it can also be given.
 pub fn say_finely(span: Duration) -> String {
-    let finer = Duration::from_nanos(u64::from(span.subsec_nanos() % 1_000_000));
-    humantime::format_duration(span.saturating_sub(finer)).to_string()
+    const LENGTHS: [(&str, u128); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+    let mut left = span.as_millis();
+    let mut said = Vec::new();
+    for (unit, length) in LENGTHS {
+        if left >= length {
+            said.push(format!("{}{unit}", left / length));
+            left %= length;
+        }
+    }
+    if said.is_empty() { "0s".into() } else { said.join(" ") }
 }
 
 #[cfg(test)]
@@ -104,6 +112,15 @@ mod tests {
     fn spans_are_said_in_whole_seconds() {
         assert_eq!(say(Duration::from_millis(192_900)), "3m 12s");
         assert_eq!(say(Duration::from_millis(900)), "0s");
+    }
+
+    // A message names what can be typed.
+    #[test]
+    fn what_is_said_can_be_given() {
+        for (text, said) in [("500d", "500d"), ("25h", "1d 1h"), ("2w", "14d"), ("90061.001", "1d 1h 1m 1s 1ms")] {
+            let span = parse(text).expect(text);
+            assert_eq!((say_finely(span).as_str(), parse(said)), (said, Ok(span)));
+        }
     }
 
     #[test]

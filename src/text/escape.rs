@@ -1,5 +1,6 @@
 //! Makes foreign text safe to print: from another machine through a store, or typed by the user in the wrong place.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -79,8 +80,22 @@ pub fn without_credentials(text: &str) -> String {
 /// Replaces all before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, also of a mistyped one.
 pub fn without_credentials_of(value: &str, message: &str) -> String {
     match value.trim().rsplit_once('@') {
-        Some((secret, _)) if !secret.is_empty() => message.replace(&format!("{}@", secret.escape_debug()), "***@"),
+        Some((secret, _)) if !secret.is_empty() => {
+            // As it is repeated: in quotation marks, or as it is.
+            let quoted = format!("{secret:?}");
+            let repeated = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(secret);
+            message.replace(&format!("{repeated}@"), "***@")
+        }
         _ => message.to_owned(),
+    }
+}
+
+/// Returns `value`, which is repeated in a message, without what could be the user part of a URL: one that stands in the place of
+/// something else. An `@` in a name or a path is none of a URL's if no `:` stands before it.
+pub fn without_user(value: &str) -> Cow<'_, str> {
+    match value.rsplit_once('@') {
+        Some((user, rest)) if user.contains(':') => format!("***@{rest}").into(),
+        _ => value.into(),
     }
 }
 
@@ -141,10 +156,21 @@ mod tests {
     fn credentials_of_a_value_are_not_said_again() {
         for (value, shown) in [
             ("u:s\"e@c@h", "\"***@h\" is no number"),
+            ("u:s'e@h", "\"***@h\" is no number"),
+            ("\"u\":s@h", "\"***@h\" is no number"),
             ("redis://u:p@h", "\"***@h\" is no number"),
             ("5", "\"5\" is no number"),
         ] {
             assert_eq!(without_credentials_of(value, &format!("{value:?} is no number")), shown);
+        }
+    }
+
+    #[test]
+    fn a_value_is_said_without_a_users_password() {
+        for (value, shown) in
+            [("u:p@w@h", "***@h"), ("{redis://u:pw@h/", "***@h/"), ("/etc/web@2.pem", "/etc/web@2.pem"), ("a:b", "a:b")]
+        {
+            assert_eq!(without_user(value), shown);
         }
     }
 

@@ -3,6 +3,8 @@
 pub mod colour;
 pub mod duration;
 pub mod escape;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod nearest;
 pub mod pattern;
 pub mod shell;

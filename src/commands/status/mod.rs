@@ -1,6 +1,8 @@
 //! `lockrun status`: who holds which lock, who waits for it, and how the last run went.
 
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod json;
 mod metrics;
 mod page;

@@ -105,12 +105,14 @@ impl LockState {
         match wanted {
             Wanted::Value { after, .. } if after.as_ref() != last => Err(Reserved::Moved(last.cloned())),
             Wanted::Value { value, .. } if is_reserved(value) => Err(Reserved::Taken),
-            Wanted::Value { value, steps, .. } => Ok(Value { value: value.clone(), place: place + u64::from(*steps) }),
+            Wanted::Value { value, steps, .. } => {
+                Ok(Value { value: value.clone(), place: place.saturating_add(u64::from(*steps)) })
+            }
             Wanted::Next { from, step } => {
                 let next_after = |value: &str| integer(value).and_then(|value| value.checked_add(*step));
                 let mut before = last.cloned();
                 loop {
-                    place += 1;
+                    place = place.saturating_add(1);
                     let next = before.as_deref().map_or(Some(*from), next_after);
                     let Some(next) = next.map(|next| next.to_string()) else {
                         return Err(Reserved::NoNext(before.unwrap_or_default()));

@@ -184,6 +184,9 @@ impl Connection {
         let mut length = 0;
         loop {
             while !self.buffer.contains(&b'\n') {
+                if self.buffer.len() > HEAD_MAX {
+                    return Err(Failure::NotEtcd("an answer that is too long"));
+                }
                 self.more()?;
             }
             let end = self.buffer.iter().position(|byte| *byte == b'\n').unwrap_or(0);
@@ -245,14 +248,40 @@ fn unix_time(date: &str) -> Option<u64> {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     let mut clock = time.split(':').map(|number| number.parse::<u64>().ok());
-    let seconds = clock.next()?? * 3600 + clock.next()?? * 60 + clock.next()??;
+    let (hours, minutes, seconds) = (clock.next()??, clock.next()??, clock.next()??);
+    // The last is a leap second.
+    if hours > 23 || minutes > 59 || seconds > 60 {
+        return None;
+    }
     // From the first of March of the year 0 to 1970.
-    Some(days.checked_sub(719_468)? * 86_400 + seconds)
+    Some(days.checked_sub(719_468)? * 86_400 + hours * 3600 + minutes * 60 + seconds)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::net::scripted;
+
+    #[test]
+    fn a_line_that_does_not_end_is_not_read_to_its_end() {
+        let endless = "x".repeat(3 * HEAD_MAX);
+        for start in [
+            "",
+            "HTTP/1.1 200 OK\r\nX: ",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+        ] {
+            let member = Endpoint::Tcp { host: "h".into(), port: 1, tls: None };
+            let deadline = Moment::now() + Duration::from_mins(1);
+            let received = scripted::with([format!("{start}{endless}").into_bytes()], || {
+                Connection::open(&member, None, deadline).expect("is open").receive(deadline)
+            });
+            assert!(matches!(received, Err(Failure::NotEtcd(_))), "{start:?}: {received:?}");
+        }
+    }
 
     #[test]
     fn dates_are_read() {
@@ -264,6 +293,8 @@ mod tests {
             ("", None),
             ("Sun, 06 Xxx 1994 08:49:37 GMT", None),
             ("Sun, 06 Nov 1994 08:49 GMT", None),
+            ("Sun, 06 Nov 1994 24:00:00 GMT", None),
+            ("Sun, 06 Nov 1994 18446744073709551615:59:59 GMT", None),
         ] {
             assert_eq!(unix_time(date), seconds, "{date}");
         }

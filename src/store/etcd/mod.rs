@@ -13,6 +13,8 @@ mod diagnose;
 mod facts;
 mod failure;
 mod found;
+#[cfg(any(test, fuzzing))]
+pub(in crate::store) mod fuzz;
 mod http;
 mod keys;
 mod listing;

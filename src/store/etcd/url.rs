@@ -7,6 +7,7 @@ use super::EtcdStore;
 use crate::net::endpoint::Endpoint;
 use crate::store::url::{Parameters, decoded, split_port};
 use crate::store::{Backend, Kind, Location};
+use crate::text::escape::without_user;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["etcd://", "etcds://"],
@@ -43,7 +44,7 @@ impl Location for Cluster {
 }
 
 /// Reads a URL that begins with one of the schemes.
-fn parse(text: &str) -> Result<Cluster, String> {
+pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     let scheme = text.split(':').next().unwrap_or_default();
     let rest = text.split_once("://").filter(|(before, _)| *before == scheme);
     let (_, rest) = rest.ok_or_else(|| format!("lacks the // after {scheme}:"))?;
@@ -72,7 +73,8 @@ fn parse(text: &str) -> Result<Cluster, String> {
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.ends_with('/') || prefix.chars().any(char::is_control) {
         return Err(format!(
-            "has the prefix {prefix:?}, which is empty, ends with a / or has control characters in it"
+            "has the prefix {:?}, which is empty, ends with a / or has control characters in it",
+            without_user(&prefix)
         ));
     }
     parameters.none_left(Some("etcds://"))?;

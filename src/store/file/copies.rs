@@ -40,10 +40,10 @@ pub(super) struct Copies(Vec<u8>);
 /// Where the copy lies that counts, in a file of so many bytes. All is 0 where there is none yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    at: usize,
+    pub(super) at: usize,
     end: usize,
     serial: u64,
-    size: usize,
+    pub(super) size: usize,
 }
 
 /// Why no copy counts, although something stands in the file.
@@ -90,6 +90,12 @@ impl Copies {
         Ok(Copies(contents))
     }
 
+    /// Returns a file that is there already.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn of(contents: Vec<u8>) -> Self {
+        Copies(contents)
+    }
+
     /// The record that counts and where it lies; nothing, if none was ever finished.
     pub(super) fn newest(&self) -> Result<(Place, &[u8]), Damage> {
         let file = self.0.as_slice();
@@ -129,7 +135,8 @@ impl<'f> Copy<'f> {
         let end = (start + HEADER).checked_add(usize::try_from(length).ok()?)?;
         let summed = file.get(start + HEADER / 4..end)?;
         let place = Place { at, end, serial, size: usize::try_from(size).ok()? };
-        Some(Copy { place, checksum, summed })
+        // After the greatest serial no copy could follow, and lockrun has never written that many.
+        (serial < u64::MAX).then_some(Copy { place, checksum, summed })
     }
 
     fn is_whole(&self) -> bool {
@@ -167,7 +174,7 @@ impl Place {
     }
 
     /// Where the next copy goes, and what it is.
-    fn next(self, record: &[u8]) -> (Place, Vec<u8>) {
+    pub(super) fn next(self, record: &[u8]) -> (Place, Vec<u8>) {
         let length = MARK.len() + HEADER + record.len() + 1;
         let fits_in_front = length <= self.at || self.end == 0;
         let at = if fits_in_front { 0 } else { self.end.next_power_of_two().max(FIRST_PLACE) };
@@ -184,7 +191,7 @@ impl Place {
 }
 
 /// 64-bit FNV-1a: it detects truncated copies, and need not resist an attacker.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 

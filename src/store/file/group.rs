@@ -5,7 +5,7 @@ use std::fmt;
 use nix::unistd::{Gid, getegid, geteuid, getgroups};
 
 use crate::sys::accounts;
-use crate::text::escape::escaped;
+use crate::text::escape::{escaped, without_user};
 
 /// A group of users.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +26,9 @@ impl Group {
         match accounts::group_named(name) {
             Some(gid) => Ok(Group { gid, name: Some(name.to_owned()) }),
             None => Err(format!(
-                "the store's group {name:?} is not in /etc/group; name one that is, or give the number of one that a directory \
-                 service knows (getent group NAME)"
+                "the store's group {:?} is not in /etc/group; name one that is, or give the number of one that a directory \
+                 service knows (getent group NAME)",
+                without_user(name)
             )),
         }
     }

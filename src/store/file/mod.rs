@@ -12,6 +12,8 @@ mod copies;
 mod diagnose;
 mod directory;
 mod facts;
+#[cfg(any(test, fuzzing))]
+pub(in crate::store) mod fuzz;
 mod group;
 mod lock_file;
 mod places;

@@ -11,6 +11,8 @@ mod connection;
 mod diagnose;
 mod facts;
 mod failure;
+#[cfg(any(test, fuzzing))]
+pub(in crate::store) mod fuzz;
 mod heartbeat;
 mod listing;
 mod login;

@@ -71,7 +71,7 @@ fn in_file(path: &Path, server: &Server, endpoint: &Endpoint) -> Result<Option<S
 }
 
 /// Returns the password of the first line that is for the server.
-fn entry(contents: &[u8], server: &Server, endpoint: &Endpoint) -> Option<Vec<u8>> {
+pub(super) fn entry(contents: &[u8], server: &Server, endpoint: &Endpoint) -> Option<Vec<u8>> {
     let (hosts, port) = names(endpoint);
     contents.split(|byte| *byte == b'\n').filter(|line| !line.starts_with(b"#")).find_map(|line| {
         let end = line.iter().rposition(|byte| *byte != b'\r').map_or(0, |last| last + 1);

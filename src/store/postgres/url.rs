@@ -18,7 +18,7 @@ use crate::net::tls::Verification;
 use crate::store::url::{Parameters, decoded, port_number, split_port};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
-use crate::text::escape::{escaped, escaped_path};
+use crate::text::escape::{escaped, escaped_path, without_user};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],
@@ -152,12 +152,14 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     let schema = parameters.take("schema").unwrap_or_else(|| "lockrun".into());
     if schema.is_empty() || schema.len() > SCHEMA_MAX || schema.chars().any(char::is_control) {
         return Err(format!(
-            "has the schema {schema:?}, which is empty, longer than {SCHEMA_MAX} bytes or has control characters in it"
+            "has the schema {:?}, which is empty, longer than {SCHEMA_MAX} bytes or has control characters in it",
+            without_user(&schema)
         ));
     }
     if schema.starts_with("pg_") || OTHERS_SCHEMAS.contains(&schema.as_str()) {
         return Err(format!(
-            "has the schema {schema:?}, which is PostgreSQL's, or shared with other programs; lockrun needs one of its own, for instance schema=lockrun"
+            "has the schema {:?}, which is PostgreSQL's, or shared with other programs; lockrun needs one of its own, for instance schema=lockrun",
+            without_user(&schema)
         ));
     }
     let application_name = parameters.take("application_name").unwrap_or_else(|| "lockrun".into());
@@ -235,7 +237,8 @@ fn check_writable(target: Option<&str>) -> Result<(), String> {
     match target {
         None | Some("any" | "read-write" | "primary") => Ok(()),
         Some(other) => Err(format!(
-            "has target_session_attrs={other:?}; a lock needs a server that can be written to: read-write, primary or any"
+            "has target_session_attrs={:?}; a lock needs a server that can be written to: read-write, primary or any",
+            without_user(other)
         )),
     }
 }
@@ -279,7 +282,8 @@ fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption
         "verify-full" => Encryption::Required(Verification::Full),
         other => {
             return Err(format!(
-                "has sslmode={other:?}, which is none of disable, allow, prefer, require, verify-ca and verify-full"
+                "has sslmode={:?}, which is none of disable, allow, prefer, require, verify-ca and verify-full",
+                without_user(other)
             ));
         }
     };
@@ -305,7 +309,9 @@ fn binding(word: Option<&str>, encryption: Encryption) -> Result<Binding, String
             Err("has channel_binding=require, which needs TLS".into())
         }
         Some("require") => Ok(Binding::Required),
-        Some(other) => Err(format!("has channel_binding={other:?}, which is none of disable, prefer and require")),
+        Some(other) => {
+            Err(format!("has channel_binding={:?}, which is none of disable, prefer and require", without_user(other)))
+        }
     }
 }
 

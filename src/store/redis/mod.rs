@@ -8,7 +8,11 @@ mod connection;
 mod diagnose;
 #[cfg(test)]
 mod differential;
+#[cfg(test)]
+mod endless;
 mod failover;
+#[cfg(any(test, fuzzing))]
+pub(in crate::store) mod fuzz;
 mod keys;
 mod listing;
 mod particulars;
@@ -174,7 +178,8 @@ impl RedisStore {
     /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, or is not done by
     /// `deadline`, the other waiters find out by themselves, only later.
     fn confirm_handoff(&mut self, key: &Key, mut handed: Option<Handoff>, deadline: Moment) {
-        while let Some(Handoff { granted, told }) = handed {
+        // A server that is none could name others for ever.
+        while let Some(Handoff { granted, told }) = handed.filter(|_| Moment::now() < deadline) {
             let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(told).take();
             let reply = self.run(&script, deadline.since(Moment::now()));
             handed = reply.ok().and_then(|reply| reply::read_confirmation(&reply));

@@ -7,7 +7,7 @@ use super::RedisStore;
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::store::url::{Parameters, decoded, decoded_path, split_port};
 use crate::store::{Backend, Kind, Location};
-use crate::text::escape::escaped_path;
+use crate::text::escape::{escaped_path, without_user};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &[
@@ -117,7 +117,10 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     let product = Product::Redis;
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
-        return Err(format!("has the prefix {prefix:?}, which is empty or has braces or control characters in it"));
+        return Err(format!(
+            "has the prefix {:?}, which is empty or has braces or control characters in it",
+            without_user(&prefix)
+        ));
     }
     if scheme == "redis+unix" {
         let path = decoded_path(&format!("/{path}"));
@@ -203,11 +206,11 @@ fn read_credentials(text: &str) -> Result<(Option<String>, Option<String>), Stri
     Ok((user, password))
 }
 
-/// Reads the number of a database; without one it is 0.
+/// Reads the number of a database; without one it is 0. Never repeats what is none: that may be a password.
 fn read_database(number: Option<&str>) -> Result<u32, String> {
     match number {
         None | Some("") => Ok(0),
-        Some(number) => number.parse().map_err(|_| format!("has the database {number:?}, which is not a number")),
+        Some(number) => number.parse().map_err(|_| "has a database that is not a number".into()),
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) struct RenewerChannel(Channel);
 struct Channel(Arc<OwnedFd>);
 
 /// A message: a number for its kind, and up to three more. Both ends are the same program.
-type Frame = [u64; 4];
+pub(super) type Frame = [u64; 4];
 
 const MESSAGE: usize = size_of::<Frame>();
 
@@ -175,14 +175,14 @@ impl Channel {
 }
 
 impl RenewerMessage {
-    fn encode(self) -> Frame {
+    pub(super) fn encode(self) -> Frame {
         match self {
             RenewerMessage::Renewed(deadline) => deadline_frame(code::RENEWED, deadline),
             RenewerMessage::Lost => [code::LOST, 0, 0, 0],
         }
     }
 
-    fn decode(frame: Frame) -> Option<Self> {
+    pub(super) fn decode(frame: Frame) -> Option<Self> {
         match frame[0] {
             code::RENEWED => Some(RenewerMessage::Renewed(deadline(frame))),
             code::LOST => Some(RenewerMessage::Lost),
@@ -192,7 +192,7 @@ impl RenewerMessage {
 }
 
 impl GuardianMessage {
-    fn encode(self) -> Frame {
+    pub(super) fn encode(self) -> Frame {
         match self {
             GuardianMessage::Allowed(deadline) => deadline_frame(code::ALLOWED, deadline),
             GuardianMessage::Started(pid) => [code::STARTED, pid.into_word(), 0, 0],
@@ -208,7 +208,7 @@ impl GuardianMessage {
         }
     }
 
-    fn decode(frame: Frame) -> Option<Self> {
+    pub(super) fn decode(frame: Frame) -> Option<Self> {
         Some(match frame[0] {
             code::ALLOWED => GuardianMessage::Allowed(deadline(frame)),
             code::STARTED => GuardianMessage::Started(int(frame[1])),

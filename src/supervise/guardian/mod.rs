@@ -5,6 +5,8 @@
 pub mod watched_by_lockrun;
 
 mod backchannel;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod last_line;
 
 use std::fs::File;

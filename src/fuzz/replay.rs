@@ -1,0 +1,125 @@
+//! The corpus, tried again by each run of the tests, and each of its inputs with some changes.
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+use fastrand::Rng;
+
+use super::{TARGETS, Target};
+
+/// How many changes of each input are tried.
+const CHANGES: u64 = if cfg!(debug_assertions) { 100 } else { 1000 };
+
+/// The most of an input, so that reviewers can read it.
+const LENGTH_MAX: usize = 8 * 1024;
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
+}
+
+/// Returns the names and the inputs of a target, in their order.
+fn corpus(target: &Target) -> Vec<(String, Vec<u8>)> {
+    let directory = directory().join(target.name);
+    let entries = fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let mut inputs: Vec<_> = entries
+        .map(|entry| {
+            let path = entry.expect("is listed").path();
+            (path.file_name().expect("a file").to_string_lossy().into_owned(), fs::read(&path).expect("is read"))
+        })
+        .collect();
+    inputs.sort();
+    inputs
+}
+
+/// Returns an input that is changed in a few places, or mixed with another one.
+fn changed(input: &[u8], inputs: &[(String, Vec<u8>)], random: &mut Rng) -> Vec<u8> {
+    let mut input = input.to_vec();
+    for _ in 0..random.usize(1..=4) {
+        let at = random.usize(0..=input.len());
+        let end = random.usize(at..=input.len().min(at + 16));
+        match random.u8(0..7) {
+            0 => drop(input.drain(at..end)),
+            1 => input.truncate(at),
+            2 => input.insert(at, random.u8(..)),
+            3 if at < input.len() => input[at] ^= 1 << random.u8(0..8),
+            4 => drop(input.splice(at..at, input[at..end].to_vec())),
+            5 => drop(input.splice(at..end, random.i64(..).to_string().into_bytes())),
+            _ => {
+                let (_, other) = &inputs[random.usize(0..inputs.len())];
+                let from = random.usize(0..=other.len());
+                drop(input.splice(at..end, other[from..other.len().min(from + 64)].iter().copied()));
+            }
+        }
+    }
+    input
+}
+
+fn try_one(target: &Target, name: &str, input: &[u8]) {
+    let tried = catch_unwind(|| target.run(input));
+    assert!(tried.is_ok(), "{} breaks by {name}: {:?}", target.name, input.escape_ascii().to_string());
+}
+
+/// Tries the inputs of the targets at these places of the list, and changes of them.
+fn try_targets(which: impl Fn(usize) -> bool) {
+    for (_, target) in TARGETS.iter().enumerate().filter(|(at, _)| which(*at)) {
+        let inputs = corpus(target);
+        assert!(!inputs.is_empty(), "{} has no input", target.name);
+        for (at, (name, input)) in inputs.iter().enumerate() {
+            assert!(input.len() <= LENGTH_MAX, "{}/{name} is too long", target.name);
+            try_one(target, name, input);
+            let mut random = Rng::with_seed(at as u64);
+            for change in 0..CHANGES {
+                let input = changed(input, &inputs, &mut random);
+                try_one(target, &format!("change {change} of {name}"), &input);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_input_breaks_a_target() {
+    try_targets(|at| at % 2 == 0);
+}
+
+#[test]
+fn nor_does_one_of_the_others() {
+    try_targets(|at| at % 2 == 1);
+}
+
+#[test]
+fn every_directory_is_a_targets() {
+    for entry in fs::read_dir(directory()).expect("the corpus") {
+        let name = entry.expect("is listed").file_name();
+        assert!(TARGETS.iter().any(|target| *target.name == name), "{name:?}");
+    }
+}
+
+/// Returns the packages of a `Cargo.lock`, but for the one that it is of, each with its version.
+fn packages(lock: &str) -> Vec<(String, String)> {
+    let value = |line: Option<&str>, name: &str| {
+        let value = line.and_then(|line| line.strip_prefix(name)?.strip_prefix(" = ")).unwrap_or_default();
+        value.trim_matches('"').to_owned()
+    };
+    let package = |text: &str| {
+        let mut lines = text.lines();
+        (value(lines.next(), "name"), value(lines.next(), "version"))
+    };
+    lock.split("[[package]]\n").skip(1).map(package).filter(|(name, _)| name != "lockrun").collect()
+}
+
+/// Returns the lines of `[dependencies]` in a manifest.
+fn dependencies(manifest: &str) -> &str {
+    manifest.split_once("\n[dependencies]\n").expect("has some").1.split_once("\n\n").expect("are not last").0
+}
+
+// The fuzzer is a package of its own, which has to name the same again.
+#[test]
+fn the_fuzzer_is_built_of_what_lockrun_is_built_of() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
+    let read = |name: &str| fs::read_to_string(fuzz.join(name)).expect(name);
+    assert_eq!(dependencies(&read("Cargo.toml")), dependencies(include_str!("../../Cargo.toml")));
+    let (fuzzer, ours) = (packages(&read("Cargo.lock")), packages(include_str!("../../Cargo.lock")));
+    let newer: Vec<_> = fuzzer.iter().filter(|(name, _)| ours.iter().any(|(known, _)| known == name)).collect();
+    assert!(newer.iter().all(|package| ours.contains(package)), "{newer:?}");
+}
