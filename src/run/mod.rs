@@ -9,6 +9,7 @@ pub mod sequence;
 mod ends;
 mod progress;
 mod release;
+mod renewal;
 mod renewer;
 mod start;
 mod takeover;

@@ -6,6 +6,7 @@ pub mod watched_by_lockrun;
 
 mod backchannel;
 mod last_line;
+mod oversight;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,7 +31,8 @@ use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
-use backchannel::{GuardianMessage, Link, RenewerChannel, RenewerMessage};
+pub use backchannel::GuardianMessage;
+use backchannel::{Link, RenewerChannel, RenewerMessage};
 use last_line::{LastLine, Wake};
 
 /// The guardian's own state.
