@@ -1,6 +1,7 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
 # make chaos      faults at random: SECONDS_PER_STORE=120, SEED=… to repeat an order
+# make simulate   a simulation of all that can go wrong, by seeds: SEEDS=20000 of them, FROM=1; SEED=… to repeat one and see what happens
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make check      formatting, lints, and whether the generated files are up to date
 # make deny       judge the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
@@ -32,7 +33,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos simulate mutants check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -52,6 +53,10 @@ chaos: export SECONDS_PER_STORE ?= 120
 chaos:
 	scripts/install-test-deps
 	RUST_TEST_THREADS=1 $(CARGO) test --release --locked --test suite -- chaos:: --nocapture
+
+simulate: export SEEDS ?= 20000
+simulate:
+	$(CARGO) test --release --locked --bin lockrun -- simulation::whatever_happens --exact --nocapture
 
 mutants:
 	scripts/install-test-deps

@@ -4,16 +4,16 @@ pub mod acquire;
 pub mod enclosing;
 pub mod next_value;
 pub mod outcome;
+pub mod renewal;
 pub mod sequence;
+pub mod wait;
 
 mod ends;
 mod progress;
 mod release;
-mod renewal;
 mod renewer;
 mod start;
 mod takeover;
-mod wait;
 
 use std::sync::Arc;
 

@@ -17,6 +17,11 @@ use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
+#[cfg(test)]
+pub use last_line::fires_at;
+#[cfg(test)]
+pub use oversight::{Oversight, Stage};
+
 use super::cgroup::{Cgroup, Place};
 use super::entry;
 use super::exit;
