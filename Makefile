@@ -4,6 +4,7 @@
 # make handoffs   many runs in turn, without faults: HANDOFFS=20000
 # make soak       locks that are held and used for long: MINUTES=12
 #                 these three also for one store alone: STORE=redis
+# make simulate   a simulation of all that can go wrong, by seeds: SEEDS=20000 of them, FROM=1; SEED=… to repeat one and see what happens
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make fuzz       look for input that breaks what reads it: SECONDS_PER_TARGET=60 (needs a C++ compiler)
 # make check      formatting, lints, and whether the generated files are up to date
@@ -36,7 +37,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos handoffs soak mutants fuzz check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos handoffs soak simulate mutants fuzz check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -72,6 +73,10 @@ soak: export RUST_TEST_THREADS ?= 7
 soak:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked --test suite -- chaos::soak::held_and_used::$(STORE) --nocapture
+
+simulate: export SEEDS ?= 20000
+simulate:
+	$(CARGO) test --release --locked --bin lockrun -- simulation::whatever_happens --exact --nocapture
 
 mutants:
 	scripts/install-test-deps

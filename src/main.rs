@@ -16,6 +16,8 @@ mod lock;
 mod net;
 mod report;
 mod run;
+#[cfg(all(test, target_env = "gnu"))]
+mod simulation;
 mod store;
 mod supervise;
 mod sys;

@@ -4,7 +4,9 @@ pub mod acquire;
 pub mod enclosing;
 pub mod next_value;
 pub mod outcome;
+pub mod renewal;
 pub mod sequence;
+pub mod wait;
 
 mod ends;
 mod progress;
@@ -12,7 +14,6 @@ mod release;
 mod renewer;
 mod start;
 mod takeover;
-mod wait;
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! The renewer: the thread that renews a lease for as long as COMMAND runs.
 //!
-//! It decides nothing by itself: [`crate::lock::lease`] computes what is due, and the guardian, which receives every renewal, ends
+//! It decides nothing by itself: [`super::renewal`] says what is due, and the guardian, which receives every renewal, ends
 //! COMMAND when renewals stop, even if this thread has failed.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,10 +12,11 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::lock::lease::{Answer, Due, Lease};
+use super::renewal::{Next, Renewal};
+use crate::lock::lease::Lease;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Backend, Claim, Held, Renewed, StoreError};
+use crate::store::{Backend, Claim};
 use crate::supervise::guardian::Control;
 use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
@@ -50,11 +51,10 @@ pub struct Renewer {
 struct Work {
     store: SharedStore,
     claim: Claim,
-    lease: Lease,
+    renewal: Renewal,
     /// Where renewals are reported; `None` if a lost lease only causes a warning.
     control: Option<Control>,
     reporter: Arc<Reporter>,
-    last_error: Option<StoreError>,
 }
 
 /// The thread, at work.
@@ -92,7 +92,7 @@ impl Renewer {
     ) {
         let store = SharedStore(Arc::clone(&store.0));
         // If the thread has failed, nothing is renewed, and COMMAND is ended in time as under any lease that is not renewed.
-        let _ = self.work.send(Work { store, claim, lease, control, reporter, last_error: None });
+        let _ = self.work.send(Work { store, claim, renewal: Renewal::new(lease), control, reporter });
     }
 
     /// Ends the thread, after the store was taken back.
@@ -102,72 +102,41 @@ impl Renewer {
     }
 }
 
-/// The result of an attempt to renew.
-enum Attempt {
-    /// The lease was renewed, or may still be.
-    Going,
-    /// The lock is not ours any more, for this reason.
-    Lost(String),
-    /// The store was taken back: nothing is to be renewed any more.
-    Over,
-}
-
 impl Renewing {
     /// Renews until stopped, or until the lease is lost.
     fn run(&mut self) {
         priority::raise();
         loop {
-            match self.work.lease.due(Moment::now()) {
-                Due::Sleep(until) => {
+            match self.work.renewal.next(Moment::now()) {
+                Next::Sleep(until) => {
                     if self.must_stop_before(until) {
                         return;
                     }
                 }
-                Due::Renew if self.must_stop() => return,
-                Due::Renew => match self.renew() {
-                    Attempt::Going => {}
-                    Attempt::Lost(why) => return self.lost(&why),
-                    Attempt::Over => return,
-                },
-                Due::Stop => {
-                    let why = self.work.last_error.take().map_or_else(
-                        || "it could not be renewed in time".into(),
-                        |error| format!("it could not be renewed in time: {error:#}"),
-                    );
-                    return self.lost(&why);
-                }
+                Next::Renew if self.must_stop() || !self.renew() => return,
+                Next::Renew => {}
+                Next::GiveUp(why) => return self.lost(&why),
             }
         }
     }
 
-    /// Renews once, unless the store was taken back meanwhile.
-    fn renew(&mut self) -> Attempt {
-        if self.work.control.as_ref().is_some_and(Control::is_stopped) {
-            self.work.last_error = Some(anyhow::anyhow!("lockrun is stopped"));
-            self.work.lease.answered(Moment::now(), Answer::Unknown, Moment::now());
-            return Attempt::Going;
+    /// Renews once. Returns `false` if the store was taken back meanwhile: nothing is to be renewed any more.
+    fn renew(&mut self) -> bool {
+        let Work { store, claim, renewal, control, .. } = &mut self.work;
+        if control.as_ref().is_some_and(Control::is_stopped) {
+            renewal.skip(Moment::now());
+            return true;
         }
-        let mut shared = self.work.store.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(store) = &mut *shared else { return Attempt::Over };
+        let mut shared = store.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(store) = &mut *shared else { return false };
         let sent_at = Moment::now();
-        let (answer, kept) = match store.renew(&self.work.claim.key, &self.work.claim.token, Some(self.work.claim.ttl))
-        {
-            Ok(Renewed::Mine) => (Answer::Mine, Attempt::Going),
-            Ok(Renewed::NotMine(held)) => {
-                (Answer::NotMine, Attempt::Lost(format!("it is not ours any more: {}", whose(held))))
-            }
-            Ok(Renewed::Revoked(by)) => (Answer::NotMine, Attempt::Lost(format!("it was revoked by {by}"))),
-            Err(error) => {
-                self.work.last_error = Some(error);
-                (Answer::Unknown, Attempt::Going)
-            }
-        };
+        let answer = store.renew(&claim.key, &claim.token, Some(claim.ttl));
         drop(shared);
-        let moved = self.work.lease.answered(sent_at, answer, Moment::now());
-        if let (Some(deadline), Some(control)) = (moved, &self.work.control) {
+        let moved = renewal.answered(sent_at, answer, Moment::now());
+        if let (Some(deadline), Some(control)) = (moved, control) {
             control.renewed(deadline);
         }
-        kept
+        true
     }
 
     fn lost(&self, why: &str) {
@@ -194,9 +163,4 @@ impl Renewing {
             }
         }
     }
-}
-
-/// Describes who holds the lock now.
-fn whose(held: Option<Held>) -> String {
-    held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"))
 }

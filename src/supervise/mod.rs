@@ -27,12 +27,15 @@ pub use interpreter::why_not_executed;
 pub use process::are_visible as processes_are_visible;
 pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
 pub use supervisor::{Finished, Why};
+#[cfg(test)]
+pub use supervisor::{Processes, Supervisor};
 
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::sys::signals::Signals;
 use guardian::{Guard, Guardian};
 use spawn::Exec;
+#[cfg(not(test))]
 use supervisor::Supervisor;
 
 /// What to do with processes that COMMAND leaves behind.

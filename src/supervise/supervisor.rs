@@ -48,10 +48,25 @@ pub struct Finished {
     pub stuck: bool,
 }
 
+/// COMMAND's processes, as far as the rules ask about them and act on them.
+pub trait Processes {
+    /// Returns how COMMAND ended, if it has.
+    fn ended(&self) -> Option<Ending>;
+
+    /// Returns whether no process is left.
+    fn is_gone(&self) -> bool;
+
+    /// Sends TERM to all processes.
+    fn terminate(&self);
+
+    /// Sends KILL to all processes. Those forked meanwhile may have been missed: repeat it until none is left.
+    fn kill(&self);
+}
+
 /// The state of COMMAND's parent: a machine whose inputs are the time and events.
 #[derive(Debug)]
-pub(super) struct Supervisor {
-    tree: Tree,
+pub struct Supervisor<P = Tree> {
+    tree: P,
     kill_after: Duration,
     descendants: Descendants,
     stop_at: Option<Moment>,
@@ -72,9 +87,9 @@ struct Closing {
     give_up_at: Moment,
 }
 
-impl Supervisor {
+impl<P: Processes> Supervisor<P> {
     /// Supervises `tree`, started at `now`, according to `launch`; under a lease if there is a deadline.
-    pub(super) fn new(tree: Tree, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
+    pub fn new(tree: P, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
         Supervisor {
             tree,
             kill_after: launch.kill_after,
@@ -87,7 +102,7 @@ impl Supervisor {
     }
 
     /// Ends `tree` at once, at `now`, because its own parent is dead.
-    pub(super) fn ending(tree: Tree, now: Moment) -> Self {
+    pub fn ending(tree: P, now: Moment) -> Self {
         let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
         let (stop_at, lease, closing) = (None, None, None);
         let mut supervisor =
@@ -97,12 +112,12 @@ impl Supervisor {
     }
 
     /// Records the new deadline of a renewed lease.
-    pub(super) fn renewed(&mut self, deadline: Deadline) {
+    pub fn renewed(&mut self, deadline: Deadline) {
         self.lease = Some(deadline);
     }
 
     /// Returns when to call [`Self::proceed`] next, if nothing happens before.
-    pub(super) fn wakes_at(&self) -> Option<Moment> {
+    pub fn wakes_at(&self) -> Option<Moment> {
         match &self.closing {
             Some(closing) => {
                 let kill_at = self.bounded(closing.kill_at);
@@ -113,7 +128,7 @@ impl Supervisor {
     }
 
     /// Does what is due at `now`. Returns how everything ended, once it has.
-    pub(super) fn proceed(&mut self, now: Moment) -> Option<Finished> {
+    pub fn proceed(&mut self, now: Moment) -> Option<Finished> {
         // A COMMAND that has ended by itself in time counts as such.
         self.finished(now).or_else(|| {
             self.tick(now);
@@ -141,14 +156,14 @@ impl Supervisor {
     }
 
     /// Returns the deadline of the lease, if there is one, once KILL was sent for the first time since the last call.
-    pub(super) fn has_killed(&mut self) -> Option<Deadline> {
+    pub fn has_killed(&mut self) -> Option<Deadline> {
         let has_killed = std::mem::take(&mut self.unreported_kill);
         self.lease.filter(|_| has_killed)
     }
 
     /// Begins to end everything: TERM now, KILL `kill_after` later, and before the lease is over; if lockrun or the
     /// guardian is dead, KILL at once.
-    pub(super) fn end(&mut self, why: Why, now: Moment) {
+    pub fn end(&mut self, why: Why, now: Moment) {
         if self.closing.is_some() && !matches!(why, Why::Orphaned | Why::Unguarded) {
             return;
         }
@@ -161,22 +176,6 @@ impl Supervisor {
         }
         // Processes that cannot be killed are given up after a while; the lock is not released then.
         self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
-    }
-
-    /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
-    pub(super) fn missed(&self) -> Missed {
-        self.tree.missed()
-    }
-
-    /// Relays a signal that was sent to lockrun.
-    pub(super) fn forward(&mut self, signal: c_int) {
-        self.tree.forward(signal);
-    }
-
-    /// Reaps children that have ended or stopped. Returns whether COMMAND runs or is stopped, if that has changed.
-    pub(super) fn reap(&mut self) -> Option<Motion> {
-        self.tree.reap();
-        self.tree.has_moved()
     }
 
     /// Returns how everything ended, once it has. May begin to end the processes that COMMAND left behind.
@@ -201,13 +200,31 @@ impl Supervisor {
         None
     }
 
-    /// Leaves the remaining processes alone.
-    pub(super) fn dismiss(&self) {
-        self.tree.dismiss();
-    }
-
     /// Returns `kill_at`, or the lease's own time for KILL if that is earlier.
     fn bounded(&self, kill_at: Moment) -> Moment {
         self.lease.map_or(kill_at, |lease| kill_at.min(lease.kill_at))
+    }
+}
+
+impl Supervisor {
+    /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
+    pub(super) fn missed(&self) -> Missed {
+        self.tree.missed()
+    }
+
+    /// Relays a signal that was sent to lockrun.
+    pub(super) fn forward(&mut self, signal: c_int) {
+        self.tree.forward(signal);
+    }
+
+    /// Reaps children that have ended or stopped. Returns whether COMMAND runs or is stopped, if that has changed.
+    pub(super) fn reap(&mut self) -> Option<Motion> {
+        self.tree.reap();
+        self.tree.has_moved()
+    }
+
+    /// Leaves the remaining processes alone.
+    pub(super) fn dismiss(&self) {
+        self.tree.dismiss();
     }
 }

@@ -16,12 +16,13 @@ use super::ending;
 use super::preexisting::{self, Preexisting, own_group_id, own_pid};
 use super::process::{self, Process};
 use super::spawn::{self, Exec, Setup};
+use super::supervisor::Processes;
 use crate::lock::ending::Ending;
 use crate::sys::signals::{self, Missed};
 
 /// COMMAND's process tree.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub struct Tree {
     /// COMMAND's own process.
     command: pid_t,
     /// COMMAND's process group when it started: its own, or the one that it shares with lockrun.
@@ -48,7 +49,7 @@ pub(super) struct Tree {
 
 /// Whether COMMAND runs or is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Motion {
+pub enum Motion {
     Running,
     Stopped {
         /// By TSTP, TTIN or TTOU; otherwise by SIGSTOP, which a terminal never sends.
@@ -102,16 +103,6 @@ impl Tree {
         }
     }
 
-    /// Returns how COMMAND ended, if it has.
-    pub(super) fn ended(&self) -> Option<Ending> {
-        self.ended
-    }
-
-    /// Returns whether no process is left.
-    pub(super) fn is_gone(&self) -> bool {
-        self.gone
-    }
-
     /// Returns COMMAND's process id.
     pub(super) fn command(&self) -> pid_t {
         self.command
@@ -146,11 +137,6 @@ impl Tree {
         was_stopped && !heard
     }
 
-    /// Sends TERM to all processes, and CONT to the stopped ones, which would not see TERM otherwise.
-    pub(super) fn terminate(&self) {
-        self.send(libc::SIGTERM, |_| true);
-    }
-
     /// Sends `signal` to all processes that `is_meant` selects, which includes COMMAND's process group. Stopped ones also get CONT after
     /// TERM, and on a terminal after HUP, as from the kernel at a hang-up, and from shells.
     fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
@@ -179,19 +165,6 @@ impl Tree {
         }
         for process in meant.iter().filter(|process| continues && process.is_stopped()) {
             process.signal(libc::SIGCONT);
-        }
-    }
-
-    /// Sends KILL to all processes. Those forked meanwhile may have been missed: repeat it until none is left.
-    pub(super) fn kill(&self) {
-        self.signal_group(libc::SIGKILL);
-        self.signal_command(libc::SIGKILL);
-        for process in self.all().unwrap_or_default().into_iter().filter(|process| !process.is_dead()) {
-            process.signal(libc::SIGKILL);
-        }
-        // Last: the kernel may make it wait for another process that changes the tree of cgroups.
-        if let Some(cgroup) = &self.cgroup {
-            cgroup.kill();
         }
     }
 
@@ -277,6 +250,33 @@ impl Tree {
     /// does not show it.
     fn all(&self) -> Option<Vec<Process>> {
         process::descendants(own_pid(), |process| self.before.includes(process))
+    }
+}
+
+impl Processes for Tree {
+    fn ended(&self) -> Option<Ending> {
+        self.ended
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Sends TERM to all processes, and CONT to the stopped ones, which would not see TERM otherwise.
+    fn terminate(&self) {
+        self.send(libc::SIGTERM, |_| true);
+    }
+
+    fn kill(&self) {
+        self.signal_group(libc::SIGKILL);
+        self.signal_command(libc::SIGKILL);
+        for process in self.all().unwrap_or_default().into_iter().filter(|process| !process.is_dead()) {
+            process.signal(libc::SIGKILL);
+        }
+        // Last: the kernel may make it wait for another process that changes the tree of cgroups.
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
+        }
     }
 }
 

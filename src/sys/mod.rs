@@ -5,12 +5,16 @@ pub mod acl;
 pub mod ancestors;
 pub mod backoff;
 pub mod clock;
+#[cfg(all(test, target_env = "gnu"))]
+pub mod coroutine;
 pub mod counter;
 pub mod descriptor;
 pub mod environment;
 pub mod input;
 pub mod priority;
 pub mod signals;
+#[cfg(test)]
+pub mod simulated;
 pub mod terminal;
 pub mod trust;
 pub mod wait;

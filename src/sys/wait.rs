@@ -137,6 +137,10 @@ impl<'a> Waiter<'a> {
         until: Option<Moment>,
         observer: &mut dyn WaitObserver,
     ) -> nix::Result<WakeReason> {
+        #[cfg(test)]
+        if let Some(reason) = super::simulated::wait(until) {
+            return Ok(reason);
+        }
         let signals = self.signals;
         let alarm = match &mut self.alarm {
             Some(alarm) => alarm,

@@ -27,7 +27,7 @@ pub(super) enum RenewerMessage {
 
 /// A message from the guardian to lockrun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GuardianMessage {
+pub enum GuardianMessage {
     /// The lock was acquired, and COMMAND is about to start; the lease does not end it.
     Granted,
     /// The lease now has this deadline. The first such message means that COMMAND is about to start.

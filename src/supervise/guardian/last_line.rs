@@ -41,7 +41,7 @@ const F_SETSIG: c_int = 10;
 
 /// Returns when the timer kills a guardian that has not killed COMMAND by the `deadline`: soon after, since those that kill COMMAND instead
 /// need the rest of the time until H.
-pub(super) fn fires_at(deadline: Deadline) -> Moment {
+pub fn fires_at(deadline: Deadline) -> Moment {
     deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 5
 }
 

@@ -8,6 +8,7 @@ mod backchannel;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod last_line;
+mod oversight;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,6 +18,11 @@ use std::sync::Arc;
 use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
+
+#[cfg(test)]
+pub use last_line::fires_at;
+#[cfg(test)]
+pub use oversight::{Oversight, Stage};
 
 use super::cgroup::{Cgroup, Place};
 use super::entry;
@@ -32,7 +38,8 @@ use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
-use backchannel::{GuardianMessage, Link, RenewerChannel, RenewerMessage};
+pub use backchannel::GuardianMessage;
+use backchannel::{Link, RenewerChannel, RenewerMessage};
 use last_line::{LastLine, Wake};
 
 /// The guardian's own state.

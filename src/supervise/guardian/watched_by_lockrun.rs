@@ -18,16 +18,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use libc::pid_t;
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
 use super::Guardian;
 use super::backchannel::{GuardianMessage, Link};
-use super::last_line::{self, Wake};
+use super::last_line::Wake;
+use super::oversight::{Oversight, Stage};
 use crate::lock::ending::Ending;
-use crate::lock::lease::Deadline;
 use crate::supervise::direct::watch;
 use crate::supervise::job::JobControl;
 use crate::supervise::preexisting::Preexisting;
@@ -58,22 +57,7 @@ pub struct Parent {
     /// The signals that had come before there was a guardian.
     missed: Missed,
     before: Preexisting,
-    stage: Stage,
-    /// By when COMMAND must be dead.
-    deadline: Option<Deadline>,
-}
-
-/// The guardian's progress, as last reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// It waits for the lock, or releases it before COMMAND has started.
-    Waiting,
-    /// The lock was acquired, and COMMAND may have started.
-    Granted,
-    /// COMMAND runs, with this process id.
-    Running(pid_t),
-    /// COMMAND has ended.
-    Finished(Finished),
+    oversight: Oversight,
 }
 
 /// How the guardian ended.
@@ -113,8 +97,7 @@ pub fn fork() -> nix::Result<ForkSide> {
         has_terminal,
         missed,
         before,
-        stage: Stage::Waiting,
-        deadline: None,
+        oversight: Oversight::new(),
     }))
 }
 
@@ -126,7 +109,7 @@ impl Parent {
             for signal in stops.take_pending(signals) {
                 self.guardian.signal(signal);
                 // A stopped guardian would not see the signal.
-                if self.stage == Stage::Waiting && signals::is_fatal(signal) {
+                if self.oversight.stage() == Stage::Waiting && signals::is_fatal(signal) {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
@@ -136,30 +119,17 @@ impl Parent {
             loop {
                 match self.link.next_message() {
                     Ok(None) if !ended => break,
-                    Ok(Some(GuardianMessage::Granted)) => self.stage = Stage::Granted,
-                    Ok(Some(GuardianMessage::Allowed(deadline))) => {
-                        self.deadline = Some(deadline);
-                        if self.stage == Stage::Waiting {
-                            self.stage = Stage::Granted;
-                        }
-                    }
-                    Ok(Some(GuardianMessage::Started(command))) => {
-                        self.stage = Stage::Running(command);
-                        priority::raise();
-                    }
-                    Ok(Some(GuardianMessage::NotStarted)) => {
-                        self.stage = Stage::Waiting;
-                        self.deadline = None;
-                    }
-                    Ok(Some(GuardianMessage::Moved(motion))) => stops.moved(motion),
-                    Ok(Some(GuardianMessage::Finished(finished))) => {
-                        self.stage = Stage::Finished(finished);
-                        self.deadline = None;
-                    }
                     // It has nothing left to do, even if it is killed now.
                     Ok(Some(GuardianMessage::Over(ending))) => return Ok(End::Guarded(ending)),
+                    Ok(Some(GuardianMessage::Moved(motion))) => stops.moved(motion),
+                    Ok(Some(message)) => {
+                        self.oversight.note(message);
+                        if let GuardianMessage::Started(_) = message {
+                            priority::raise();
+                        }
+                    }
                     Ok(None) | Err(_) => {
-                        return match self.stage {
+                        return match self.oversight.stage() {
                             Stage::Waiting => Ok(End::Gone),
                             Stage::Finished(finished) => Ok(End::Unreleased(finished)),
                             Stage::Granted | Stage::Running(_) => self.take_over(signals),
@@ -169,12 +139,12 @@ impl Parent {
             }
             // While the guardian waits for the lock, there is no COMMAND to stop first.
             if stops.follows(Moment::now(), || self.command_is_stopped())
-                || self.stage == Stage::Waiting && stops.stops_alone()
+                || self.oversight.stage() == Stage::Waiting && stops.stops_alone()
             {
                 signals::stop_self();
                 continue;
             }
-            let takes_over_at = self.takes_over_at();
+            let takes_over_at = self.oversight.takes_over_at();
             if takes_over_at.is_some_and(|at| now >= at) {
                 return self.take_over(signals);
             }
@@ -185,28 +155,22 @@ impl Parent {
         }
     }
 
-    /// Returns when to take over from a guardian that has not reported the end of COMMAND: it is stopped, or hangs.
-    fn takes_over_at(&self) -> Option<Moment> {
-        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
-        self.deadline.filter(|_| may_run).map(last_line::fires_at)
-    }
-
     /// Returns whether COMMAND is stopped at this moment: it may have been continued since the guardian's last report.
     fn command_is_stopped(&self) -> bool {
-        let Stage::Running(command) = self.stage else { return false };
+        let Stage::Running(command) = self.oversight.stage() else { return false };
         process::read(command).is_some_and(Process::is_stopped)
     }
 
     /// Kills the guardian with all its descendants, which become children of lockrun.
     fn take_over(self, signals: &Signals) -> nix::Result<End> {
         let now = Moment::now();
-        let is_late = self.takes_over_at().is_some_and(|at| now >= at);
+        let is_late = self.oversight.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
         // It is reaped with the others. To wait for it first would let COMMAND's processes live until each of its threads has got a
         // processor to end on, which may take longer than the lease on a busy machine.
         std::mem::forget(self.guardian);
         let why = if is_late { Why::Lost } else { Why::Unguarded };
-        let command = if let Stage::Running(command) = self.stage { command } else { 0 };
+        let command = if let Stage::Running(command) = self.oversight.stage() { command } else { 0 };
         let tree = Tree::adopt(command, !self.has_terminal, self.before);
         let mut supervisor = Supervisor::ending(tree, now);
         let finished = watch(&mut supervisor, false, signals)?;

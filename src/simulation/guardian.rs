@@ -1,0 +1,303 @@
+//! The guardian of a run: the order in which it acquires, starts, watches and releases, with the product's own decisions.
+//!
+//! What it decides is decided by [`wait::in_turn`], [`Renewal`], [`Supervisor`] and the rules of the server. What is repeated here is the
+//! story around them: [`crate::run::run`] and [`crate::supervise::guardian`].
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::actors::Port;
+use super::command::SimulatedTree;
+use super::store::SimulatedStore;
+use super::world::{Plan, RunId, Side};
+use crate::config::plan::OnHeld;
+use crate::lock::ending::Ending;
+use crate::lock::lease::{Deadline, Lease};
+use crate::run::renewal::{Next, Renewal};
+use crate::run::wait::{self, Acquired, Wait, Watcher};
+use crate::store::{Grant, Held, Release, Retain, Store as _, Tried};
+use crate::supervise::guardian::GuardianMessage;
+use crate::supervise::{Finished, Launch, Supervisor, Why};
+use crate::sys::clock::Moment;
+use crate::sys::signals::Signals;
+use crate::sys::wait::WaitObserver;
+
+/// How often a guardian with a grant checks whether a stopped lockrun was continued.
+const STOPPED: Duration = Duration::from_millis(50);
+
+/// The number of the command's process, as lockrun is told.
+const COMMAND: i32 = 7;
+
+/// The story of the guardian's main thread.
+pub fn live(run: RunId) {
+    let port = Port::current();
+    let plan = port.world().runs[run].plan.clone();
+    let mut store = SimulatedStore::open(&mut port.world(), run, Side::Guardian, &port);
+    if let Some(grant) = acquire(run, &mut store, &plan) {
+        port.step();
+        under_lock(run, store, &plan, grant);
+    }
+    port.step();
+    let mut world = port.world();
+    world.send_to_lockrun(run, GuardianMessage::Over(Ending::Exited(0)));
+    world.exit(run, Side::Guardian, port.me());
+}
+
+/// Acquires the lock, or not.
+fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant> {
+    let (port, claim) = (Port::current(), &plan.claim);
+    let acquired = if let OnHeld::Wait { span, max_waiting } = plan.on_held {
+        port.world().runs[run].is_waiting = true;
+        let until = span.map(|span| Moment::now() + span);
+        let wait = Wait { until, max_waiting, signals: signals(), watcher: &mut Onlooker { run } };
+        match wait::in_turn(store, claim, wait) {
+            Ok(Acquired::Mine(grant)) => Ok(grant),
+            Ok(_) => Err("gets no lock".to_owned()),
+            Err(error) => Err(format!("gives up waiting: {error:#}")),
+        }
+    } else {
+        match wait::try_once(store, claim) {
+            Ok(Tried::Mine(grant)) => Ok(grant),
+            Ok(_) => Err("finds it held".to_owned()),
+            Err(error) => Err(format!("cannot ask: {error:#}")),
+        }
+    };
+    let mut world = port.world();
+    world.runs[run].is_waiting = false;
+    match acquired {
+        Ok(grant) => {
+            world.runs[run].fence = Some(grant.fence);
+            world.say(run, "has the lock");
+            Some(grant)
+        }
+        Err(why) => {
+            world.say(run, &why);
+            None
+        }
+    }
+}
+
+/// Runs the command under the lock, and releases it.
+fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) {
+    let port = Port::current();
+    let granted_at = grant.lease_from.expect("is a lease");
+    let Some(mut supervisor) = start(run, plan, granted_at) else {
+        port.world().say(run, "does not start its command");
+        release(&mut store, run, plan, Release::at_once(None));
+        return;
+    };
+    let shared = Arc::new(Mutex::new(Some(store)));
+    let (its_store, its_plan) = (Arc::clone(&shared), plan.clone());
+    port.world().begin(run, Side::Guardian, move |run| renew(run, &its_store, &its_plan, granted_at));
+    let finished = watch(run, &mut supervisor);
+    let mut store = take_back(run, &shared);
+    port.step();
+    finish(&mut store, run, plan, finished, release_after(plan, finished));
+}
+
+/// Starts the command, if there is time for it and lockrun is there.
+fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<SimulatedTree>> {
+    let port = Port::current();
+    loop {
+        let mut world = port.world();
+        if world.take_signal(port.me()).is_some() {
+            return None;
+        }
+        let is_stopped = world.runs[run].lockrun.is_stopped;
+        drop(world);
+        if !is_stopped {
+            break;
+        }
+        port.wait(Some(Moment::now() + STOPPED));
+    }
+    let deadline = plan.terms.deadline(granted_at);
+    if !port.world().runs[run].lockrun.is_alive || Moment::now() >= deadline.term_at {
+        return None;
+    }
+    let mut world = port.world();
+    world.runs[run].is_wake_set = true;
+    world.set_last_line(run, deadline);
+    world.runs[run].link.push_back(GuardianMessage::Allowed(deadline));
+    drop(world);
+    port.step();
+    // The process that becomes the command looks at the clock once more.
+    if Moment::now() >= deadline.term_at {
+        port.world().send_to_lockrun(run, GuardianMessage::NotStarted);
+        return None;
+    }
+    port.world().start_command(run);
+    port.step();
+    port.world().send_to_lockrun(run, GuardianMessage::Started(COMMAND));
+    let launch = Launch {
+        argv: Vec::new(),
+        env: Vec::new(),
+        kill_after: plan.terms.kill_after,
+        max_runtime: plan.max_runtime,
+        descendants: plan.descendants,
+    };
+    Some(Supervisor::new(SimulatedTree { run, side: Side::Guardian }, &launch, Some(deadline), Moment::now()))
+}
+
+/// Watches the command until all is over.
+fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
+    let port = Port::current();
+    let allow_until = |deadline: Deadline| {
+        let mut world = port.world();
+        world.set_last_line(run, deadline);
+        world.send_to_lockrun(run, GuardianMessage::Allowed(deadline));
+    };
+    let mut orphaned = false;
+    let finished = loop {
+        if std::mem::take(&mut port.world().runs[run].guardian.has_term) {
+            port.world().terminate_command(run);
+        }
+        loop {
+            let message = port.world().runs[run].renewals.pop_front();
+            match message {
+                Some(Some(deadline)) => {
+                    supervisor.renewed(deadline);
+                    allow_until(deadline);
+                }
+                Some(None) => supervisor.end(Why::Lost, Moment::now()),
+                None => break,
+            }
+        }
+        if !orphaned && !port.world().runs[run].lockrun.is_alive {
+            orphaned = true;
+            supervisor.end(Why::Orphaned, Moment::now());
+        }
+        if let Some(finished) = supervisor.proceed(Moment::now()) {
+            break finished;
+        }
+        if let Some(deadline) = supervisor.has_killed() {
+            allow_until(deadline.after_kill());
+        }
+        port.wait(supervisor.wakes_at());
+    };
+    let mut world = port.world();
+    world.command_is_over(run, finished);
+    let its = &mut world.runs[run];
+    (its.last_line, its.is_wake_set) = (None, false);
+    its.link.push_back(GuardianMessage::Finished(finished));
+    finished
+}
+
+/// The renewer's thread.
+fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, granted_at: Moment) {
+    let port = Port::current();
+    let mut renewal = Renewal::new(Lease::granted(plan.terms, granted_at));
+    loop {
+        match renewal.next(Moment::now()) {
+            Next::Sleep(until) => port.wait(Some(until)),
+            Next::Renew if port.world().runs[run].lockrun.is_stopped => {
+                port.world().say(run, "does not renew for a lockrun that is stopped");
+                renewal.skip(Moment::now());
+            }
+            Next::Renew => {
+                lock_store(run);
+                let mut store = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(store) = &mut *store else { return unlock_store(run) };
+                let sent_at = Moment::now();
+                let answer = store.renew(&plan.claim.key, &plan.claim.token, Some(plan.claim.ttl));
+                unlock_store(run);
+                if let Some(deadline) = renewal.answered(sent_at, answer, Moment::now()) {
+                    report(run, Some(deadline));
+                }
+            }
+            Next::GiveUp(why) => {
+                port.world().say(run, &format!("has lost its lease: {why}"));
+                return report(run, None);
+            }
+        }
+    }
+}
+
+fn report(run: RunId, renewal: Option<Deadline>) {
+    let port = Port::current();
+    port.world().runs[run].renewals.push_back(renewal);
+    port.world().notify_process(run, Side::Guardian);
+}
+
+/// Waits until no other thread uses the shared store.
+fn lock_store(run: RunId) {
+    let port = Port::current();
+    loop {
+        let mut world = port.world();
+        let user = &mut world.runs[run].store_user;
+        if user.is_none() {
+            *user = Some(port.me());
+            return;
+        }
+        drop(world);
+        port.wait(None);
+    }
+}
+
+fn unlock_store(run: RunId) {
+    let port = Port::current();
+    port.world().runs[run].store_user = None;
+    port.world().notify_process(run, Side::Guardian);
+}
+
+fn take_back(run: RunId, shared: &Mutex<Option<SimulatedStore>>) -> SimulatedStore {
+    lock_store(run);
+    let store = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+    unlock_store(run);
+    store.expect("is taken back once")
+}
+
+/// Releases the lock of a command that has ended as it should be.
+pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Finished, how: Release) {
+    if finished.stuck {
+        Port::current().world().say(run, "does not release the lock: something cannot be killed");
+    } else if finished.why == Some(Why::Lost) {
+        release(store, run, plan, Release::at_once(finished.command));
+    } else {
+        release(store, run, plan, how);
+    }
+}
+
+/// Returns how the lock is released after a command that has `finished` in this way.
+pub fn release_after(plan: &Plan, finished: Finished) -> Release {
+    let succeeded = finished.why.is_none() && finished.command == Some(Ending::Exited(0));
+    let retain = if plan.min_hold.is_zero() { Retain::Not } else { Retain::AtLeast(plan.min_hold) };
+    Release::Run { ending: finished.command, succeeded, retain }
+}
+
+pub fn release(store: &mut SimulatedStore, run: RunId, plan: &Plan, how: Release) {
+    let released = store.release(&plan.claim.key, &plan.claim.token, how);
+    Port::current().world().say(run, &format!("has released: {released:?}"));
+}
+
+/// Looks on while the guardian waits.
+struct Onlooker {
+    run: RunId,
+}
+
+impl WaitObserver for Onlooker {
+    fn tick_every(&self) -> Option<Duration> {
+        None
+    }
+
+    fn tick(&mut self) {}
+
+    fn pause(&mut self) {}
+
+    fn is_stopped(&self) -> bool {
+        Port::current().world().runs[self.run].lockrun.is_stopped
+    }
+}
+
+impl Watcher for Onlooker {
+    fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Signals that never come: those of the simulation are taken from the world.
+fn signals() -> &'static Signals {
+    static SIGNALS: OnceLock<Signals> = OnceLock::new();
+    // On a thread of its own, whose mask is nobody else's.
+    SIGNALS.get_or_init(|| std::thread::spawn(|| Signals::take_over().expect("a descriptor")).join().expect("it ends"))
+}

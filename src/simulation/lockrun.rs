@@ -1,0 +1,99 @@
+//! lockrun itself, beside its guardian: the story of [`crate::supervise::guardian::watched_by_lockrun`] and of what comes after it, with the
+//! product's own decisions.
+
+use super::actors::Port;
+use super::command::SimulatedTree;
+use super::guardian::{finish, release, release_after};
+use super::store::SimulatedStore;
+use super::world::{RunId, Side};
+use crate::store::{Release, Store as _};
+use crate::supervise::guardian::{GuardianMessage, Oversight, Stage};
+use crate::supervise::{Finished, Supervisor, Why};
+use crate::sys::clock::Moment;
+
+/// The story of lockrun.
+pub fn live(run: RunId) {
+    let port = Port::current();
+    oversee(run);
+    let mut world = port.world();
+    world.say(run, "ends");
+    world.exit(run, Side::Lockrun, port.me());
+}
+
+/// Waits for the guardian, and does the rest of its work if it dies or hangs.
+fn oversee(run: RunId) {
+    let port = Port::current();
+    let mut oversight = Oversight::new();
+    loop {
+        if std::mem::take(&mut port.world().runs[run].lockrun.has_term) {
+            let mut world = port.world();
+            world.runs[run].guardian.has_term = true;
+            world.notify_process(run, Side::Guardian);
+            if oversight.stage() == Stage::Waiting {
+                world.continue_process(run, Side::Guardian);
+            }
+        }
+        // In this order: the messages are complete if it has ended.
+        let has_ended = !port.world().runs[run].guardian.is_alive;
+        let now = Moment::now();
+        loop {
+            let message = port.world().runs[run].link.pop_front();
+            match message {
+                Some(GuardianMessage::Over(_)) => return,
+                Some(message) => oversight.note(message),
+                None if !has_ended => break,
+                None => return after(run, &oversight),
+            }
+        }
+        let takes_over_at = oversight.takes_over_at();
+        if takes_over_at.is_some_and(|at| now >= at) {
+            return take_over(run, &oversight);
+        }
+        port.wait(takes_over_at);
+    }
+}
+
+/// The guardian is dead.
+fn after(run: RunId, oversight: &Oversight) {
+    let port = Port::current();
+    port.world().say(run, &format!("lockrun finds its guardian dead: {:?}", oversight.stage()));
+    match oversight.stage() {
+        Stage::Waiting => {
+            let (mut store, plan) = open(run);
+            store.cancel(&plan.claim, true);
+        }
+        Stage::Finished(finished) => {
+            let (mut store, plan) = open(run);
+            if !finished.stuck {
+                release(&mut store, run, &plan, release_after(&plan, finished));
+            }
+        }
+        Stage::Granted | Stage::Running(_) => take_over(run, oversight),
+    }
+}
+
+/// Kills the guardian, if it is not dead, and all of the command's processes.
+fn take_over(run: RunId, oversight: &Oversight) {
+    let (port, now) = (Port::current(), Moment::now());
+    let is_late = oversight.takes_over_at().is_some_and(|at| now >= at);
+    port.world().say(run, "lockrun takes over");
+    port.world().kill(run, Side::Guardian);
+    let why = if is_late { Why::Lost } else { Why::Unguarded };
+    let mut supervisor = Supervisor::ending(SimulatedTree { run, side: Side::Lockrun }, now);
+    let finished = loop {
+        if let Some(finished) = supervisor.proceed(Moment::now()) {
+            break Finished { why: Some(why), ..finished };
+        }
+        port.wait(supervisor.wakes_at());
+    };
+    port.world().command_is_over(run, finished);
+    let (mut store, plan) = open(run);
+    finish(&mut store, run, &plan, finished, Release::at_once(finished.command));
+}
+
+fn open(run: RunId) -> (SimulatedStore, super::world::Plan) {
+    let port = Port::current();
+    let mut world = port.world();
+    let store = SimulatedStore::open(&mut world, run, Side::Lockrun, &port);
+    (store, world.runs[run].plan.clone())
+}

@@ -1,0 +1,194 @@
+//! Hosts with clocks of their own, and what lies between them and the server.
+//!
+//! A message may be lost, late, and overtaken by another one. It is not delivered twice: no transport in use does that, and a request that
+//! is repeated under the same token is another message.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::actors::ActorId;
+use super::world::{Event, MILLISECOND, Nanos, RunId, SECOND, Side, World};
+use crate::lock::claim::Claim;
+use crate::lock::state::{self, Release};
+use crate::store::IfHeld;
+use crate::sys::clock::Moment;
+
+/// By how much a clock may drift, in parts of a million.
+const DRIFT: i64 = 10_000;
+
+/// A machine.
+pub struct Host {
+    /// What its clock showed when the simulation began.
+    offset: Nanos,
+    /// How much faster its clock is than the server's, in parts of a million.
+    drift: i64,
+    /// How many of a hundred messages are lost on the way to the server, and from it.
+    pub loses: (u32, u32),
+    /// How late a message is at most.
+    pub late: Nanos,
+}
+
+/// A message to the server.
+#[derive(Debug)]
+pub struct Request {
+    pub store: usize,
+    pub number: u64,
+    pub what: Ask,
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub enum Ask {
+    Acquire {
+        claim: Box<Claim>,
+        if_held: IfHeld,
+    },
+    Renew {
+        claim: Box<Claim>,
+    },
+    Release {
+        claim: Box<Claim>,
+        how: Release,
+        is_in_flight: bool,
+    },
+    Cancel {
+        claim: Box<Claim>,
+        is_in_flight: bool,
+    },
+    /// A waiter shows that it is there. Has no answer.
+    Show {
+        claim: Box<Claim>,
+    },
+}
+
+/// A message from the server.
+#[derive(Debug)]
+pub enum Letter {
+    /// The answer to the request with this number.
+    Answer { to: u64, answer: Answer },
+    /// The waiter was granted the lock.
+    Granted,
+    /// Another waiter was: show that you are there, and look then.
+    Watch { look: Look },
+    /// The connection is gone.
+    Reset,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub enum Answer {
+    Acquired {
+        acquired: state::Acquired,
+        look: Look,
+        now_ms: u64,
+    },
+    Renewed(state::Renewed),
+    Released(state::Released),
+    Cancelled(bool),
+    /// Nothing listens there.
+    Refused,
+}
+
+/// When a waiter is to look at the lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// In how long something ends, if it does.
+    pub ends_in: Option<Duration>,
+    /// How many look before.
+    pub turn: u32,
+    /// In how long it looks in any case, if it is kept from the lock.
+    pub beat: Option<Duration>,
+}
+
+/// A process's end of its connection to the server.
+#[derive(Debug)]
+pub struct StoreEnd {
+    pub run: RunId,
+    pub side: Side,
+    pub mailbox: VecDeque<Letter>,
+    /// Who waits for what comes.
+    pub reader: ActorId,
+}
+
+impl Host {
+    pub fn new(rng: &mut fastrand::Rng) -> Self {
+        // Also the greatest drifts there may be.
+        let drift = match rng.u32(..6) {
+            0 => -DRIFT,
+            1 => DRIFT,
+            _ => rng.i64(-DRIFT..=DRIFT),
+        };
+        Host { offset: rng.u64(..1_000_000 * SECOND), drift, loses: (0, 0), late: 0 }
+    }
+
+    /// Returns what its clock shows at a moment of the server's.
+    pub fn local(&self, now: Nanos) -> Moment {
+        let now = i128::from(now);
+        let shown = now + now * i128::from(self.drift) / 1_000_000 + i128::from(self.offset);
+        Moment::from_boot(Duration::from_nanos(u64::try_from(shown).unwrap_or(0)))
+    }
+
+    /// Returns when its clock shows this, at the earliest.
+    pub fn global(&self, moment: Moment) -> Nanos {
+        let shown = i128::try_from(moment.since_boot().as_nanos()).unwrap_or(0) - i128::from(self.offset);
+        let rate = 1_000_000 + i128::from(self.drift);
+        Nanos::try_from(shown * 1_000_000 / rate + 2).unwrap_or(0)
+    }
+
+    pub fn is_sound(&self) -> bool {
+        self.loses == (0, 0) && self.late == 0
+    }
+}
+
+impl World {
+    /// Sends a request to the server.
+    pub fn send(&mut self, request: Request) {
+        let (run, number) = (self.runs[self.stores[request.store].run].host, request.number);
+        let host = &self.hosts[run];
+        let (loses, late) = (host.loses.0, host.late);
+        if self.rng.u32(..100) < loses {
+            let run = self.stores[request.store].run;
+            self.say(run, &format!("request {number} is lost"));
+        } else {
+            let at = self.now + self.on_the_way(late);
+            self.schedule(at, Event::Arrive(Box::new(request)));
+        }
+    }
+
+    /// Sends a letter to a process.
+    pub fn post(&mut self, store: usize, letter: Letter) {
+        let run = self.stores[store].run;
+        let host = &self.hosts[self.runs[run].host];
+        let (loses, late) = (host.loses.1, host.late);
+        if self.rng.u32(..100) < loses {
+            self.say(run, &format!("is not reached by {letter:?}"));
+        } else {
+            let at = self.now + self.on_the_way(late);
+            self.schedule(at, Event::Deliver { store, letter: Box::new(letter) });
+        }
+    }
+
+    fn on_the_way(&mut self, late: Nanos) -> Nanos {
+        let usual = self.rng.u64(MILLISECOND / 20..MILLISECOND);
+        if late > 0 && self.rng.u32(..3) == 0 { usual + self.rng.u64(..late) } else { usual }
+    }
+
+    /// A letter comes to a process.
+    pub fn deliver(&mut self, store: usize, letter: Letter) {
+        let StoreEnd { run, side, .. } = self.stores[store];
+        if self.runs[run].process(side).is_alive {
+            self.stores[store].mailbox.push_back(letter);
+            self.notify(self.stores[store].reader);
+        }
+    }
+
+    /// Makes a host's network sound again.
+    pub fn heal(&mut self, host: usize) {
+        let host_now = &mut self.hosts[host];
+        if !host_now.is_sound() {
+            (host_now.loses, host_now.late) = ((0, 0), 0);
+            self.trace.note(self.now, || format!("host {host} has a sound network again"));
+            self.promises.sound_since = self.now;
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What must hold at every step, whatever goes wrong.
+
+use super::actors::nanos;
+use super::scenario::Sharing;
+use super::world::{Event, MILLISECOND, Nanos, Run, RunId, SECOND, World};
+use crate::lock::claim::Mode;
+use crate::lock::state::LockState;
+use crate::lock::token::Token;
+use crate::supervise::{Descendants, Finished};
+
+/// A waiter that was disturbed is there again after this time: its next heartbeat has been answered.
+const SETTLES_WITHIN: Nanos = 12 * SECOND;
+
+/// Those that are not there keep the others from a free lock for so long at most.
+const KEPT_FOR: Nanos = 2 * SECOND;
+
+/// What was seen until now.
+#[derive(Default)]
+pub struct Promises {
+    /// The greatest fence that was given out, and that a command has started with.
+    last_fence: u64,
+    last_started: u64,
+    /// Since when all networks and the server are sound.
+    pub sound_since: Nanos,
+    /// When a process was last killed or stopped.
+    pub disturbed_at: Nanos,
+    /// Since when a waiter that is there could have the lock, while so many hold it.
+    kept_since: Option<(Nanos, usize)>,
+    /// How many commands have started.
+    pub started: u64,
+}
+
+impl World {
+    /// Checks what must hold at any time.
+    pub fn check(&mut self) {
+        let now_ms = self.server_ms();
+        for at in 0..self.living.len() {
+            let run = &self.runs[self.living[at]];
+            if run.command.is_under_lock() && !self.server.is_held_by(&run.plan.claim.token, now_ms) {
+                let why = format!("run {} has a process beyond its lease", self.living[at]);
+                return self.fail(&why);
+            }
+        }
+        self.nobody_waits_for_the_dead();
+        let mut at = 0;
+        while let Some(run) = self.living.get(at).copied() {
+            if self.runs[run].is_alive() {
+                at += 1;
+            } else {
+                self.living.remove(at);
+                let terms = &self.runs[run].plan.terms;
+                let by = self.now + nanos(terms.ttl) + SECOND;
+                self.schedule(by, Event::Freed { run });
+            }
+        }
+    }
+
+    /// A command has started: no other that it must not be beside is alive, and its fence is greater than those before.
+    pub fn command_has_started(&mut self, run: RunId) {
+        self.promises.started += 1;
+        let mode = self.runs[run].plan.claim.mode;
+        let is_beside = |other: &&RunId| **other != run && self.runs[**other].command.is_under_lock();
+        let beside: Vec<RunId> = self.living.iter().filter(is_beside).copied().collect();
+        let is_allowed = match mode {
+            Mode::Shared => beside.iter().all(|other| self.runs[*other].plan.claim.mode == Mode::Shared),
+            Mode::Slots(slots) if self.scenario.sharing == Sharing::Slots(slots) => beside.len() < slots as usize,
+            Mode::Slots(_) => beside.is_empty(),
+        };
+        if !is_allowed {
+            self.fail(&format!("run {run} ({mode:?}) starts its command beside those of {beside:?}"));
+        }
+        let fence = self.runs[run].fence.unwrap_or(0);
+        if self.scenario.sharing == Sharing::Exclusive && fence <= self.promises.last_started {
+            self.fail(&format!("run {run} starts with a fence that is not greater than one before"));
+        }
+        self.promises.last_started = self.promises.last_started.max(fence);
+    }
+
+    /// A command counts as over. What it has left behind may live on, if that was wanted and it has ended by itself.
+    pub fn command_is_over(&mut self, run: RunId, finished: Finished) {
+        self.say(run, &format!("its command is over: {finished:?}"));
+        let plan = &self.runs[run].plan;
+        self.runs[run].command.is_dismissed = finished.why.is_none() && plan.descendants == Descendants::Leave;
+    }
+
+    /// The server has said that the lock is this run's.
+    pub fn acquired(&mut self, run: RunId, before: &LockState, fence: u64) {
+        let token = &self.runs[run].plan.claim.token;
+        if before.holders.iter().any(|holder| holder.token == *token) {
+            return;
+        }
+        let now_ms = self.server_ms();
+        let was_granted = before.waiters.iter().any(|waiter| waiter.token == *token && waiter.grant.is_some());
+        let mut ahead = before.waiters.iter().take_while(|waiter| waiter.token != *token);
+        let overtaken = ahead.find(|ahead| {
+            let now = self.server.state.waiters.iter().find(|waiter| waiter.token == ahead.token);
+            !was_granted && now.is_some_and(|now| self.server.is_willing(now, now_ms))
+        });
+        if let Some(overtaken) = overtaken {
+            let why = format!("run {run} overtakes run {}", overtaken.token.as_str());
+            self.fail(&why);
+        }
+        if fence <= self.promises.last_fence {
+            self.fail(&format!("run {run} gets a fence that is not greater than one before"));
+        }
+        self.promises.last_fence = fence;
+    }
+
+    /// Nobody is granted the lock while one that joined before it is there and has none.
+    pub fn grants_are_in_order(&mut self, before: &LockState, granted: &[Token]) {
+        let now_ms = self.server_ms();
+        for token in granted {
+            let ahead = before.waiters.iter().take_while(|waiter| waiter.token != *token);
+            let state = &self.server.state;
+            let place = |token: &Token| state.waiters.iter().position(|waiter| waiter.token == *token);
+            for ahead in ahead {
+                let now = state.waiters.iter().find(|waiter| waiter.token == ahead.token);
+                let is_willing = now.is_some_and(|now| self.server.is_willing(now, now_ms));
+                if is_willing && place(&ahead.token) < place(token) {
+                    let why = format!("run {} is passed by for run {}", ahead.token.as_str(), token.as_str());
+                    return self.fail(&why);
+                }
+            }
+        }
+    }
+
+    /// Those that hold the lock by the server's clock may do so beside each other.
+    pub fn holders_are_compatible(&mut self) {
+        let now_ms = self.server_ms();
+        let holders = self.server.state.holders.iter();
+        let in_force = holders.filter(|holder| self.server.is_held_by(&holder.token, now_ms));
+        let shares: Vec<bool> = in_force.map(|holder| holder.is_shared).collect();
+        let most = if let Sharing::Slots(slots) = self.scenario.sharing { slots as usize } else { 1 };
+        if shares.len() > most && !shares.iter().all(|shares| *shares) {
+            self.fail("the server lets more hold the lock than may");
+        }
+    }
+
+    /// The lock of a run that is over is free by now, unless a request of its came late.
+    pub fn is_free_of(&mut self, run: RunId) {
+        let (plan, last_arrival) = (&self.runs[run].plan, self.runs[run].last_arrival);
+        let by = last_arrival + nanos(plan.terms.ttl) + SECOND;
+        if !self.server.is_held_by(&plan.claim.token, self.server_ms()) {
+            return;
+        }
+        if self.now < by {
+            self.schedule(by, Event::Freed { run });
+        } else {
+            self.fail(&format!(
+                "the lock of run {run} is not free {} ms after its end",
+                nanos(plan.terms.ttl) / MILLISECOND
+            ));
+        }
+    }
+
+    /// A waiter that is there, and before which nobody is that is there, gets a lock that is free soon.
+    fn nobody_waits_for_the_dead(&mut self) {
+        let (now_ms, now) = (self.server_ms(), self.now);
+        let is_sound =
+            self.server.is_up && !self.server.is_paused && self.hosts.iter().all(super::network::Host::is_sound);
+        let sound_since = self.promises.sound_since;
+        let has_settled = |since: Nanos| since == 0 || since.saturating_add(SETTLES_WITHIN) <= now;
+        let state = &self.server.state;
+        let run_of = |token: &Token| token.as_str().parse().ok().map(|run: RunId| &self.runs[run]);
+        let is_there = |run: &Run| run.is_waiting && run.guardian.is_running() && run.lockrun.is_running();
+        // One that was disturbed lately may be there for the server or not.
+        let first = state.waiters.iter().find(|waiter| run_of(&waiter.token).is_some_and(is_there));
+        let first = first.filter(|it| run_of(&it.token).is_some_and(|run| has_settled(run.undisturbed_since)));
+        let in_force = || state.holders.iter().filter(|holder| self.server.is_held_by(&holder.token, now_ms));
+        let has_room = |mode: Mode| match mode {
+            Mode::Shared => in_force().all(|holder| holder.is_shared),
+            Mode::Slots(slots) => in_force().count() < slots as usize && !in_force().any(|holder| holder.is_shared),
+        };
+        let is_kept = is_sound && has_settled(sound_since) && first.is_some_and(|first| has_room(first.mode));
+        if !is_kept {
+            self.promises.kept_since = None;
+            return;
+        }
+        let held = in_force().count();
+        let before = self.promises.kept_since.filter(|(_, before)| *before == held);
+        // One that was granted the lock before the last fault may lose its window first: those behind it may have died after they have shown
+        // that they are there.
+        let disturbed_ms = now_ms - (now - self.promises.disturbed_at) / MILLISECOND;
+        let mut grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
+        let is_earlier = grants.any(|grant| grant.since_ms <= disturbed_ms && grant.ends_ms > now_ms);
+        let before = before.filter(|_| !is_earlier);
+        let since = before.map_or(now, |(since, _)| since).max(self.promises.disturbed_at);
+        self.promises.kept_since = Some((since, held));
+        if now > since + KEPT_FOR {
+            let why = format!(
+                "the lock is free for {} ms, and run {:?} waits",
+                (now - since) / MILLISECOND,
+                first.map(|it| it.token.as_str())
+            );
+            self.fail(&why);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The store that a run asks: a client of the simulated server.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+
+use super::actors::Port;
+use super::network::{Answer, Ask, Letter, Look, Request, StoreEnd};
+use super::world::{RunId, Side, World};
+use crate::lock::holder::Holder;
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::state::{self, Acquired};
+use crate::lock::token::Token;
+use crate::store::{
+    Claim, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Revoked, Store,
+    StoreError, Tried, Trouble, Wakeup,
+};
+use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter};
+
+/// A waiter looks at the lock this often in any case.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// The time between the looks of two waiters when something has ended.
+const TURN: Duration = Duration::from_millis(40);
+
+/// A client of the server.
+pub struct SimulatedStore {
+    end: usize,
+    claim: Claim,
+    timeout: Duration,
+    requests: u64,
+    /// Whether a request may still be on its way.
+    is_in_flight: bool,
+    /// When to look at the lock.
+    look_at: Moment,
+}
+
+impl SimulatedStore {
+    /// Opens the store in a process of a run.
+    pub fn open(world: &mut World, run: RunId, side: Side, port: &Port) -> Self {
+        let end = world.stores.len();
+        world.stores.push(StoreEnd { run, side, mailbox: std::collections::VecDeque::new(), reader: port.me() });
+        let plan = &world.runs[run].plan;
+        SimulatedStore {
+            end,
+            claim: plan.claim.clone(),
+            timeout: plan.terms.store_timeout,
+            requests: 0,
+            is_in_flight: false,
+            look_at: Moment::from_boot(Duration::ZERO),
+        }
+    }
+
+    fn claim(&self) -> Box<Claim> {
+        Box::new(self.claim.clone())
+    }
+
+    fn send(&mut self, port: &Port, what: Ask) -> u64 {
+        self.requests += 1;
+        let mut world = port.world();
+        world.stores[self.end].reader = port.me();
+        world.send(Request { store: self.end, number: self.requests, what });
+        self.requests
+    }
+
+    /// Sends a request and waits for its answer, not longer than the timeout.
+    fn ask(&mut self, what: Ask) -> Result<Answer, RequestError> {
+        let port = Port::current();
+        let until = Moment::now() + self.timeout;
+        let was_in_flight = self.is_in_flight;
+        let number = self.send(&port, what);
+        loop {
+            let answer = port.world().take_answer(self.end, number);
+            match answer {
+                Some(Answer::Refused) => {
+                    let (error, trouble) = (anyhow!("nothing listens there"), Trouble::Away);
+                    return Err(RequestError { error, trouble, left_nothing: !was_in_flight });
+                }
+                Some(answer) => return Ok(answer),
+                None if Moment::now() >= until => {
+                    self.is_in_flight = true;
+                    let (error, trouble) = (anyhow!("no answer in time"), Trouble::Away);
+                    return Err(RequestError { error, trouble, left_nothing: false });
+                }
+                None => port.wait(Some(until)),
+            }
+        }
+    }
+
+    fn will_look(&mut self, look: Look) {
+        let now = Moment::now();
+        let ends_at = look.ends_in.map(|ends_in| now + ends_in + Duration::from_millis(2) + TURN * look.turn.min(8));
+        let at_the_latest = now + look.beat.unwrap_or(HEARTBEAT);
+        self.look_at = ends_at.map_or(at_the_latest, |ends_at| ends_at.min(at_the_latest));
+    }
+}
+
+impl Store for SimulatedStore {
+    fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+        let sent_at = Moment::now();
+        let answer = self.ask(Ask::Acquire { claim: self.claim(), if_held })?;
+        let Answer::Acquired { acquired, look, now_ms } = answer else { unreachable!("answers what was asked") };
+        self.will_look(look);
+        let held = |first: Option<state::Held>| {
+            first.map_or_else(Held::default, |held| Held {
+                since: Some(Duration::from_millis(now_ms.saturating_sub(held.since_ms))),
+                holder: Some(held.who),
+                ..Held::default()
+            })
+        };
+        Ok(match acquired {
+            Acquired::Mine { fence, slot, .. } => Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }),
+            Acquired::Held { first, place: None, .. } if if_held != IfHeld::Leave => Tried::QueueFull(held(first)),
+            Acquired::Held { first, .. } => Tried::Held(held(first)),
+            Acquired::Cancelled => Tried::Held(Held::default()),
+            Acquired::Done { .. } => unreachable!("runs as often as it can"),
+        })
+    }
+
+    fn sleep(
+        &mut self,
+        _: &Claim,
+        until: Option<Moment>,
+        _: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, RequestError> {
+        let port = Port::current();
+        loop {
+            let letter = port.world().take_letter(self.end);
+            match letter {
+                Some(Letter::Watch { look }) if !observer.is_stopped() => {
+                    self.will_look(look);
+                    self.send(&port, Ask::Show { claim: self.claim() });
+                    continue;
+                }
+                Some(Letter::Granted | Letter::Watch { .. }) => return Ok(Wakeup::TryAgain),
+                Some(Letter::Reset) => {
+                    let (error, trouble) = (anyhow!("the connection was reset"), Trouble::Away);
+                    return Err(RequestError { error, trouble, left_nothing: false });
+                }
+                Some(Letter::Answer { .. }) => continue,
+                None => {}
+            }
+            if let Some(signal) = port.world().take_signal(port.me()) {
+                return Ok(Wakeup::Signal(signal));
+            }
+            let wake_at = until.map_or(self.look_at, |until| until.min(self.look_at));
+            if Moment::now() >= wake_at || observer.is_stopped() {
+                return Ok(Wakeup::TryAgain);
+            }
+            port.wait(Some(wake_at));
+        }
+    }
+
+    fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
+        match self.ask(Ask::Renew { claim: self.claim() }).map_err(|failed| failed.error)? {
+            Answer::Renewed(state::Renewed::Mine) => Ok(Renewed::Mine),
+            Answer::Renewed(state::Renewed::NotMine(_)) => Ok(Renewed::NotMine(None)),
+            Answer::Renewed(state::Renewed::Revoked(by)) => Ok(Renewed::Revoked(by)),
+            other => unreachable!("answers what was asked: {other:?}"),
+        }
+    }
+
+    fn release(&mut self, _: &Key, _: &Token, how: Release) -> Result<Released, StoreError> {
+        let ask = Ask::Release { claim: self.claim(), how, is_in_flight: self.is_in_flight };
+        match self.ask(ask).map_err(|failed| failed.error)? {
+            Answer::Released(state::Released::Free) => Ok(Released::Free),
+            Answer::Released(state::Released::Retained) => Ok(Released::Retained),
+            Answer::Released(state::Released::WhenItEnds) => Ok(Released::WhenItEnds),
+            Answer::Released(state::Released::NotMine(_)) => Ok(Released::NotMine(None)),
+            other => unreachable!("answers what was asked: {other:?}"),
+        }
+    }
+
+    fn cancel(&mut self, _: &Claim, in_flight: bool) -> bool {
+        let is_in_flight = self.is_in_flight || in_flight;
+        matches!(self.ask(Ask::Cancel { claim: self.claim(), is_in_flight }), Ok(Answer::Cancelled(true)))
+    }
+
+    fn list(&mut self, _: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+        unreachable!("a run does not look around")
+    }
+
+    fn revoke(&mut self, _: &Key, _: Option<u64>, _: &Holder, _: bool) -> Result<Revoked, StoreError> {
+        unreachable!("a run revokes nothing")
+    }
+}

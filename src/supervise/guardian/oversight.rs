@@ -1,0 +1,120 @@
+//! What lockrun knows of its guardian's work, by the guardian's messages: when to take over, and what is left to do.
+//!
+//! Pure: it is given the messages and the time.
+
+use libc::pid_t;
+
+use super::backchannel::GuardianMessage;
+use super::last_line;
+use crate::lock::lease::Deadline;
+use crate::supervise::supervisor::Finished;
+use crate::sys::clock::Moment;
+
+/// The guardian's progress, as last reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It waits for the lock, or releases it before COMMAND has started.
+    Waiting,
+    /// The lock was acquired, and COMMAND may have started.
+    Granted,
+    /// COMMAND runs, with this process id.
+    Running(pid_t),
+    /// COMMAND has ended.
+    Finished(Finished),
+}
+
+/// The guardian's progress, and by when it must have ended COMMAND.
+#[derive(Debug)]
+pub struct Oversight {
+    stage: Stage,
+    /// By when COMMAND must be dead.
+    deadline: Option<Deadline>,
+}
+
+impl Oversight {
+    /// Begins with a guardian that has just been forked.
+    pub fn new() -> Self {
+        Oversight { stage: Stage::Waiting, deadline: None }
+    }
+
+    /// Returns the guardian's progress.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Notes a message of the guardian's.
+    pub fn note(&mut self, message: GuardianMessage) {
+        match message {
+            GuardianMessage::Granted => self.stage = Stage::Granted,
+            GuardianMessage::Allowed(deadline) => {
+                self.deadline = Some(deadline);
+                if self.stage == Stage::Waiting {
+                    self.stage = Stage::Granted;
+                }
+            }
+            GuardianMessage::Started(command) => self.stage = Stage::Running(command),
+            GuardianMessage::NotStarted => *self = Oversight::new(),
+            GuardianMessage::Finished(finished) => {
+                *self = Oversight { stage: Stage::Finished(finished), deadline: None };
+            }
+            GuardianMessage::Moved(_) | GuardianMessage::Over(_) => {}
+        }
+    }
+
+    /// Returns when to take over from a guardian that has not reported the end of COMMAND: it is stopped, or hangs.
+    pub fn takes_over_at(&self) -> Option<Moment> {
+        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
+        self.deadline.filter(|_| may_run).map(last_line::fires_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lock::lease::Terms;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_boot(Duration::from_secs(seconds))
+    }
+
+    fn deadline(sent_at: Moment) -> Deadline {
+        let second = Duration::from_secs(1);
+        Terms { ttl: 30 * second, renew_every: 10 * second, kill_after: 10 * second, store_timeout: 5 * second }
+            .deadline(sent_at)
+    }
+
+    #[test]
+    fn a_command_that_may_run_is_taken_over_shortly_after_its_guardian_should_have_killed_it() {
+        let mut oversight = Oversight::new();
+        assert_eq!((oversight.stage(), oversight.takes_over_at()), (Stage::Waiting, None));
+        oversight.note(GuardianMessage::Allowed(deadline(at(0))));
+        assert_eq!(oversight.stage(), Stage::Granted);
+        oversight.note(GuardianMessage::Started(7));
+        oversight.note(GuardianMessage::Allowed(deadline(at(10))));
+        assert_eq!(oversight.stage(), Stage::Running(7));
+        assert_eq!(oversight.takes_over_at(), Some(last_line::fires_at(deadline(at(10)))));
+    }
+
+    #[test]
+    fn a_command_that_has_ended_or_was_not_started_is_not_taken_over() {
+        let finished = Finished { command: None, why: None, stuck: false };
+        for (message, stage) in [
+            (GuardianMessage::NotStarted, Stage::Waiting),
+            (GuardianMessage::Finished(finished), Stage::Finished(finished)),
+        ] {
+            let mut oversight = Oversight::new();
+            oversight.note(GuardianMessage::Allowed(deadline(at(0))));
+            oversight.note(message);
+            assert_eq!((oversight.stage(), oversight.takes_over_at()), (stage, None));
+        }
+    }
+
+    #[test]
+    fn a_lease_that_does_not_end_the_command_has_no_time_for_taking_over() {
+        let mut oversight = Oversight::new();
+        oversight.note(GuardianMessage::Granted);
+        assert_eq!((oversight.stage(), oversight.takes_over_at()), (Stage::Granted, None));
+    }
+}
