@@ -221,9 +221,9 @@ on_every_lease_store!(a_command_that_is_not_found_keeps_its_status_while_the_sto
     // The server knows from then on what it will be asked.
     Lockrun::new(store).key("not-found").command(["true"]).run().exited(0);
     // It takes the lock, and what it says last is not heard for longer than the lease lasts.
-    let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "1s", "--kill-after", "100ms"]);
-    let call = call.args(["--renew-every", "200ms", "--store-timeout", "600ms"]).command(["/nonexistent/command"]);
-    proxy.set(Mode::DelayAnswers(Duration::from_millis(500)));
+    let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "3s", "--kill-after", "300ms"]);
+    let call = call.args(["--renew-every", "600ms", "--store-timeout", "1800ms"]).command(["/nonexistent/command"]);
+    proxy.set(Mode::DelayAnswers(Duration::from_millis(1500)));
     call.run().exited(127).said("there is no such program");
 });
 
