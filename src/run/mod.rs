@@ -7,6 +7,7 @@ pub mod outcome;
 pub mod sequence;
 
 mod ends;
+mod missing;
 mod progress;
 mod release;
 mod renewer;
