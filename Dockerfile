@@ -3,7 +3,9 @@
 #   docker build -t lockrun .
 #   COPY --from=lockrun /lockrun /usr/local/bin/lockrun      in the image of a job
 FROM rust:1-alpine AS build
-RUN apk add --no-cache musl-dev make
+# Whatever version goes with the image's compiler.
+# hadolint ignore=DL3018
+RUN apk add --no-cache musl-dev
 WORKDIR /src
 COPY . .
 # Without .cargo: its settings are for glibc. musl programs are static by themselves.

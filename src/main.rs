@@ -28,7 +28,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
 
 use cli::{Meant, Subcommand};
@@ -121,11 +121,15 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     let mut definition = match word.to_str() {
         Some(cli::HELP) => cli::help(),
         Some(cli::GENERATE) => cli::generate(),
-        _ => return Err(unknown(word).into()),
+        _ => return Err(unknown(word, &args[1..]).into()),
     };
-    let matches = match definition.try_get_matches_from_mut(args) {
-        Ok(matches) => matches,
-        Err(error) => return Ok(explain(&error, &definition)),
+    let what = args.get(1).cloned();
+    let matches = match (definition.try_get_matches_from_mut(args), what) {
+        (Ok(matches), _) => matches,
+        (Err(error), Some(what)) if error.kind() == ErrorKind::InvalidValue => {
+            return Err(UsageError::from(none_of_ours(&what)).into());
+        }
+        (Err(error), _) => return Ok(explain(&error, &definition)),
     };
     let what = matches.get_one::<String>("what").map(String::as_str);
     if word == cli::HELP {
@@ -156,17 +160,32 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     input::text(input::read_trusted_file_or_pipe(path)?)
 }
 
-/// Returns the error for a first word that is not a known subcommand.
-fn unknown(word: &OsStr) -> UsageError {
+/// Returns the error for a first word that is not a known subcommand; `after` are the words behind it.
+fn unknown(word: &OsStr, after: &[OsString]) -> UsageError {
+    let text = word.to_string_lossy();
+    let next = after.first().and_then(|next| next.to_str());
+    let meant = match cli::meant_by(&text) {
+        Some(Meant::Subcommand(_)) => "",
+        Some(Meant::Run) => "; a command needs no such word before it: lockrun --key KEY -- COMMAND",
+        None if cli::is_lock(&text, next) => "; a lock is named with an option: lockrun --key KEY -- COMMAND",
+        None if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            "; lockrun locks no file descriptor: write lockrun --key KEY -- COMMAND, or use lockrun acquire"
+        }
+        None => "; to run it under a lock, write --key KEY before it",
+    };
+    format!("{}{meant}", none_of_ours(word)).into()
+}
+
+/// Says that a word is none of the known subcommands, and names the one that was most likely meant.
+fn none_of_ours(word: &OsStr) -> String {
     let names = Subcommand::ALL.map(Subcommand::name).join(", ");
     let text = word.to_string_lossy();
     let meant = match cli::meant_by(&text) {
         Some(Meant::Subcommand(subcommand)) => format!("; did you mean {}?", subcommand.name()),
-        Some(Meant::Run) => "; a command needs no such word before it: lockrun --key KEY -- COMMAND".to_owned(),
-        None => "; to run it under a lock, write --key KEY before it".to_owned(),
+        _ => String::new(),
     };
     let word = escape::without_credentials(&format!("{text:?}"));
-    format!("{word} is not one of lockrun's commands ({names}, help){meant}").into()
+    format!("{word} is not one of lockrun's commands ({names}, help){meant}")
 }
 
 /// Prints the parser's message about a command line of this `definition`: help, or what is wrong.
@@ -176,15 +195,7 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
         print_help(&text);
         return Outcome::Printed;
     }
-    let text = match error.get(ContextKind::InvalidArg) {
-        // The parser would advise to pass it to COMMAND.
-        Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument && option.starts_with('-') => {
-            let nearest = cli::nearest_option(definition, option);
-            let nearest = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"));
-            format!("unknown option {option}{nearest}\n{MORE}")
-        }
-        _ => text,
-    };
+    let text = cli::worded(error, definition).map_or(text, |worded| format!("{worded}\n{MORE}"));
     let text = escape::without_credentials(text.trim_start_matches("error: "));
     report::say(&escape::escaped_lines(&text));
     Outcome::BadUsage

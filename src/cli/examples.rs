@@ -9,7 +9,7 @@ pub const OF_A_RUN: [(&str, &str); 3] = [
     ("lockrun --key deploy --wait 10m -- ./deploy.sh", "Wait in turn for the last deployment, ten minutes at most"),
     (
         "lockrun --store redis://HOST --key report --skip --once-per 23h -- report.sh",
-        "The same line in the crontabs of all servers: one of them runs the job, once a day",
+        "The same crontab on all servers: one of them runs the job, once a day",
     ),
 ];
 

@@ -8,6 +8,7 @@ pub mod text;
 
 mod descriptions;
 mod options;
+mod refusals;
 mod run;
 mod slips;
 mod subcommands;
@@ -16,8 +17,9 @@ mod words;
 use clap::{Arg, Command};
 
 use descriptions::described;
+pub use refusals::worded;
 pub use run::command;
-pub use slips::{Meant, meant_by, nearest_option};
+pub use slips::{Meant, is_lock, meant_by};
 pub use subcommands::Subcommand;
 pub use words::{Place, normalize, place_in};
 

@@ -28,6 +28,36 @@ const ELSEWHERE: [(&[&str], Subcommand); 7] = [
 /// The same for running a command.
 const RUN: [&str; 4] = ["run", "exec", "with", "start"];
 
+/// Options of flock(1), consul lock, etcdctl, timeout(1) and their kin that lockrun does not have, and what it has instead.
+const FOREIGN: [(&[&str], &str); 9] = [
+    (
+        &["--timeout", "--time-limit", "--timelimit"],
+        "the longest wait for the lock is --wait DURATION, the longest run --max-runtime DURATION",
+    ),
+    (&["--unlock", "-u"], "a lock is released when its command ends; one by hand, with lockrun release"),
+    (&["--close", "-o", "--no-fork", "-F", "--fcntl"], "lockrun needs no such option: leave it out"),
+    (&["--name", "--lock", "--lock-name", "--lockname", "--id"], "the lock is named with --key KEY"),
+    (
+        &["--endpoints", "--host", "--server", "--servers", "--url", "--redis", "--etcd", "--http-addr"],
+        "the servers are named with --store URL",
+    ),
+    (
+        &["--retry", "--retries", "--try", "--block", "--blocking"],
+        "to wait for the lock, write --wait or --wait DURATION",
+    ),
+    (&["--no-wait", "--nowait", "--non-block", "--nonblocking", "--non-blocking"], "that is the default: --fail"),
+    (&["--lease", "--lease-ttl", "--expire", "--expires", "--expiry"], "the length of the lease is --ttl DURATION"),
+    (
+        &["--child-exit-code", "--preserve-status", "--pass-stdin"],
+        "lockrun ends as the command ended and gives it standard input: leave it out",
+    ),
+];
+
+/// What to do about an option that other programs have, and lockrun has not.
+fn of_another_program(typed: &str) -> Option<&'static str> {
+    FOREIGN.iter().find(|(options, _)| options.contains(&typed)).map(|(_, advice)| *advice)
+}
+
 /// Returns what was most likely meant by a first word that is none of lockrun's commands, if anything was.
 pub fn meant_by(word: &str) -> Option<Meant> {
     if RUN.contains(&word) {
@@ -39,6 +69,40 @@ pub fn meant_by(word: &str) -> Option<Meant> {
     let misspelt = || Subcommand::named(alike(word, Subcommand::ALL.map(Subcommand::name).into_iter())?.as_ref());
     let misspelt = || misspelt().filter(|_| is_word);
     elsewhere.or_else(misspelt).map(Meant::Subcommand)
+}
+
+/// Returns what to do about the unknown option `typed` of `command`, if that is known, with a semicolon before it.
+pub fn advice_on(command: &Command, typed: &str) -> String {
+    let is_number = typed.strip_prefix('-').is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_number && typed.len() > 1 {
+        return "; a number follows its option: to wait for five seconds, write -w 5".to_owned();
+    }
+    if let Some(advice) = of_another_program(typed) {
+        return format!("; {advice}");
+    }
+    nearest_option(command, typed).map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
+}
+
+/// Fails if `word`, which begins with one dash, is the name of a long option, with its value or without. As short options,
+/// `-key=backup` would be another key.
+pub fn check_dashes(command: &Command, word: &str) -> Result<(), String> {
+    let name = word.split('=').next().unwrap_or_default();
+    let (dashed, bare) = (format!("-{name}"), name.trim_start_matches('-'));
+    if name.starts_with("--") || bare.len() < 3 {
+        return Ok(());
+    }
+    if command.get_arguments().any(|arg| arg.get_long() == Some(bare)) {
+        return Err(format!("unknown option {name}; did you mean {dashed}?"));
+    }
+    of_another_program(&dashed).map_or(Ok(()), |advice| Err(format!("unknown option {name}; {advice}")))
+}
+
+/// Returns whether a first word is most likely the lock's name, as the first word is of flock(1) and consul lock: a file of locks, or
+/// what `--` follows.
+pub fn is_lock(word: &str, next: Option<&str>) -> bool {
+    let ends = [".lock", ".lck", ".pid"].iter().any(|end| word.ends_with(end));
+    let begins = ["/tmp/", "/run/", "/var/run/", "/var/lock/"].iter().any(|begin| word.starts_with(begin));
+    ends || begins || next == Some("--")
 }
 
 /// Returns the long option of `command` that `typed` was most likely meant to be, with its dashes, if it is like one.
@@ -91,6 +155,33 @@ mod tests {
             ("--", None),
         ] {
             assert_eq!(nearest_option(&command, typed).as_deref(), meant, "{typed}");
+        }
+        assert!(advice_on(&command, "--timeout").contains("--wait"));
+        assert!(advice_on(&command, "-5").contains("-w 5"));
+        assert_eq!((advice_on(&command, "-"), advice_on(&command, "-z")), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn options_of_other_programs_are_none_of_ours() {
+        let all = crate::cli::all();
+        let commands: Vec<_> = [&all].into_iter().chain(all.get_subcommands()).collect();
+        for typed in FOREIGN.iter().flat_map(|(options, _)| *options) {
+            let is_ours = |arg: &Arg| match typed.strip_prefix("--") {
+                Some(long) => arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&long)),
+                None => arg.get_short().is_some_and(|short| typed.ends_with(short)),
+            };
+            assert!(!commands.iter().any(|command| command.get_arguments().any(is_ours)), "{typed}");
+        }
+    }
+
+    #[test]
+    fn long_options_with_one_dash_are_refused() {
+        let command = crate::cli::command();
+        for word in ["-key", "-key=k", "-skip", "-ttl=5", "-name", "-try=5s", "-child-exit-code"] {
+            assert!(check_dashes(&command, word).is_err(), "{word}");
+        }
+        for word in ["-k", "-kk", "-kbackup", "-w5", "-vw", "-vk=x", "--key", "--key=k", "-c", "-", "--", "-k=ttl"] {
+            assert_eq!(check_dashes(&command, word), Ok(()), "{word}");
         }
     }
 }

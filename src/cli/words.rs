@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::{Arg, Command};
 
 use super::name;
+use super::slips::check_dashes;
 use crate::text::duration;
 use crate::text::escape::{escaped, without_credentials};
 
@@ -23,6 +24,7 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
             normal.push(word);
             break;
         }
+        check_dashes(command, text)?;
         let Some(Typed { arg, spelled, before, attached }) = Typed::in_word(text, command) else {
             normal.push(word);
             continue;

@@ -15,6 +15,7 @@ use crate::run::outcome::HELD;
 use crate::run::sequence::Sequence;
 use crate::store::Address;
 use crate::supervise::Descendants;
+use crate::text::escape::without_credentials;
 
 pub use super::settings::OnHeld;
 
@@ -129,7 +130,14 @@ fn no_key(settings: &Settings<'_>) -> UsageError {
             "no key: name the lock with --key KEY; if lockrun's own {name} is meant, write it first: lockrun {name} [OPTIONS]"
         )
         .into(),
-        None => NO_KEY.into(),
+        // Most likely an option behind it was meant for lockrun, or it is the lock in flock(1)'s order.
+        None => match first {
+            Some(first) => {
+                let first = without_credentials(&format!("{:?}", first.to_string_lossy()));
+                format!("{NO_KEY}, before the command, which begins with {first}").into()
+            }
+            None => NO_KEY.into(),
+        },
     }
 }
 

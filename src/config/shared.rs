@@ -253,6 +253,10 @@ impl Settings<'_> {
     }
 
     fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, UsageError> {
+        // After `--skip=` an unset variable was meant to give the duration: without one, a job that hangs would be skipped for ever.
+        if self.typed().try_get_one::<OsString>(name::SKIP).ok().flatten().is_some_and(|value| value.is_empty()) {
+            self.typed_value(name::SKIP, duration::parse)?;
+        }
         let chosen = self.one_of(names, |layer, name| match name {
             name::FAIL => layer.switch(name),
             name::SKIP => {

@@ -96,7 +96,9 @@ impl LookUp {
         command.process_group(0);
         command.args(["ahosts", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut getent = command.spawn().map_err(|error| {
-            let why = format!("its name cannot be looked up, because getent(1) cannot be run: {error}");
+            let why = format!(
+                "its name cannot be looked up, because getent(1) cannot be run: {error}; install it, write an address, or take a build for musl"
+            );
             io::Error::new(error.kind(), why)
         })?;
         let stdout = getent.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;

@@ -3,6 +3,7 @@
 use nix::errno::Errno;
 
 use super::Run;
+use super::missing;
 use super::outcome::Outcome;
 use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
@@ -19,7 +20,8 @@ impl Run<'_> {
                 None => (format!("cannot run {program}: there is no such program{}", self.meant()), Outcome::NotFound),
             },
             StartFailure::CannotExecute(errno) => {
-                (format!("cannot run {program}: {}", errno.desc()), Outcome::CannotExecute)
+                let why = missing::why_forbidden(&self.plan.argv[0], errno);
+                (format!("cannot run {program}: {}", why.unwrap_or(errno.desc())), Outcome::CannotExecute)
             }
             StartFailure::TooLate => (
                 format!(
@@ -63,15 +65,13 @@ impl Run<'_> {
 
     /// Returns what was most likely meant by a program that does not exist, with a semicolon before it.
     fn meant(&self) -> String {
-        let [program] = &self.plan.argv[..] else { return String::new() };
-        let words = program.to_string_lossy();
-        if words.contains([' ', '\t', '\n']) {
-            return "; write the command's words apart, or pass a command line for a shell with -c".to_owned();
-        }
-        let own = Subcommand::named(program).map(Subcommand::name);
-        own.map_or_else(String::new, |name| {
-            format!("; lockrun's own {name} is written first: lockrun {name} --key {}", self.key())
-        })
+        let Some(program) = self.plan.argv.first() else { return String::new() };
+        let alone = self.plan.argv.len() == 1;
+        let own = Subcommand::named(program).filter(|_| alone).map(Subcommand::name);
+        own.map(|name| format!("; lockrun's own {name} is written first: lockrun {name} --key {}", self.key()))
+            .or_else(|| Some(format!("; {}", missing::meant_by(&program.to_string_lossy(), alone)?)))
+            .or_else(|| Some(format!("; {}", missing::path(program)?)))
+            .unwrap_or_default()
     }
 
     /// Returns the program, escaped for messages.

@@ -9,6 +9,7 @@ pub mod sequence;
 pub mod wait;
 
 mod ends;
+mod missing;
 mod progress;
 mod release;
 mod renewer;

@@ -17,16 +17,17 @@ pub struct Address {
 impl Address {
     /// Reads a URL. On failure says what is wrong with it, without its password.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("the store is empty (an unset variable?); write file: for files on this machine".to_owned());
+        }
+        let meant = || meant_by(text).unwrap_or_else(|| format!("stores are {}", all_schemes()));
         let Some((scheme, _)) = text.split_once(':') else {
             let shown = hide_password(text);
-            // Most likely a directory.
-            let meant =
-                if text.starts_with('/') { format!("; a directory is written file:{shown}") } else { String::new() };
-            return Err(format!("the store {shown:?} is not a URL{meant}; stores are {}", all_schemes()));
+            return Err(format!("the store {shown:?} is not a URL; {}", meant()));
         };
         let wrong = |why: String| format!("the store {:?} {why}{}", hide_password(text), advice_on_password(text));
         let Some(kind) = kind_of(scheme) else {
-            return Err(wrong(format!("has a scheme that is not known; stores are {}", all_schemes())));
+            return Err(wrong(format!("has a scheme that is not known; {}", meant())));
         };
         let location = (kind.parse)(text).map_err(wrong)?;
         Ok(Address { kind, location: location.into() })
@@ -66,6 +67,51 @@ fn advice_on_password(text: &str) -> &'static str {
         _ => "",
     }
 }
+
+/// Returns what was most likely meant by a text that begins with none of our schemes, if that can be guessed.
+fn meant_by(text: &str) -> Option<String> {
+    if text.starts_with(['"', '\'']) {
+        return Some("the quotation marks are part of it; leave them out".to_owned());
+    }
+    if text.starts_with('$') {
+        return Some(
+            "a variable is expanded by a shell alone, not by cron or systemd; write the URL itself".to_owned(),
+        );
+    }
+    if text.starts_with('/') {
+        let shown = hide_password(text);
+        let is_socket = shown.split('?').next().is_some_and(|path| path.strip_suffix(".sock").is_some());
+        let file = format!("a directory is written file:{shown}");
+        return Some(if is_socket { format!("a Redis's socket is written redis+unix://{shown}") } else { file });
+    }
+    let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
+    if let Some(known) = schemes().find(|known| known.trim_end_matches(['/', ':']) == scheme.to_ascii_lowercase()) {
+        return Some(format!("it is written in small letters: {known}"));
+    }
+    if let Some((_, ours)) = ELSEWHERE.iter().find(|(theirs, _)| theirs.contains(&scheme)) {
+        return Some(format!("write {ours}"));
+    }
+    let port = rest.split(['/', '?']).next().unwrap_or_default();
+    let is_port = rest.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_host = scheme == "localhost" || scheme.contains('.') || !port.is_empty();
+    (is_port && is_host && !rest.starts_with("//")).then(|| match port {
+        "6379" | "6380" => "a Redis is written redis://HOST or redis://HOST:PORT".to_owned(),
+        "5432" => "a PostgreSQL is written postgres://HOST/DATABASE".to_owned(),
+        "2379" => "an etcd is written etcd://HOST,HOST,HOST".to_owned(),
+        _ => "a server is written redis://HOST, postgres://HOST/DATABASE or etcd://HOST,HOST,HOST".to_owned(),
+    })
+}
+
+/// Schemes by which other programs name such a store, and ours.
+const ELSEWHERE: [(&[&str], &str); 7] = [
+    (&["http"], "etcd://HOST for an etcd"),
+    (&["https"], "etcds://HOST for an etcd"),
+    (&["valkey", "tcp", "redis+tcp"], "redis://HOST for a Redis or Valkey"),
+    (&["valkeys", "redis+tls", "redis+ssl", "redis-tls", "tls"], "rediss://HOST for a Redis or Valkey with TLS"),
+    (&["unix", "redis-socket", "redis+socket", "redis-unix"], "redis+unix:///PATH for a Redis's socket"),
+    (&["sentinel", "redis-sentinel"], "redis+sentinel://HOST,HOST/SERVICE"),
+    (&["pg", "pgsql", "postgre"], "postgres://HOST/DATABASE"),
+];
 
 /// The kind of store whose URLs have this scheme.
 fn kind_of(scheme: &str) -> Option<&'static Kind> {

@@ -101,6 +101,10 @@ pub(super) fn decoded_path(part: &str) -> PathBuf {
 pub(super) fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
     let (host, rest) = match listed.strip_prefix('[') {
         Some(bracketed) => bracketed.split_once(']').ok_or("has a [ without its ]")?,
+        // Two are never an address and a port: the first ends the host.
+        None if listed.bytes().filter(|byte| *byte == b':').count() > 1 && is_address(listed) => {
+            return Err("has an IPv6 address without brackets; write [ADDRESS] or [ADDRESS]:PORT".into());
+        }
         None => listed.split_at(listed.find(':').unwrap_or(listed.len())),
     };
     match rest.strip_prefix(':') {
@@ -108,6 +112,11 @@ pub(super) fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
         None if rest.is_empty() => Ok((host, None)),
         None => Err("has something other than a port behind a ]".into()),
     }
+}
+
+/// Returns whether this can be an IPv6 address, maybe with a port behind it.
+fn is_address(listed: &str) -> bool {
+    listed.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':')
 }
 
 /// Returns the port. `None` if there is nothing. Never repeats what it is not: that may be a password.

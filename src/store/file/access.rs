@@ -116,6 +116,14 @@ impl Access {
                 group.spelled()
             );
         }
+        // A directory for all, such as /tmp: its mode is right as it is.
+        if stat.st_mode & forbidden != 0 && stat.st_mode & KEPT.bits() != 0 {
+            bail!(
+                "refuses the lock directory {path}: others can write to it (mode {:04o}); name one below it that is yours alone, such \
+                 as file:{path}/locks",
+                stat.st_mode & 0o7777
+            );
+        }
         if stat.st_uid != geteuid().as_raw() {
             bail!(
                 "refuses the lock directory {path}: it belongs to uid {}, who could take our locks away; \

@@ -48,6 +48,11 @@ fn parse(url: &str) -> Result<Place, String> {
         };
     }
     let path = decoded_path(path);
+    if path.starts_with("~") {
+        return Err(
+            "begins with ~, which only a shell expands, and only at the beginning of a word; write file:/DIR".into()
+        );
+    }
     if !path.is_absolute() {
         return Err("is not an absolute path; write file:/DIR, or file: for the default directory".into());
     }

@@ -5,6 +5,7 @@ mod bad_stores;
 mod completions;
 mod config_files;
 mod generated;
+mod habits;
 mod hostile_input;
 mod inputs;
 mod keys;

@@ -1,6 +1,7 @@
 //! What is installed: by make, as a package, as an archive; and the units in `examples/`.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -92,8 +93,40 @@ fn the_debian_package_is_installed_run_and_removed() {
     let binary = root.path().join("usr/bin/lockrun");
     let output = Command::new(&binary).arg("--version").output().expect("it runs");
     assert_eq!(String::from_utf8_lossy(&output.stdout), concat!("lockrun ", env!("CARGO_PKG_VERSION"), "\n"));
+    // A unit among the examples runs one of them.
+    for program in ["textfile-collector", "report.sh", "next-serial"] {
+        let file = root.path().join("usr/share/doc/lockrun/examples").join(program);
+        assert_eq!(file.metadata().expect("an example").permissions().mode() & 0o777, 0o755, "{program}");
+    }
     run("dpkg", &[&root_option, "--log=/dev/null", "--remove", "lockrun"]);
     assert!(!binary.exists() && !root.path().join("usr").exists());
+}
+
+// "`make rpm`": what Cargo.toml lists for cargo-generate-rpm has all files of these directories, and the programs among them can be executed.
+#[test]
+fn the_rpm_package_has_all_files() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = fs::read_to_string(source.join("Cargo.toml")).expect("a manifest");
+    let quoted = |line: &str, name: &str| -> Option<String> {
+        Some(line.split_once(&format!("{name} = \""))?.1.split('"').next()?.to_owned())
+    };
+    let assets: Vec<(String, String)> =
+        manifest.lines().filter_map(|line| Some((quoted(line, "{ source")?, quoted(line, "mode")?))).collect();
+    for directory in ["man", "completions", "docs", "examples"] {
+        for path in files(&source.join(directory)) {
+            let file = text(path.strip_prefix(source).expect("below it"));
+            let covers = |pattern: &str| match pattern.split_once('*') {
+                Some((before, after)) => {
+                    let rest = file.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+                    rest.is_some_and(|rest| !rest.contains('/'))
+                }
+                None => pattern == file,
+            };
+            let modes: Vec<_> = assets.iter().filter(|(pattern, _)| covers(pattern)).map(|(_, mode)| mode).collect();
+            let is_program = path.metadata().expect("a file").permissions().mode() & 0o100 != 0;
+            assert_eq!(modes, [if is_program { "755" } else { "644" }], "{file}");
+        }
+    }
 }
 
 // "`make dist` (tarball, SHA256SUMS)."

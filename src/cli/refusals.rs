@@ -1,0 +1,39 @@
+//! The parser's refusals in lockrun's words, where the parser's own would mislead or say too much.
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+
+use super::slips::advice_on;
+use crate::text::escape::escaped;
+
+/// Returns what is wrong with a command line of this `definition`; `None` if the parser says it well enough.
+pub fn worded(error: &Error, definition: &Command) -> Option<String> {
+    let text_of = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let arg = text_of(ContextKind::InvalidArg)?;
+    // As in `--key <KEY>`.
+    let option = arg.split(' ').next().unwrap_or(arg);
+    match error.kind() {
+        // The parser would advise to pass it to COMMAND.
+        ErrorKind::UnknownArgument if arg.starts_with('-') => {
+            Some(format!("unknown option {arg}{}", advice_on(definition, arg)))
+        }
+        ErrorKind::UnknownArgument if definition.get_name() == "acquire" => Some(format!(
+            "unexpected argument {}; the key is written --key KEY; to run a command under a lock, leave acquire out",
+            escaped(&format!("{arg:?}"))
+        )),
+        ErrorKind::ArgumentConflict if text_of(ContextKind::PriorArg) == Some(arg) => {
+            Some(format!("{option} is given more than once"))
+        }
+        ErrorKind::TooManyValues => {
+            let value = text_of(ContextKind::InvalidValue).unwrap_or_default();
+            Some(format!("{option} takes no value: {value:?}"))
+        }
+        ErrorKind::InvalidValue if text_of(ContextKind::InvalidValue) == Some("") => {
+            Some(format!("{option} needs a value: {}", arg.replace(['<', '>'], "")))
+        }
+        _ => None,
+    }
+}
