@@ -117,7 +117,7 @@ impl World {
             1 => ((100, 0), 0),
             2 => ((0, 100), 0),
             3 => ((self.rng.u32(..60), self.rng.u32(..60)), 0),
-            4 => ((0, 0), self.rng.u64(MILLISECOND..2 * SECOND)),
+            4 => ((0, 0), self.rng.u64(self.scenario.ttl() / 8..self.scenario.ttl() / 2)),
             _ => ((self.rng.u32(..30), self.rng.u32(..30)), self.rng.u64(MILLISECOND..20 * SECOND)),
         };
         self.trace
@@ -125,6 +125,17 @@ impl World {
         (self.hosts[host].loses, self.hosts[host].late) = (loses, late);
         let lasts = if self.rng.bool() { SECOND } else { 20 * SECOND };
         let at = self.now + self.rng.u64(..lasts);
+        self.schedule(at, Event::Heal { host });
+    }
+
+    /// A fault of the network passes, or a slow one is cut off: what came last came late, and nothing comes after it.
+    pub fn network_changes(&mut self, host: usize) {
+        if self.is_calm || self.hosts[host].late == 0 || self.rng.bool() {
+            return self.heal(host);
+        }
+        self.trace.note(self.now, || format!("host {host} is cut off"));
+        (self.hosts[host].loses, self.hosts[host].late) = ((100, 100), 0);
+        let at = self.now + self.rng.u64(..2 * self.scenario.ttl());
         self.schedule(at, Event::Heal { host });
     }
 

@@ -181,10 +181,11 @@ impl World {
         // One that was granted the lock before the last fault may lose its window first: those behind it may have died after they have shown
         // that they are there.
         let disturbed_ms = now_ms - (now - self.promises.disturbed_at) / MILLISECOND;
-        let mut grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
-        let is_earlier = grants.any(|grant| grant.since_ms <= disturbed_ms && grant.ends_ms > now_ms);
-        let before = before.filter(|_| !is_earlier);
-        let since = before.map_or(now, |(since, _)| since).max(self.promises.disturbed_at);
+        let grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
+        let earlier = grants.filter(|grant| grant.since_ms <= disturbed_ms).map(|grant| grant.ends_ms).max();
+        let lapses =
+            earlier.filter(|ends_ms| *ends_ms > now_ms).map_or(0, |ends_ms| now + (ends_ms - now_ms) * MILLISECOND);
+        let since = before.map_or(now, |(since, _)| since).max(self.promises.disturbed_at).max(lapses);
         self.promises.kept_since = Some((since, held));
         if now > since + KEPT_FOR {
             let why = format!(

@@ -70,6 +70,11 @@ impl Scenario {
         }
     }
 
+    /// Returns the length of the leases.
+    pub fn ttl(&self) -> Nanos {
+        nanos(self.ttl)
+    }
+
     /// Returns the host and the plan of the next run on a lane.
     pub fn plan(&self, rng: &mut fastrand::Rng, lane: usize, run: RunId) -> (usize, Plan) {
         let terms = self.terms(rng);

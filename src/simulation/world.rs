@@ -57,7 +57,7 @@ pub enum Event {
     Fault,
     /// What is stopped goes on.
     Continue { run: RunId, side: Side },
-    /// A host's network is sound again.
+    /// A host's network is sound again, or worse.
     Heal { host: usize },
     /// The server is up again, or goes on.
     ServerBack,
@@ -296,7 +296,7 @@ impl World {
             Event::Start { lane } => self.start(lane),
             Event::Fault => self.fault(),
             Event::Continue { run, side } => self.continue_process(run, side),
-            Event::Heal { host } => self.heal(host),
+            Event::Heal { host } => self.network_changes(host),
             Event::ServerBack => self.server_back(),
             Event::Calm => self.calm(),
             Event::Freed { run } => self.is_free_of(run),
