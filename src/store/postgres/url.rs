@@ -453,7 +453,7 @@ mod tests {
             ("postgres://a,/db", "empty host"),
             ("postgres://[::1/db", "without its ]"),
             ("postgres://[::1]1/db", "behind a ]"),
-            ("postgres://::1/db", "port that is not"),
+            ("postgres://::1/db", "without brackets"),
             ("postgres://h:+1/db", "port that is not"),
             ("postgres://h:0/db", "port that is not"),
             ("postgres://h:65536/db", "port that is not"),
