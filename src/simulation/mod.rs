@@ -14,6 +14,7 @@ mod guardian;
 mod lockrun;
 mod network;
 mod promises;
+mod run;
 mod scenario;
 mod server;
 mod store;
