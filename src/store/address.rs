@@ -106,7 +106,8 @@ fn hide_password(text: &str) -> String {
 fn end_of_scheme(text: &str) -> usize {
     let Some((scheme, rest)) = text.split_once(':') else { return 0 };
     let is_path = !rest.starts_with("//") && scheme == "file";
-    let is_scheme = rest.starts_with("//") || kind_of(scheme).is_some();
+    let is_word = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'));
+    let is_scheme = is_word && rest.starts_with("//") || kind_of(scheme).is_some();
     let slashes = if is_path { 0 } else { rest.len() - rest.trim_start_matches('/').len() };
     if is_scheme { scheme.len() + 1 + slashes } else { 0 }
 }
@@ -272,6 +273,7 @@ mod tests {
             "file:/x?group=g&u:secret@h",
             "file:/x?password:secret",
             "file:x?group=a?password:secret",
+            "x?y://h&password:secret",
             "redis+unix:///s?redis://u:secret@h",
             "redis+unix:///s?db=redis://u:secret@h",
             "redis+unix:///s?db=secret",

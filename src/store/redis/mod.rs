@@ -8,12 +8,12 @@ mod connection;
 mod diagnose;
 #[cfg(test)]
 mod differential;
-#[cfg(test)]
-mod endless;
 mod failover;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
 mod keys;
+#[cfg(test)]
+mod late;
 mod listing;
 mod particulars;
 mod reply;
