@@ -2,7 +2,7 @@
 
 #![no_main]
 // Most of the program is not fuzzed.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 #[path = "../src/cli/mod.rs"]
 mod cli;

@@ -203,7 +203,7 @@ impl Setting {
     fn read(name: &str, value: &Spanned<DeValue<'_>>, line: usize) -> Result<Self, String> {
         let Some((name, kind)) = OPTIONS.into_iter().find(|(known, _)| *known == name) else {
             let close = name.to_ascii_lowercase().replace('_', "-");
-            let said = without_credentials_of(name, &without_credentials(&format!("{name:?}")));
+            let said = without_credentials(&without_credentials_of(name, &format!("{name:?}")));
             return Err(match OPTIONS.iter().find(|(known, _)| *known == close) {
                 Some((known, _)) => format!("{said} is not an option; {known} is"),
                 None => format!("{said} is not an option that can be set here"),
@@ -329,6 +329,7 @@ mod tests {
             "store = ['redis://u:secret@h']",
             "\"redis://u:secret@h\" = 1",
             "\"u:secret@h\" = 1",
+            "\"u:secret@h&etcds://u:secret@h\" = 1",
         ] {
             let wrong = parse(text).expect_err(text);
             assert!(!wrong.contains("secret"), "{wrong}");
