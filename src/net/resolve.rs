@@ -61,7 +61,11 @@ fn resolve_by_getent(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
     command.process_group(0);
     command.args(["ahosts", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut getent = command.spawn().map_err(|error| {
-        io::Error::new(error.kind(), format!("its name cannot be looked up, because getent(1) cannot be run: {error}; install it, write an address, or take a build for musl"))
+        let why = format!(
+            "its name cannot be looked up, because getent(1) cannot be run: {error}; install it, write an address, or take a build \
+             for musl"
+        );
+        io::Error::new(error.kind(), why)
     })?;
     let mut listed = Vec::new();
     let read = getent.stdout.take().map_or(Ok(()), |mut stdout| {

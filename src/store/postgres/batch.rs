@@ -28,7 +28,7 @@ const IDLE_MAX_MS: u64 = 1500;
 pub(super) enum Commit {
     /// What was written: the commit waits for the server's disk, and only then do others see it.
     Durable,
-    /// The same, but others see it before: they only build on it by a commit of their own, which waits for all that was written until then.
+    /// The same, but others see it before that. What they do then, they commit, too, which waits for all that was written until then.
     SeenFirst,
     /// Nothing: nobody waits for the disk.
     Forgettable,
@@ -85,7 +85,7 @@ impl Batch {
         let at = self.length - self.preparations;
         self.add("COMMIT", &[]);
         if how == Commit::SeenFirst {
-            // A transaction of its own, which waits for the disk. It writes the least that there is to wait for, and has nobody to wait for.
+            // A transaction of its own, which waits for the disk. It writes as little as can be waited for, and takes no lock.
             self.add(&format!("SELECT {SYNCHRONOUS}, pg_catalog.pg_logical_emit_message(true, 'lockrun', '')"), &[]);
         }
         at
