@@ -1,56 +1,199 @@
 //! Connecting to a server, with one deadline for all steps.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+use std::vec;
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, UnixAddr, connect, socket};
+use rustls::ClientConnection;
 
 use super::endpoint::Endpoint;
-use super::resolve::resolve;
-use super::stream::{Socket, Stream, Timed};
+use super::resolve::{LookUp, Resolving, look_up};
+use super::stream::{Socket, Stream, Timed, await_ready};
 use super::tls::Tls;
 use crate::sys::clock::Moment;
+use crate::sys::wait::readable;
 
 /// Connects to `endpoint`, over TLS if `tls` is given. Fails with `TimedOut` at `deadline`.
 pub fn dial(endpoint: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Result<Stream> {
-    #[cfg(any(test, fuzzing))]
-    if let Some(socket) = super::scripted::next() {
-        return Ok(Stream::Plain(Timed::new(Socket::Unix(socket?), deadline)));
-    }
-    match endpoint {
-        Endpoint::Unix(path) => Ok(Stream::Plain(Timed::new(Socket::Unix(dial_unix(path, deadline)?), deadline))),
-        Endpoint::Tcp { host, port, .. } => {
-            let socket = dial_tcp(host, *port, deadline)?;
-            let plain = Stream::Plain(Timed::new(Socket::Tcp(socket), deadline));
-            match tls {
-                Some(tls) => plain.upgrade(tls),
-                None => Ok(plain),
+    let mut dialing = Dialing::start(endpoint, deadline)?;
+    loop {
+        match dialing.go_on(tls)? {
+            Progress::Done(stream) => return Ok(stream),
+            Progress::Pending(pending) => {
+                // That the time is over, it says itself.
+                let _ = await_ready(&pending.awaits(), pending.awaits().events(), pending.due());
+                dialing = pending;
             }
         }
     }
 }
 
-fn dial_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream> {
-    let addresses = resolve(host, deadline)?;
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
-    for (tried, address) in addresses.iter().enumerate() {
-        // An address that does not answer must leave time for the remaining ones.
-        let left = deadline.since(Moment::now()) / u32::try_from(addresses.len() - tried).unwrap_or(1);
-        match TcpStream::connect_timeout(&SocketAddr::new(*address, port), left.max(Duration::from_millis(1))) {
+/// A connection that is being made, without waiting.
+pub struct Dialing {
+    step: Step,
+    port: u16,
+    deadline: Moment,
+}
+
+/// What has become of it.
+pub enum Progress {
+    /// The connection.
+    Done(Stream),
+    /// It takes longer.
+    Pending(Dialing),
+}
+
+enum Step {
+    LookUp(LookUp),
+    /// To one address after the other: this one until then, and those that remain.
+    Connect(TcpStream, Moment, vec::IntoIter<IpAddr>),
+    Handshake(Box<ClientConnection>, Timed),
+    Connected(Stream),
+}
+
+impl Dialing {
+    /// Begins to connect to `endpoint`. It fails with `TimedOut` when it goes on after `deadline`.
+    pub fn start(endpoint: &Endpoint, deadline: Moment) -> io::Result<Self> {
+        #[cfg(any(test, fuzzing))]
+        if let Some(socket) = super::scripted::next() {
+            let stream = Stream::Plain(Timed::new(Socket::Unix(socket?), deadline));
+            return Ok(Dialing { step: Step::Connected(stream), port: 0, deadline });
+        }
+        let (step, port) = match endpoint {
+            Endpoint::Unix(path) => {
+                let socket = Socket::Unix(dial_unix(path, deadline)?);
+                (Step::Connected(Stream::Plain(Timed::new(socket, deadline))), 0)
+            }
+            Endpoint::Tcp { host, port, .. } => match look_up(host, deadline)? {
+                Resolving::Done(addresses) => (first_of(addresses.into_iter(), *port, deadline)?, *port),
+                Resolving::Pending(look_up) => (Step::LookUp(look_up), *port),
+            },
+        };
+        Ok(Dialing { step, port, deadline })
+    }
+
+    /// Returns what it waits for.
+    pub fn awaits(&self) -> PollFd<'_> {
+        match &self.step {
+            Step::LookUp(look_up) => readable(look_up),
+            Step::Connect(socket, ..) => PollFd::new(socket.as_fd(), PollFlags::POLLOUT),
+            Step::Handshake(session, socket) => {
+                let mut events = PollFlags::POLLIN;
+                events.set(PollFlags::POLLOUT, session.wants_write());
+                PollFd::new(socket.as_fd(), events)
+            }
+            Step::Connected(stream) => PollFd::new(stream.as_fd(), PollFlags::POLLOUT),
+        }
+    }
+
+    /// Returns until when it waits for that at the most.
+    pub fn due(&self) -> Moment {
+        match &self.step {
+            Step::Connect(_, until, _) => *until,
+            _ => self.deadline,
+        }
+    }
+
+    /// Goes on after what it waits for has come, or after it was due. Over TLS if `tls` is given.
+    pub fn go_on(self, tls: Option<&Tls>) -> io::Result<Progress> {
+        let Dialing { mut step, port, deadline } = self;
+        loop {
+            step = match step {
+                Step::LookUp(look_up) => match look_up.go_on()? {
+                    Resolving::Done(addresses) => first_of(addresses.into_iter(), port, deadline)?,
+                    Resolving::Pending(look_up) => {
+                        return Ok(Progress::Pending(Dialing { step: Step::LookUp(look_up), port, deadline }));
+                    }
+                },
+                Step::Connect(socket, until, others) => match is_connected(&socket) {
+                    Ok(true) => {
+                        socket.set_nodelay(true)?;
+                        let socket = Timed::new(Socket::Tcp(socket), deadline);
+                        match tls {
+                            Some(tls) => Step::Handshake(Box::new(tls.session()?), socket),
+                            None => Step::Connected(Stream::Plain(socket)),
+                        }
+                    }
+                    Ok(false) if Moment::now() < until => {
+                        return Ok(Progress::Pending(Dialing {
+                            step: Step::Connect(socket, until, others),
+                            port,
+                            deadline,
+                        }));
+                    }
+                    Ok(false) => next_of(others, port, deadline, timed_out())?,
+                    Err(error) => next_of(others, port, deadline, error)?,
+                },
+                Step::Handshake(mut session, mut socket) => {
+                    if Tls::shake(&mut session, &mut socket)? {
+                        Step::Connected(Stream::of_session(*session, socket))
+                    } else {
+                        return Ok(Progress::Pending(Dialing {
+                            step: Step::Handshake(session, socket),
+                            port,
+                            deadline,
+                        }));
+                    }
+                }
+                Step::Connected(stream) => return Ok(Progress::Done(stream)),
+            };
+        }
+    }
+}
+
+/// Begins to connect to the first of these addresses.
+fn first_of(addresses: vec::IntoIter<IpAddr>, port: u16, deadline: Moment) -> io::Result<Step> {
+    next_of(addresses, port, deadline, io::Error::new(io::ErrorKind::NotFound, "its name has no address"))
+}
+
+/// Begins to connect to the next address. Where none is left, fails as the `last` one has.
+fn next_of(mut addresses: vec::IntoIter<IpAddr>, port: u16, deadline: Moment, mut last: io::Error) -> io::Result<Step> {
+    while let Some(address) = addresses.next() {
+        match begin_connecting(SocketAddr::new(address, port)) {
             Ok(socket) => {
-                socket.set_nonblocking(true)?;
-                socket.set_nodelay(true)?;
-                return Ok(socket);
+                let now = Moment::now();
+                // An address that does not answer must leave time for the remaining ones.
+                let share = deadline.since(now) / u32::try_from(addresses.len() + 1).unwrap_or(u32::MAX);
+                return Ok(Step::Connect(socket, now + share, addresses));
             }
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+fn begin_connecting(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    let begun = match address {
+        SocketAddr::V4(address) => connect(fd.as_raw_fd(), &SockaddrIn::from(address)),
+        SocketAddr::V6(address) => connect(fd.as_raw_fd(), &SockaddrIn6::from(address)),
+    };
+    match begun {
+        Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => Ok(fd.into()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Returns whether the socket is connected by now. Fails if it cannot be.
+fn is_connected(socket: &TcpStream) -> io::Result<bool> {
+    let ready = poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)], PollTimeout::ZERO);
+    match ready {
+        Ok(0) | Err(Errno::EINTR) => Ok(false),
+        Ok(_) => socket.take_error()?.map_or(Ok(true), Err),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "connection timed out")
 }
 
 fn dial_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
@@ -66,5 +209,40 @@ fn dial_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_refuses_is_passed_over() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        let addresses = vec![Ipv4Addr::new(127, 0, 0, 2).into(), Ipv4Addr::LOCALHOST.into()];
+        let deadline = Moment::now() + Duration::from_mins(1);
+        let mut dialing =
+            Dialing { step: first_of(addresses.into_iter(), port, deadline).expect("begins"), port, deadline };
+        let stream = loop {
+            match dialing.go_on(None).expect("goes on") {
+                Progress::Done(stream) => break stream,
+                Progress::Pending(pending) => dialing = pending,
+            }
+        };
+        assert!(stream.is_local());
+    }
+
+    #[test]
+    fn no_address_and_no_listener_are_failures() {
+        let deadline = Moment::now() + Duration::from_mins(1);
+        let none = first_of(Vec::new().into_iter(), 1, deadline).err().expect("there is none");
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|it| it.local_addr()).expect("a free port");
+        let nobody = Endpoint::Tcp { host: "127.0.0.1".into(), port: free.port(), tls: None };
+        let refused = dial(&nobody, None, deadline).err().expect("nobody listens");
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

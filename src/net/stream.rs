@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -38,6 +39,11 @@ impl Stream {
             Stream::Plain(timed) => Ok(Stream::Tls(Box::new(tls.handshake(timed)?))),
             Stream::Tls(_) => Err(io::Error::other("TLS is in use already")),
         }
+    }
+
+    /// Takes a TLS session whose handshake over `socket` is complete.
+    pub fn of_session(session: ClientConnection, socket: Timed) -> Stream {
+        Stream::Tls(Box::new(StreamOwned::new(session, socket)))
     }
 
     /// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1), a hash of the server's certificate. `None`
@@ -125,6 +131,19 @@ impl Timed {
         Timed { socket, deadline }
     }
 
+    /// Returns whether its deadline has passed.
+    pub fn is_late(&self) -> bool {
+        Moment::now() >= self.deadline
+    }
+
+    /// Runs `operation`, whose reads and writes fail with `TimedOut` where they would have to wait.
+    pub fn without_waiting<T>(&mut self, operation: impl FnOnce(&mut Self) -> T) -> T {
+        let deadline = std::mem::replace(&mut self.deadline, Moment::from_boot(Duration::ZERO));
+        let done = operation(self);
+        self.deadline = deadline;
+        done
+    }
+
     /// Repeats `operation` until it would not block, waiting for `event` in between.
     fn when(
         &mut self,
@@ -139,6 +158,12 @@ impl Timed {
             }
             await_ready(&self.socket, event, self.deadline)?;
         }
+    }
+}
+
+impl AsFd for Timed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

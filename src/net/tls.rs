@@ -117,18 +117,38 @@ impl Tls {
 
     /// Performs the handshake over `socket`, within its deadline. See [`HandshakeFailure`].
     pub fn handshake(&self, mut socket: Timed) -> io::Result<StreamOwned<ClientConnection, Timed>> {
-        let session = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
-        let mut session = session.map_err(io::Error::other)?;
+        let mut session = self.session()?;
         while session.is_handshaking() {
-            session.complete_io(&mut socket).map_err(|error| {
-                let error = last_words(&mut session, &mut socket, error);
-                match HandshakeFailure::behind(&error) {
-                    Some(failure) => io::Error::new(error.kind(), failure),
-                    None => error,
-                }
-            })?;
+            session.complete_io(&mut socket).map_err(|error| explained(&mut session, &mut socket, error))?;
         }
         Ok(StreamOwned::new(session, socket))
+    }
+
+    /// Begins a handshake, of which [`Tls::shake`] performs as much as is possible at once.
+    pub fn session(&self) -> io::Result<ClientConnection> {
+        ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(io::Error::other)
+    }
+
+    /// Goes on with a handshake without waiting. Returns whether it is complete. Fails as [`Tls::handshake`] does after the deadline of
+    /// the `socket`.
+    pub fn shake(session: &mut ClientConnection, socket: &mut Timed) -> io::Result<bool> {
+        while session.is_handshaking() {
+            let done = socket.without_waiting(|socket| session.complete_io(socket));
+            match done {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && !socket.is_late() => return Ok(false),
+                done => drop(done.map_err(|error| explained(session, socket, error))?),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Returns why a handshake has failed with `error`, see [`HandshakeFailure`].
+fn explained(session: &mut ClientConnection, socket: &mut Timed, error: io::Error) -> io::Error {
+    let error = last_words(session, socket, error);
+    match HandshakeFailure::behind(&error) {
+        Some(failure) => io::Error::new(error.kind(), failure),
+        None => error,
     }
 }
 

@@ -1,5 +1,6 @@
 //! A conversation with the cluster: with one member at a time, and with the next one if that fails.
 
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::api::{self, Admitted};
@@ -10,8 +11,11 @@ use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};
 use crate::sys::clock::Moment;
 
-/// The least time that a member is given.
-const SHARE_MIN: Duration = Duration::from_millis(1);
+/// The least time that a member is given, where others may answer.
+const SHARE_MIN: Duration = Duration::from_millis(50);
+
+/// How long a round of all members takes at the least, if there is another one.
+const ROUND_MIN: Duration = Duration::from_millis(50);
 
 /// A client of the cluster.
 pub(super) struct Client {
@@ -73,7 +77,10 @@ impl Client {
     }
 
     /// Sends the requests in one flight, and returns their answers, those that etcd has refused among them. Members are tried in turn, each
-    /// once, and each with its share of the time.
+    /// with its share of the time.
+    ///
+    /// A member that has no leader loses what it is asked, and one that was cut off does not know it yet. So as soon as one has not answered,
+    /// the others have shorter shares, and are asked again and again: the new leader may be there a little later.
     pub(super) fn exchange(
         &mut self,
         flight: &[Request],
@@ -81,11 +88,14 @@ impl Client {
         deadline: Moment,
     ) -> Result<Vec<Response>, Failure> {
         let members = self.cluster.members.len();
-        let mut failures = Vec::new();
-        while failures.len() < members {
-            let left = deadline.since(Moment::now()) / u32::try_from(members - failures.len()).unwrap_or(1);
+        let mut failures: Vec<(usize, Failure)> = Vec::new();
+        let mut round_began = Moment::now();
+        loop {
+            let now = Moment::now();
+            let has_elections = failures.iter().any(|(_, failure)| failure.is_of_election());
+            let share = share(deadline.since(now), members, failures.len(), has_elections, self.round_trip);
             let was_idle = std::mem::take(&mut self.is_idle) && self.connection.is_some();
-            let failure = match self.ask(flight, effect, Moment::now() + left.max(SHARE_MIN)) {
+            let failure = match self.ask(flight, effect, now + share) {
                 Ok(responses) => return Ok(responses),
                 Err(failure) => failure,
             };
@@ -98,6 +108,16 @@ impl Client {
             }
             failures.push((self.member, failure));
             self.member = (self.member + 1) % members;
+            if failures.len().is_multiple_of(members) {
+                let last_round = &failures[failures.len() - members..];
+                let goes_on = members > 1 && last_round.iter().any(|(_, failure)| failure.is_of_election());
+                let pause = ROUND_MIN.saturating_sub(Moment::now().since(round_began));
+                if !goes_on || Moment::now() + pause >= deadline {
+                    break;
+                }
+                thread::sleep(pause);
+                round_began = Moment::now();
+            }
         }
         // As during an election. The one that was asked first may be the leader that is away: the next time it is not waited for first.
         self.member = (self.member + 1) % members;
@@ -133,9 +153,9 @@ impl Client {
             let Some(connection) = &mut self.connection else { return Err(Failure::Closed) };
             let sent_at = Moment::now();
             let answers = converse(connection, flight, self.token.as_deref(), deadline);
-            self.round_trip = Moment::now().since(sent_at);
             let failure = match answers {
                 Ok(responses) => {
+                    self.round_trip = Moment::now().since(sent_at);
                     if let Some(date) = responses.iter().rev().find_map(|response| response.date) {
                         self.ahead_ms = ahead_ms(our_ms(), date);
                     }
@@ -194,6 +214,17 @@ impl Client {
     }
 }
 
+/// Returns how much of the time that is `left` the next one of so many members is given, after so many attempts have failed: an equal share,
+/// or, if there may be an election, a shorter one, which is enough for some round trips.
+fn share(left: Duration, members: usize, failed: usize, has_elections: bool, round_trip: Duration) -> Duration {
+    let parts = |count: usize| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
+    if has_elections {
+        (left / parts(2 * members)).max(SHARE_MIN).max(4 * round_trip).min(left)
+    } else {
+        left / parts(members.saturating_sub(failed))
+    }
+}
+
 /// Sends the requests in one flight, and reads their answers.
 fn converse(
     connection: &mut Connection,
@@ -225,6 +256,17 @@ fn ahead_ms(our_ms: u64, date: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_are_shorter_when_there_may_be_an_election() {
+        let ms = Duration::from_millis;
+        let share = |left, failed, has_elections, round_trip| share(ms(left), 3, failed, has_elections, ms(round_trip));
+        assert_eq!([0, 1, 2].map(|failed| share(600, failed, false, 0)), [ms(200), ms(300), ms(600)]);
+        assert_eq!(share(1200, 1, true, 1), ms(200));
+        assert_eq!(share(120, 7, true, 1), ms(50), "the least");
+        assert_eq!(share(1200, 1, true, 100), ms(400), "etcd is slow");
+        assert_eq!(share(30, 9, true, 100), ms(30));
+    }
 
     #[test]
     fn a_clock_is_compared_by_whole_seconds() {

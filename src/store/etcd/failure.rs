@@ -146,6 +146,16 @@ impl Failure {
         }
     }
 
+    /// Returns whether it may be because of an election, or because the member does not hear of one: a little later the same request may be
+    /// answered.
+    pub(super) fn is_of_election(&self) -> bool {
+        match self {
+            Failure::Silent => true,
+            Failure::Refused(refusal) => refusal.is_passing() && refusal.code != RESOURCE_EXHAUSTED,
+            _ => false,
+        }
+    }
+
     /// Returns whether the request may have been carried out all the same.
     pub(super) fn is_open(&self) -> bool {
         match self {

@@ -102,6 +102,11 @@ impl Connection {
     /// Connects to `server`, TLS included. Nothing is asked of it yet.
     pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Failure> {
         let stream = dial(&server.endpoint, tls, deadline).map_err(Failure::Unreachable)?;
+        Ok(Connection::over(stream, server))
+    }
+
+    /// Takes a stream to `server`. Nothing is asked of it yet.
+    pub(super) fn over(stream: Stream, server: &Server) -> Self {
         let mut greeting = Vec::new();
         if let Some(password) = &server.password {
             let mut auth = redis::cmd("AUTH");
@@ -113,7 +118,7 @@ impl Connection {
         if server.database != 0 {
             greeting.push(redis::cmd("SELECT").arg(server.database).take());
         }
-        Ok(Connection { stream, answers: Answers::default(), greeting, greeted: Vec::new() })
+        Connection { stream, answers: Answers::default(), greeting, greeted: Vec::new() }
     }
 
     /// Sends `command`, and waits for the answer.
@@ -201,6 +206,14 @@ impl Failure {
         match error.kind() {
             io::ErrorKind::TimedOut => Failure::NoAnswer("did not accept the request in time"),
             _ => Failure::Closed,
+        }
+    }
+
+    /// The same where an answer was to be confirmed.
+    pub(super) fn of_confirmation(self) -> Self {
+        match self {
+            Failure::NoPrimary { why, .. } => Failure::Unconfirmed(why),
+            failure => failure,
         }
     }
 

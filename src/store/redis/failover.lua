@@ -4,10 +4,11 @@
 -- every server that is the primary has a term, and each term begins with a time in which nothing is granted: until every lease that
 -- could have been held before it has run out. A lease that is known is renewed as ever.
 --
--- KEYS  9 failover  hash: term -> in which this was written; withheld -> until when nothing is granted in it, in ms; and, to tell how long
+-- KEYS  9 failover  hash: term:SERVICE -> in which this was written; withheld -> until when nothing is granted in it, in ms; and, to tell how long
 --                   that must be, the length of each lease in ms, rounded up -> until when another one is expected. Of a lock in a
 --                   cluster, of all locks elsewhere; not given where there are no failovers
--- ARGV  the last    "term:NAME STANDING", of a script that changes what is held
+-- ARGV  the last    "term:NAME STANDING SERVICE", of a script that changes what is held
+--                   SERVICE: of which it is the primary, since a server may be that of several; nothing in a cluster
 --                   NAME: by which a majority knows the primary; a server has another one each time it becomes the primary
 --                   STANDING: for how many ms it has been the primary already, as far as is known; -1: for ever, or nobody can know
 --                   whether there was another one
@@ -26,12 +27,19 @@ local MEMORY = 30 * 86400000
 local NOTED = 3600000
 
 -- Begins the term, if it is a new one.
-local function enter_term(term, standing)
-  if redis.call('HGET', FAILOVER, 'term') == term then
+local function enter_term(term, standing, service)
+  local field = 'term:' .. service
+  local before_it = redis.call('HGET', FAILOVER, field)
+  if before_it == term then
     return
   end
   -- A server that is out of memory lets a script pass after a change in vain.
   redis.call('HDEL', FAILOVER, '')
+  if not before_it and standing < 0 then
+    -- As far as can be known, it is the first primary.
+    redis.call('HSET', FAILOVER, field, term)
+    return
+  end
   local since = now - math.max(standing, 0)
   local longest, before, known = 0, 0, redis.call('HGETALL', FAILOVER)
   for at = 1, #known, 2 do
@@ -44,12 +52,12 @@ local function enter_term(term, standing)
       redis.call('HDEL', FAILOVER, known[at])
     end
   end
-  if longest == 0 and (known[1] or standing >= 0) then
+  if longest == 0 then
     longest = USUAL
   end
   -- What was withheld by another server's clock, which may be wrong, is not withheld for longer than anything could be held.
   local ends = math.max(since + longest, math.min(before, now + math.max(longest, USUAL)))
-  redis.call('HSET', FAILOVER, 'term', term, 'withheld', whole(ends))
+  redis.call('HSET', FAILOVER, field, term, 'withheld', whole(ends))
   -- What was granted and is not claimed may be another's by now.
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
     if ends > now and redis.call('ZSCORE', QUEUE, token) then
@@ -89,8 +97,8 @@ local function look_after_failover(place, is_last)
   return (place < 4 or is_last) and withheld + 50 * math.min(place, 4) or math.huge
 end
 
-local term, standing = string.match(ARGV[#ARGV] or '', '^term:(%S+) (-?%d+)$')
+local term, standing, service = string.match(ARGV[#ARGV] or '', '^term:(%S+) (-?%d+) (.*)$')
 if term then
-  enter_term(term, tonumber(standing))
+  enter_term(term, tonumber(standing), service)
 end
 withheld = math.max((tonumber(redis.call('HGET', FAILOVER, 'withheld')) or 0) - now, 0)

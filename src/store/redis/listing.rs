@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use super::connection::Failure;
+use super::failover::Listed;
 use super::reply::UnexpectedReply;
 use super::script::{LIST, PRUNE};
 use super::{RedisStore, keys, millis, reply};
@@ -21,7 +22,7 @@ const FLIGHT: usize = 50;
 impl RedisStore {
     /// What is known of every key.
     pub(super) fn list_all(&mut self) -> Result<Listing<KeyStatus>, StoreError> {
-        let mut listing = self.at_each_primary(|store| {
+        let mut listing = self.at_each_primary(true, |store| {
             let keys = store.all_keys()?;
             let scripts: Vec<Cmd> = keys.iter().map(|key| store.bare_script(&LIST, key)).collect();
             store.ask_each(keys, &scripts, |key, reply| reply::read_status(key, reply).map(Some))
@@ -30,25 +31,48 @@ impl RedisStore {
         Ok(listing)
     }
 
-    /// Returns what `look` finds, at each primary of a cluster. One that cannot be looked at hides none of the others.
+    /// Returns what `look` finds, at the primary, or at each one of a cluster. One that cannot be looked at hides none of the others. Where
+    /// another server can become the primary, a majority must say before and after that this one is; one of which nobody says
+    /// otherwise is looked at, too, if it `may_be_doubted`.
     fn at_each_primary<T>(
         &mut self,
+        may_be_doubted: bool,
         mut look: impl FnMut(&mut RedisStore) -> Result<Listing<T>, StoreError>,
     ) -> Result<Listing<T>, StoreError> {
-        let Some(witnesses) = self.witnesses.as_mut().filter(|witnesses| witnesses.are_of_a_cluster()) else {
-            return look(self);
-        };
-        let primaries = witnesses.primaries(Moment::now() + self.timeout);
+        let Some(witnesses) = &mut self.witnesses else { return look(self) };
         let mut all = Listing { found: Vec::new(), unreadable: Vec::new() };
-        for primary in primaries.map_err(|failure| failure.explain(&self.server))? {
-            let store = RedisStore::at(primary, self.timeout).map_err(StoreError::msg);
-            match store.and_then(|store| look(&mut RedisStore { scope: self.scope, ..store })) {
-                Ok(listing) => {
-                    all.found.extend(listing.found);
-                    all.unreadable.extend(listing.unreadable);
-                }
+        let mut looked_at = Vec::new();
+        let before = witnesses.primaries(Moment::now() + self.timeout);
+        for Listed { primary, doubt } in before.map_err(|failure| failure.explain(&self.server))? {
+            if let (Some(doubt), false) = (&doubt, may_be_doubted) {
+                all.unreadable.push(doubt.explain(&primary.server));
+                continue;
+            }
+            let store = RedisStore::at(primary.server.clone(), self.timeout).map_err(StoreError::msg);
+            // In a term that nobody has confirmed nothing begins.
+            let known = doubt.is_none().then(|| (0, primary.clone()));
+            match store.and_then(|store| look(&mut RedisStore { scope: self.scope, primary: known, ..store })) {
+                Ok(listing) => looked_at.push((primary, listing)),
                 Err(error) => all.unreadable.push(error),
             }
+        }
+        let after =
+            if looked_at.is_empty() { Ok(Vec::new()) } else { witnesses.primaries(Moment::now() + self.timeout) };
+        let after = after.map_err(Failure::of_confirmation);
+        for (primary, listing) in looked_at {
+            let still = after.as_ref().map(|after| after.iter().find(|listed| listed.primary.is_still(&primary)));
+            let doubt = match still {
+                Ok(Some(Listed { doubt, .. })) => doubt.as_ref().map(|doubt| doubt.explain(&primary.server)),
+                Ok(None) => {
+                    Some(Failure::Unconfirmed("another one has taken its place".into()).explain(&primary.server))
+                }
+                Err(failure) => Some(failure.explain(&primary.server)),
+            };
+            if doubt.is_none() || may_be_doubted && matches!(still, Ok(Some(_))) {
+                all.found.extend(listing.found);
+                all.unreadable.extend(listing.unreadable);
+            }
+            all.unreadable.extend(doubt);
         }
         Ok(all)
     }
@@ -56,7 +80,7 @@ impl RedisStore {
 
 impl Prune for RedisStore {
     fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
-        let mut listing = self.at_each_primary(|store| {
+        let mut listing = self.at_each_primary(false, |store| {
             let mut keys = store.all_keys()?;
             keys.retain(|one| key.is_none_or(|key| key == one));
             let prune = |key: &Key| store.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
@@ -113,12 +137,11 @@ impl RedisStore {
         let mut counter = Counter::new("looking at locks", Some(scripts.len()));
         while answers.len() < scripts.len() {
             let rest = &scripts[answers.len()..];
+            let rest: Vec<Cmd> = rest.iter().take(FLIGHT).map(|script| self.in_known_term(script)).collect();
             let flight = match &mut self.connection {
                 // Alone, the first one opens the connection.
                 None => Ok(vec![self.run(&rest[0], self.timeout)]),
-                Some(connection) => {
-                    connection.request_all(&rest[..rest.len().min(FLIGHT)], Moment::now() + self.timeout)
-                }
+                Some(connection) => connection.request_all(&rest, Moment::now() + self.timeout),
             };
             let flight = flight.map_err(|failure| failure.explain(&self.server))?;
             counter.add(flight.len());

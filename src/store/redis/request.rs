@@ -77,6 +77,11 @@ impl RedisStore {
         Ok(())
     }
 
+    /// Returns the script as the primary that is known takes it.
+    pub(super) fn in_known_term(&self, script: &Cmd) -> Cmd {
+        self.primary.as_ref().map_or_else(|| script.clone(), |(_, primary)| in_term(script, primary))
+    }
+
     /// Runs a script at the server.
     fn run_here(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         match self.send(script, deadline) {
@@ -152,7 +157,7 @@ fn key_of(command: &Cmd) -> Option<String> {
 fn in_term(command: &Cmd, primary: &Primary) -> Cmd {
     let mut command = command.clone();
     if key_of(&command).is_some() {
-        command.arg(format!("term:{} {}", primary.term, primary.standing));
+        command.arg(format!("term:{} {} {}", primary.term, primary.standing, primary.scope));
     }
     command
 }

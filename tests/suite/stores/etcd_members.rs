@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::support::calm::{in_time, judge, late};
 use crate::support::etcd::Member;
 use crate::support::processes::send;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Queue, Running, Store, eventually, memory, witness};
 
 /// The lease of the holders.
@@ -151,6 +152,22 @@ fn the_leader_is_stopped() {
         case.goes_on("leader stopped");
         case.passes_on("leader stopped");
     });
+}
+
+// A member without a leader loses what it is asked: each is asked again, as long as there is time.
+#[test]
+fn requests_are_lost_during_an_election() {
+    let etcd = Etcd::of(1);
+    let members: Vec<Proxy> = (0..3).map(|_| Proxy::before(&etcd)).collect();
+    for member in &members {
+        member.set(Mode::Swallow);
+    }
+    let places: Vec<String> = members.iter().map(|member| format!("127.0.0.1:{}", member.port())).collect();
+    let call = Lockrun::at(&format!("etcd://{}", places.join(","))).key("k").args(["--store-timeout", "4s"]);
+    let run = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "each is asked", || members.iter().all(|member| member.connections() > 0));
+    members[1].set(Mode::Pass);
+    run.wait().exited(0).printed("ran\n").silent();
 }
 
 // "Majority stopped": COMMAND is dead before the lease can pass on, newcomers are told so, and all goes on when it is back.

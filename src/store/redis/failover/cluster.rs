@@ -11,7 +11,7 @@ use crc::{CRC_16_XMODEM, Crc};
 use redis::{Cmd, Value};
 
 use super::panel::Panel;
-use super::{Address, Primary, majority};
+use super::{Address, Listed, Primary, majority};
 use crate::net::endpoint::Endpoint;
 use crate::store::redis::connection::{Failure, Replies};
 use crate::store::redis::reply::{UnexpectedReply, text};
@@ -41,7 +41,6 @@ pub(in crate::store::redis) struct Cluster {
     named: Vec<Server>,
     /// The primaries; as long as they are not known, those that the URL names.
     panel: Panel,
-    knows_primaries: bool,
     question: [Cmd; 1],
 }
 
@@ -80,33 +79,39 @@ struct Node {
 
 impl Cluster {
     pub(super) fn new(named: Vec<Server>) -> Self {
-        Cluster {
-            panel: Panel::new(&named),
-            knows_primaries: false,
-            named,
-            question: [redis::cmd("CLUSTER").arg("NODES").take()],
-        }
+        Cluster { panel: Panel::new(&named), named, question: [redis::cmd("CLUSTER").arg("NODES").take()] }
     }
 
     /// Asks which node is the primary of `slot`.
     pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
-        self.learn(deadline)?;
-        // All, those too that were away.
-        self.panel.send(&self.question, self.panel.len(), deadline);
-        self.hear(slot, deadline)
+        self.ask_all(deadline);
+        let now = Moment::now();
+        // A node that knows of few others may have been cut off before they came, or belong to another cluster: they are to say so.
+        let is_clear = |views: &[View]| seats(views) >= CAN_REPLACE && agreed(views, slot).is_some();
+        let views = self.hear_until(Vec::new(), now + deadline.since(now) / 2, is_clear);
+        self.hear_on(views, slot, deadline)
+    }
+
+    /// Asks all primaries that are known, and those that the URL names.
+    fn ask_all(&mut self, deadline: Moment) {
+        for server in &self.named {
+            self.panel.add(server.clone());
+        }
+        self.panel.send(&self.question, usize::MAX, deadline);
     }
 
     /// Asks all primaries, and waits for each that may answer.
     pub(super) fn report(&mut self, deadline: Moment) -> Result<ClusterReport, Failure> {
-        let view = self.learn(deadline)?;
+        let view = self.newest_view(deadline)?;
         let question = [redis::cmd("CONFIG").arg("GET").arg("cluster-node-timeout").take()];
-        self.panel.send(&question, self.panel.len(), deadline);
+        self.panel.send(&question, usize::MAX, deadline);
         let soon = Moment::now() + deadline.since(Moment::now()) / 2;
         let read = |_: &Server, replies: Replies| match replies.into_iter().next() {
             Some(Ok(Value::Array(pair))) => Ok(pair.get(1).and_then(text).and_then(|time| time.parse().ok())),
             _ => Ok(None),
         };
-        let heard: Vec<Option<u64>> = self.panel.hear(&question, soon, read, |_| false);
+        let heard: Vec<Option<u64>> = self.panel.hear(Vec::new(), soon, read, |_| false);
+        self.panel.give_up();
         let alone = view.primaries.iter().filter(|node| !view.replicated.contains(&node.id));
         Ok(ClusterReport {
             primaries: view.primaries.len(),
@@ -117,9 +122,24 @@ impl Cluster {
     }
 
     /// Returns all primaries.
-    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Server>, Failure> {
-        let view = self.learn(deadline)?;
-        Ok(view.primaries.iter().map(|node| self.server(node)).collect())
+    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Listed>, Failure> {
+        self.ask_all(deadline);
+        let all_agree = |views: &[View]| {
+            let newest = newest(views).filter(|view| view.primaries.len() >= CAN_REPLACE);
+            newest.is_some_and(|view| view.primaries.iter().all(|node| is_agreed(views, node)))
+        };
+        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let views = self.hear_until(Vec::new(), soon, all_agree);
+        self.panel.give_up();
+        let view = self.keep_primaries(&views).ok_or_else(|| self.no_majority(&[], 0))?;
+        let listed = |node: &Node| Listed {
+            primary: self.primary(node),
+            doubt: (!is_agreed(&views, node)).then(|| {
+                let slot = node.slots.first().map_or(0, |(first, _)| *first);
+                self.no_majority(&views, slot).of_confirmation()
+            }),
+        };
+        Ok(view.primaries.iter().map(listed).collect())
     }
 
     pub(super) fn ask(&mut self, deadline: Moment) {
@@ -130,38 +150,60 @@ impl Cluster {
 
     /// Reads the answers, as far as a majority needs them.
     pub(super) fn hear(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
-        let views = self.panel.hear(&self.question, deadline, View::read, |views| agreed(views, slot).is_some());
-        match agreed(&views, slot) {
-            Some(node) => {
-                let term = format!("{}:{}", node.epoch, node.id);
-                Ok(Primary { server: self.server(&node), term, standing: -1 })
+        self.hear_on(Vec::new(), slot, deadline)
+    }
+
+    fn hear_on(&mut self, views: Vec<View>, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
+        let views = self.hear_until(views, deadline, |views| agreed(views, slot).is_some());
+        let Some(node) = agreed(&views, slot) else {
+            self.panel.give_up();
+            return Err(self.no_majority(&views, slot));
+        };
+        self.keep_primaries(&views);
+        Ok(self.primary(&node))
+    }
+
+    fn primary(&self, node: &Node) -> Primary {
+        Primary {
+            server: self.server(node),
+            term: format!("{}:{}", node.epoch, node.id),
+            standing: -1,
+            scope: String::new(),
+        }
+    }
+
+    /// Reads the answers until they are enough. Primaries that are named in them are asked, too.
+    fn hear_until(&mut self, mut views: Vec<View>, deadline: Moment, is_enough: impl Fn(&[View]) -> bool) -> Vec<View> {
+        loop {
+            let like = &self.named[0];
+            let known: Vec<Server> = self.panel.servers().cloned().collect();
+            let is_new = |node: &Node| !known.contains(&at(like, node)) && known.len() < MEMBERS_MAX;
+            let names_others = |views: &[View]| views.iter().any(|view| view.primaries.iter().any(is_new));
+            views = self.panel.hear(views, deadline, View::read, |views| is_enough(views) || names_others(views));
+            if is_enough(&views) || !names_others(&views) {
+                return views;
             }
-            None => Err(self.no_majority(&views, slot)),
+            for node in views.iter().flat_map(|view| &view.primaries) {
+                self.panel.add(at(like, node));
+            }
+            self.panel.ask_rest(deadline);
         }
     }
 
-    /// Makes the panel that of the primaries that a node knows. Returns what that node knows.
-    fn learn(&mut self, deadline: Moment) -> Result<View, Failure> {
-        let started = Moment::now();
-        let mut views = Vec::new();
-        if self.knows_primaries {
-            views = self.look(started + deadline.since(started) / 2);
-        }
-        if views.is_empty() {
-            (self.panel, self.knows_primaries) = (Panel::new(&self.named), false);
-            views = self.look(deadline);
-        }
-        // The newest one.
-        let newest = |view: &View| view.primaries.iter().map(|node| node.epoch).max();
-        let Some(view) = views.into_iter().max_by_key(newest) else { return Err(self.no_majority(&[], 0)) };
-        self.knows_primaries = true;
+    /// Makes the panel that of the primaries in the newest of these views. Returns that.
+    fn keep_primaries(&mut self, views: &[View]) -> Option<View> {
+        let view = newest(views)?;
         self.panel.become_these(view.primaries.iter().take(MEMBERS_MAX).map(|node| self.server(node)).collect());
-        Ok(view)
+        Some(view.clone())
     }
 
-    fn look(&mut self, deadline: Moment) -> Vec<View> {
-        self.panel.send(&self.question, 1, deadline);
-        self.panel.hear(&self.question, deadline, View::read, |views| !views.is_empty())
+    /// Asks all, and returns what the one knows that knows of the latest change.
+    fn newest_view(&mut self, deadline: Moment) -> Result<View, Failure> {
+        self.ask_all(deadline);
+        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let views = self.hear_until(Vec::new(), soon, |_| false);
+        self.panel.give_up();
+        self.keep_primaries(&views).ok_or_else(|| self.no_majority(&[], 0))
     }
 
     fn no_majority(&self, views: &[View], slot: u16) -> Failure {
@@ -185,8 +227,24 @@ impl Cluster {
 
     /// Returns where a node is.
     fn server(&self, node: &Node) -> Server {
-        self.named[0].at(&node.address.0, node.address.1)
+        at(&self.named[0], node)
     }
+}
+
+/// Returns a server `like` this one where a node is.
+fn at(like: &Server, node: &Node) -> Server {
+    like.at(&node.address.0, node.address.1)
+}
+
+/// Returns the view that knows of the latest change.
+fn newest(views: &[View]) -> Option<&View> {
+    views.iter().max_by_key(|view| view.primaries.iter().map(|node| node.epoch).max())
+}
+
+/// Returns whether enough agree that a node has the slots that it is said to have.
+fn is_agreed(views: &[View], node: &Node) -> bool {
+    let is_its = |slot| agreed(views, slot).is_some_and(|it| it.id == node.id && it.epoch == node.epoch);
+    node.slots.iter().all(|(first, last)| is_its(*first) && is_its(*last))
 }
 
 /// How many primaries there are, as far as it is known.

@@ -11,7 +11,7 @@ mod sentinel;
 pub(super) use cluster::{ClusterReport, slot_of};
 pub(super) use sentinel::SentinelReport;
 
-use super::connection::{Connection, Failure};
+use super::connection::Failure;
 use super::url::{self, Server};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};
@@ -31,6 +31,22 @@ pub(super) struct Primary {
     pub(super) term: String,
     /// For how many milliseconds it has been the primary, at least, as the scripts take it: see `failover.lua`.
     pub(super) standing: i64,
+    /// What it is the primary of, where one server may be that of several services; otherwise nothing.
+    pub(super) scope: String,
+}
+
+impl Primary {
+    /// Returns whether this is the same server, and has not been replaced in between.
+    pub(super) fn is_still(&self, other: &Primary) -> bool {
+        self.server == other.server && self.term == other.term
+    }
+}
+
+/// A primary that is to be listed.
+pub(super) struct Listed {
+    pub(super) primary: Primary,
+    /// Why no majority says that it is one, if that is so.
+    pub(super) doubt: Option<Failure>,
 }
 
 /// What those that know the primary say of themselves.
@@ -56,11 +72,6 @@ impl Witnesses {
         }
     }
 
-    /// Returns whether each of several primaries has a part of the locks.
-    pub(super) fn are_of_a_cluster(&self) -> bool {
-        matches!(self, Witnesses::Cluster(_))
-    }
-
     /// Asks which server is the primary of the keys in this hash slot (of all keys, where there are no slots).
     pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
         match self {
@@ -84,10 +95,9 @@ impl Witnesses {
             Witnesses::Cluster(cluster) => cluster.hear(slot, deadline),
         };
         match found {
-            Ok(found) if found.term == primary.term && found.server == primary.server => Ok(()),
+            Ok(found) if found.is_still(primary) => Ok(()),
             Ok(found) => Err(Failure::Unconfirmed(format!("it is {} now", found.server))),
-            Err(Failure::NoPrimary { why, .. }) => Err(Failure::Unconfirmed(why)),
-            Err(failure) => Err(failure),
+            Err(failure) => Err(failure.of_confirmation()),
         }
     }
 
@@ -100,18 +110,12 @@ impl Witnesses {
     }
 
     /// Returns all primaries.
-    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Server>, Failure> {
+    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Listed>, Failure> {
         match self {
-            Witnesses::Sentinels(sentinels) => Ok(vec![sentinels.locate(deadline)?.server]),
+            Witnesses::Sentinels(sentinels) => Ok(vec![Listed { primary: sentinels.locate(deadline)?, doubt: None }]),
             Witnesses::Cluster(cluster) => cluster.primaries(deadline),
         }
     }
-}
-
-/// Connects to `server`, with TLS if it has files for that.
-pub(super) fn open(server: &Server, deadline: Moment) -> Result<Connection, Failure> {
-    let tls = tls_for(server).map_err(|why| Failure::Unreachable(std::io::Error::other(why)))?;
-    Connection::open(server, tls.as_ref(), deadline)
 }
 
 /// Prepares TLS for the server, if it uses it. On failure says what is wrong with its files.

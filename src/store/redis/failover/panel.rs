@@ -1,48 +1,91 @@
 //! Servers that are all asked the same, of which some need not answer.
+//!
+//! Nothing here waits for one of them alone: they are connected to, and heard, at the same time. So one that hangs costs the others nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollTimeout, poll};
 use redis::Cmd;
 
-use super::open;
+use super::tls_for;
+use crate::net::dial::{Dialing, Progress};
+use crate::net::tls::Tls;
 use crate::store::redis::connection::{Connection, Failure, Replies};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use crate::sys::wait::readable;
 
-/// How long the rest of an answer may take whose beginning has come, and an answer without which the others were enough.
+/// How long the rest of an answer may take whose beginning has come, and an answer when the next question is asked. After so long, those
+/// that were left aside are asked, too.
 const REST: Duration = Duration::from_millis(250);
 
 /// The servers, each with its connection.
 pub(super) struct Panel {
     members: Vec<Member>,
+    /// What was asked last.
+    questions: Arc<Vec<Cmd>>,
 }
 
 struct Member {
     server: Server,
-    connection: Option<Connection>,
-    /// Whether its answer to what was asked last has not been read.
-    owes: bool,
+    /// What TLS needs, if it is used, since it was connected to for the first time.
+    tls: Option<Tls>,
+    line: Line,
+    /// What it has not answered yet; of an open line.
+    owes: Option<Debt>,
+    /// Where it stands in the present round.
+    part: Part,
     /// Why it has not answered, if it has failed last.
     failure: Option<Failure>,
+}
+
+enum Line {
+    Closed,
+    Dialing(Box<Dialing>),
+    Open(Connection),
+}
+
+struct Debt {
+    questions: Arc<Vec<Cmd>>,
+    since: Moment,
+}
+
+/// Where a member stands in the present round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// It is not asked, as long as the others are enough.
+    Aside,
+    /// It is to be asked as soon as its line is open, and it owes no earlier answer.
+    ToAsk,
+    /// It was asked.
+    Asked,
+    /// It has answered, or failed.
+    Done,
 }
 
 impl Panel {
     /// Takes these servers, not connected yet.
     pub(super) fn new(servers: &[Server]) -> Self {
-        let mut panel = Panel { members: Vec::new() };
+        let mut panel = Panel { members: Vec::new(), questions: Arc::default() };
         for server in servers {
             panel.add(server.clone());
         }
         panel
     }
 
-    /// Adds a server, if it is none of them.
+    /// Adds a server, if it is none of them. It is asked when those are that were left aside.
     pub(super) fn add(&mut self, server: Server) {
-        if !self.members.iter().any(|member| member.server.endpoint == server.endpoint) {
-            self.members.push(Member { server, connection: None, owes: false, failure: None });
+        if self.servers().all(|it| it.endpoint != server.endpoint) {
+            self.members.push(Member {
+                server,
+                tls: None,
+                line: Line::Closed,
+                owes: None,
+                part: Part::Aside,
+                failure: None,
+            });
         }
     }
 
@@ -54,101 +97,97 @@ impl Panel {
         }
     }
 
+    /// Returns the servers.
+    pub(super) fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.members.iter().map(|member| &member.server)
+    }
+
     /// Returns how many they are.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Sends `questions` to all, connecting where that must be. As long as `enough` of them are connected, those that have failed are
-    /// left aside: to find out that one is still away takes time.
+    /// Begins a round: sends `questions` to all, connecting where that must be, and waits for none. As long as `enough` of them are
+    /// connected, those that have failed are left aside.
     pub(super) fn send(&mut self, questions: &[Cmd], enough: usize, deadline: Moment) {
+        self.questions = Arc::new(questions.to_vec());
         for member in &mut self.members {
-            member.catch_up(questions);
+            member.catch_up();
         }
-        let count = self.len();
-        for at in 0..count {
-            let connected = self.members.iter().filter(|member| member.connection.is_some()).count();
-            let member = &mut self.members[at];
-            if member.connection.is_none() {
-                if connected >= enough && member.failure.is_some() {
-                    continue;
-                }
-                let now = Moment::now();
-                // One that does not answer must leave time for the others.
-                let share = deadline.since(now) / u32::try_from(count - at).unwrap_or(u32::MAX);
-                match open(&member.server, now + share) {
-                    Ok(connection) => member.connection = Some(connection),
-                    Err(failure) => {
-                        member.fail(failure);
-                        continue;
-                    }
-                }
-            }
-            let Some(connection) = &mut member.connection else { continue };
-            match connection.send(questions, deadline) {
-                Ok(()) => member.owes = true,
-                Err(failure) => member.fail(failure),
-            }
+        let is_there = |member: &&Member| matches!(member.line, Line::Open(_)) && member.owes.is_none();
+        let are_enough = self.members.iter().filter(is_there).count() >= enough;
+        for member in &mut self.members {
+            let is_away = matches!(member.line, Line::Closed) && member.failure.is_some();
+            member.part = if are_enough && is_away { Part::Aside } else { Part::ToAsk };
+            member.ask(&self.questions, deadline);
         }
     }
 
-    /// Reads the answers to what was sent, until `is_enough` says so of what `read` makes of them, all have answered, or the deadline comes.
-    /// `read` is given the server, too.
+    /// Asks those that were left aside. Returns whether there are any.
+    pub(super) fn ask_rest(&mut self, deadline: Moment) -> bool {
+        let mut were_there = false;
+        for member in self.members.iter_mut().filter(|member| member.part == Part::Aside) {
+            were_there = true;
+            member.part = Part::ToAsk;
+            member.ask(&self.questions, deadline);
+        }
+        were_there
+    }
+
+    /// Reads the answers to what was sent, until `is_enough` says so of what `read` makes of them and of those that were `heard` before, all
+    /// have answered, or the deadline comes. `read` is given the server, too. Those that were left aside are asked as soon as the others
+    /// turn out not to be enough.
     pub(super) fn hear<V>(
         &mut self,
-        questions: &[Cmd],
+        mut heard: Vec<V>,
         deadline: Moment,
         mut read: impl FnMut(&Server, Replies) -> Result<V, Failure>,
         is_enough: impl Fn(&[V]) -> bool,
     ) -> Vec<V> {
-        let mut heard = Vec::new();
+        let alone_until = deadline.min(Moment::now() + REST);
+        let mut are_alone = true;
         while !is_enough(&heard) {
-            let ready = self.ready(deadline);
-            if ready.is_empty() {
-                for member in self.members.iter_mut().filter(|member| member.owes) {
-                    member.fail(Failure::NoAnswer("did not answer in time"));
-                }
+            let is_silent = !self.await_any(if are_alone { alone_until } else { deadline });
+            if is_silent && std::mem::take(&mut are_alone) {
+                self.ask_rest(deadline);
+                continue;
+            }
+            if is_silent {
                 break;
             }
-            for at in ready {
-                let member = &mut self.members[at];
-                let Some(connection) = &mut member.connection else { continue };
-                let by = deadline.min(Moment::now() + REST);
-                match connection.receive_all(questions, by).and_then(|replies| read(&member.server, replies)) {
-                    Ok(voice) => {
-                        (member.owes, member.failure) = (false, None);
-                        heard.push(voice);
-                    }
-                    Err(failure) => member.fail(failure),
-                }
+            for member in &mut self.members {
+                heard.extend(member.go_on(&self.questions, deadline, &mut read));
             }
         }
         heard
     }
 
-    /// Waits until one of those that owe an answer has sent something. Returns which have; none at the deadline, or if none owes one.
-    fn ready(&self, deadline: Moment) -> Vec<usize> {
-        let owing: Vec<(usize, &Connection)> = self
-            .members
-            .iter()
-            .enumerate()
-            .filter(|(_, member)| member.owes)
-            .filter_map(|(at, member)| Some((at, member.connection.as_ref()?)))
-            .collect();
-        let mut fds: Vec<PollFd<'_>> = owing.iter().map(|(_, connection)| readable(*connection)).collect();
-        while !fds.is_empty() {
-            let left = deadline.since(Moment::now());
-            let millis = if left.is_zero() { 0 } else { i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX) };
+    /// Counts those as failed that have not answered.
+    pub(super) fn give_up(&mut self) {
+        self.members.iter_mut().for_each(Member::give_up);
+    }
+
+    /// Waits until there is something to do for one of those that have a part in the round. Returns whether there is: not at the
+    /// deadline, and not if all are done.
+    fn await_any(&self, deadline: Moment) -> bool {
+        loop {
+            let due = self.members.iter().filter_map(Member::due).min();
+            let mut fds: Vec<PollFd<'_>> = self.members.iter().filter_map(Member::awaits).collect();
+            let now = Moment::now();
+            if fds.is_empty() || now >= deadline {
+                return false;
+            }
+            if due.is_some_and(|due| now >= due) {
+                return true;
+            }
+            let left = due.map_or(deadline, |due| due.min(deadline)).since(now);
+            let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
             match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
-                Err(Errno::EINTR) => {}
-                Err(_) => return Vec::new(),
-                Ok(0) if left.is_zero() => return Vec::new(),
-                Ok(0) => {}
-                Ok(_) => break,
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return true,
+                Err(_) => return false,
             }
         }
-        let is_ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
-        owing.iter().zip(&fds).filter(|(_, fd)| is_ready(fd)).map(|((at, _), _)| *at).collect()
     }
 
     /// Returns those that have failed, and why.
@@ -168,24 +207,212 @@ impl Panel {
 }
 
 impl Member {
-    /// Reads the answer that is still owed, so that the next one is to what is asked next. Drops a connection that was closed.
-    fn catch_up(&mut self, questions: &[Cmd]) {
-        let Some(connection) = &mut self.connection else { return };
-        let owes = std::mem::take(&mut self.owes);
-        let patience = if owes { PollTimeout::try_from(REST).unwrap_or(PollTimeout::ZERO) } else { PollTimeout::ZERO };
-        let has_come = poll(&mut [readable(&*connection)], patience).is_ok_and(|count| count > 0);
-        match (owes, has_come) {
-            (true, true) if connection.receive_all(questions, Moment::now() + REST).is_ok() => {}
-            (true, _) => self.fail(Failure::NoAnswer("did not answer in time")),
+    /// Reads what has come of an answer to an earlier question. Drops a connection that was closed, or on which nothing comes.
+    fn catch_up(&mut self) {
+        let Line::Open(connection) = &mut self.line else { return };
+        let has_come = is_readable(connection);
+        match &self.owes {
+            Some(debt) if has_come => match connection.receive_all(&debt.questions, Moment::now() + REST) {
+                Ok(_) => self.owes = None,
+                Err(failure) => self.fail(failure),
+            },
+            Some(debt) if Moment::now().since(debt.since) > REST => self.fail(silent()),
             // Nothing was asked: this is its end.
-            (false, true) => self.connection = None,
-            (false, false) => {}
+            None if has_come => self.line = Line::Closed,
+            _ => {}
+        }
+    }
+
+    /// Sends it the questions if it is to be asked and can be, or begins to connect to it.
+    fn ask(&mut self, questions: &Arc<Vec<Cmd>>, deadline: Moment) {
+        if self.part != Part::ToAsk {
+            return;
+        }
+        if matches!(self.line, Line::Closed) {
+            match self.dial(deadline) {
+                Ok(dialing) => self.line = Line::Dialing(Box::new(dialing)),
+                Err(failure) => self.fail(failure),
+            }
+        }
+        let (Line::Open(connection), None) = (&mut self.line, &self.owes) else { return };
+        match connection.send(questions, deadline) {
+            Ok(()) => {
+                self.owes = Some(Debt { questions: Arc::clone(questions), since: Moment::now() });
+                self.part = Part::Asked;
+            }
+            Err(failure) => self.fail(failure),
+        }
+    }
+
+    fn dial(&mut self, deadline: Moment) -> Result<Dialing, Failure> {
+        if self.tls.is_none() {
+            self.tls = tls_for(&self.server).map_err(|why| Failure::Unreachable(std::io::Error::other(why)))?;
+        }
+        Dialing::start(&self.server.endpoint, deadline).map_err(Failure::Unreachable)
+    }
+
+    /// Returns whether it has a part in the round that is not over.
+    fn is_awaited(&self) -> bool {
+        matches!(self.part, Part::ToAsk | Part::Asked)
+    }
+
+    fn awaits(&self) -> Option<PollFd<'_>> {
+        match &self.line {
+            _ if !self.is_awaited() => None,
+            Line::Closed => None,
+            Line::Dialing(dialing) => Some(dialing.awaits()),
+            Line::Open(connection) => Some(readable(connection)),
+        }
+    }
+
+    /// Returns when a connection that is being made has to be looked after.
+    fn due(&self) -> Option<Moment> {
+        match &self.line {
+            Line::Dialing(dialing) if self.is_awaited() => Some(dialing.due()),
+            _ => None,
+        }
+    }
+
+    /// Does what can be done without waiting. Returns what `read` makes of an answer to the questions, if one has come.
+    fn go_on<V>(
+        &mut self,
+        questions: &Arc<Vec<Cmd>>,
+        deadline: Moment,
+        read: &mut impl FnMut(&Server, Replies) -> Result<V, Failure>,
+    ) -> Option<V> {
+        if !self.is_awaited() {
+            return None;
+        }
+        match std::mem::replace(&mut self.line, Line::Closed) {
+            Line::Closed => {}
+            Line::Dialing(dialing) => {
+                match dialing.go_on(self.tls.as_ref()) {
+                    Ok(Progress::Pending(dialing)) => self.line = Line::Dialing(Box::new(dialing)),
+                    Ok(Progress::Done(stream)) => self.line = Line::Open(Connection::over(stream, &self.server)),
+                    Err(error) => self.fail(Failure::Unreachable(error)),
+                }
+                self.ask(questions, deadline);
+            }
+            Line::Open(connection) if !is_readable(&connection) => self.line = Line::Open(connection),
+            Line::Open(mut connection) => {
+                let asked = self.owes.take().map_or_else(|| Arc::clone(questions), |debt| debt.questions);
+                let replies = connection.receive_all(&asked, deadline.min(Moment::now() + REST));
+                self.line = Line::Open(connection);
+                let is_answer = self.part == Part::Asked;
+                match replies.and_then(|replies| is_answer.then(|| read(&self.server, replies)).transpose()) {
+                    Ok(Some(voice)) => {
+                        (self.part, self.failure) = (Part::Done, None);
+                        return Some(voice);
+                    }
+                    // It has answered what it was asked before.
+                    Ok(None) => self.ask(questions, deadline),
+                    Err(failure) => self.fail(failure),
+                }
+            }
+        }
+        None
+    }
+
+    /// The time of the round is over.
+    fn give_up(&mut self) {
+        if !self.is_awaited() {
+            return;
+        }
+        match std::mem::replace(&mut self.line, Line::Closed) {
+            Line::Open(_) => self.fail(silent()),
+            Line::Dialing(dialing) => {
+                let error = dialing.go_on(self.tls.as_ref()).err();
+                self.fail(Failure::Unreachable(error.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into())));
+            }
+            Line::Closed => {}
         }
     }
 
     fn fail(&mut self, failure: Failure) {
-        self.connection = None;
-        self.owes = false;
+        self.line = Line::Closed;
+        self.owes = None;
+        self.part = Part::Done;
         self.failure = Some(failure);
+    }
+}
+
+fn silent() -> Failure {
+    Failure::NoAnswer("did not answer in time")
+}
+
+fn is_readable(connection: &Connection) -> bool {
+    poll(&mut [readable(connection)], PollTimeout::ZERO).is_ok_and(|count| count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::net::endpoint::Endpoint;
+    use crate::store::redis::url;
+
+    /// A server at which the listener can be reached.
+    fn server_of(listener: &TcpListener) -> Server {
+        let port = listener.local_addr().expect("its address").port();
+        let server = url::parse("redis://127.0.0.1").expect("is a URL").server;
+        Server { endpoint: Endpoint::Tcp { host: "127.0.0.1".into(), port, tls: None }, ..server }
+    }
+
+    fn listener() -> TcpListener {
+        TcpListener::bind("127.0.0.1:0").expect("a free port")
+    }
+
+    /// Answers each PING.
+    fn answering(listener: TcpListener) {
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut asked) = (client.expect("a client"), [0; 4096]);
+                while let Ok(length @ 1..) = client.read(&mut asked) {
+                    let count = asked[..length].windows(4).filter(|word| word == b"PING").count();
+                    if client.write_all("+PONG\r\n".repeat(count).as_bytes()).is_err() {
+                        break;
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn those_that_are_silent_cost_the_others_nothing() {
+        let silent: Vec<TcpListener> = (0..100).map(|_| listener()).collect();
+        let living = listener();
+        let mut servers: Vec<Server> = silent.iter().map(server_of).collect();
+        servers.push(server_of(&living));
+        answering(living);
+        let mut panel = Panel::new(&servers);
+        let question = [redis::cmd("PING")];
+        let started = Moment::now();
+        for enough in [usize::MAX, 1, usize::MAX, 1] {
+            let deadline = Moment::now() + Duration::from_mins(1);
+            panel.send(&question, enough, deadline);
+            let heard = panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| !heard.is_empty());
+            assert_eq!(heard, [1]);
+        }
+        // If each was waited for alone, and for no longer than for the rest of an answer, it would be 25 s.
+        assert!(Moment::now().since(started) < Duration::from_secs(15), "they were waited for");
+    }
+
+    #[test]
+    fn an_answer_that_comes_late_is_not_taken_for_another_one() {
+        let (first, second) = (listener(), listener());
+        let mut panel = Panel::new(&[server_of(&first), server_of(&second)]);
+        answering(second);
+        let deadline = Moment::now() + Duration::from_mins(1);
+        let mut ask = |questions: &[Cmd], count: usize| {
+            panel.send(questions, usize::MAX, deadline);
+            panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
+        };
+        assert_eq!(ask(&[redis::cmd("PING")], 1), [1]);
+        // It owes an answer to one question, and is to answer two.
+        answering(first);
+        assert_eq!(ask(&[redis::cmd("PING"), redis::cmd("PING")], 2), [2, 2]);
     }
 }

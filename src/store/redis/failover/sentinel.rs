@@ -2,6 +2,9 @@
 //!
 //! A primary is what a majority of the service's Sentinels says at once: the address and its configuration epoch, which grows with each
 //! failover. A Sentinel never goes back to an earlier epoch, and two majorities have one in common.
+//!
+//! How many there are is not taken from one place: the URL may name some that are gone, and lack some that came later; a Sentinel that was cut
+//! off may not know the newest. The greatest number counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,6 +32,10 @@ pub(in crate::store::redis) struct Sentinels {
     panel: Panel,
     /// Those that the URL names: only these are believed when they name others.
     named: Vec<Server>,
+    /// Which Sentinel has answered at an address last, or is said to be there.
+    ids: BTreeMap<String, String>,
+    /// Whether it was asked which others there are.
+    has_learned: bool,
     questions: Vec<Cmd>,
 }
 
@@ -52,6 +59,8 @@ pub(in crate::store::redis) struct SentinelReport {
 /// What a Sentinel says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Voice {
+    /// Where it was asked.
+    at: String,
     /// Which one it is.
     id: String,
     /// Where the primary is.
@@ -73,65 +82,91 @@ impl Sentinels {
             sentinel(&["GET-MASTER-ADDR-BY-NAME", &service]),
             sentinel(&["MASTER", &service]),
         ];
-        Sentinels { server, panel: Panel::new(named), named: named.to_vec(), questions, service }
+        Sentinels {
+            server,
+            panel: Panel::new(named),
+            named: named.to_vec(),
+            ids: BTreeMap::new(),
+            has_learned: false,
+            questions,
+            service,
+        }
     }
 
     /// Asks which server is the primary.
     pub(super) fn locate(&mut self, deadline: Moment) -> Result<Primary, Failure> {
-        let started = Moment::now();
-        let half = started + deadline.since(started) / 2;
-        self.ask_all(half);
-        match self.hear(half) {
-            Err(failure) if !self.learn_of_others(deadline) => Err(failure),
-            Err(_) => {
-                self.ask_all(deadline);
-                self.hear(deadline)
-            }
-            found => found,
-        }
+        self.ask_all(deadline);
+        self.hear(deadline)
     }
 
     /// Asks all, those too that were away.
     fn ask_all(&mut self, deadline: Moment) {
-        self.panel.send(&self.questions, self.panel.len(), deadline);
+        self.panel.send(&self.questions, usize::MAX, deadline);
     }
 
     pub(super) fn ask(&mut self, deadline: Moment) {
         self.panel.send(&self.questions, majority(self.panel.len()), deadline);
     }
 
-    /// Reads the answers, as far as a majority needs them.
+    /// Reads the answers, as far as a majority needs them. If those that are known are not enough, asks for the others.
     pub(super) fn hear(&mut self, deadline: Moment) -> Result<Primary, Failure> {
-        let members = self.panel.len();
-        let read = |_: &Server, replies| Voice::read(replies);
-        let voices = self.panel.hear(&self.questions, deadline, read, |voices| agreed(voices, members).is_some());
-        let Some(((host, port), epoch, standing)) = agreed(&voices, members) else {
+        let now = Moment::now();
+        let soon = if self.has_learned { deadline } else { now + deadline.since(now) / 2 };
+        let mut voices = self.hear_voices(soon, !self.has_learned);
+        if self.agreed(&voices).is_none() && Moment::now() < deadline {
+            self.learn_of_others(&voices, deadline);
+            self.ask_all(deadline);
+            voices = self.hear_voices(deadline, false);
+        }
+        let Some(((host, port), epoch, standing)) = self.agreed(&voices) else {
+            self.panel.give_up();
             return Err(self.no_majority(&voices));
         };
-        // Before the first failover there was no other primary, however it is called.
+        // Before the first failover nobody knows for how long, or of another primary.
         let standing = standing.saturating_sub(STEP_MS);
         let standing = if epoch == 0 { -1 } else { i64::try_from(standing).unwrap_or(i64::MAX) };
-        let term = if epoch == 0 { "0".to_owned() } else { format!("{epoch}:{host}:{port}") };
-        Ok(Primary { server: self.server.at(&host, port), term, standing })
+        let (term, scope) = (format!("{epoch}:{host}:{port}"), self.service.clone());
+        Ok(Primary { server: self.server.at(&host, port), term, standing, scope })
+    }
+
+    /// Reads the answers until a majority agrees; or, if that `ends_it`, until it turns out that there are more than those that are asked.
+    fn hear_voices(&mut self, deadline: Moment, ends_it: bool) -> Vec<Voice> {
+        let (named, ids, members) = (&self.named, &self.ids, self.panel.len());
+        let is_enough = |voices: &[Voice]| {
+            let seats = seats(voices, named, ids);
+            agreed(voices, seats).is_some() || ends_it && seats > members
+        };
+        let voices = self.panel.hear(Vec::new(), deadline, Voice::read, is_enough);
+        self.ids.extend(voices.iter().map(|voice| (voice.at.clone(), voice.id.clone())));
+        voices
+    }
+
+    fn seats(&self, voices: &[Voice]) -> usize {
+        seats(voices, &self.named, &self.ids)
+    }
+
+    fn agreed(&self, voices: &[Voice]) -> Option<(Address, u64, u64)> {
+        agreed(voices, self.seats(voices))
     }
 
     /// Asks all Sentinels, and waits for each that may answer.
     pub(super) fn report(&mut self, deadline: Moment) -> Result<SentinelReport, Failure> {
         let primary = self.locate(deadline)?;
-        self.learn_of_others(deadline);
+        self.learn_of_others(&[], deadline);
         self.ask_all(deadline);
         let soon = Moment::now() + deadline.since(Moment::now()) / 2;
-        let read = |_: &Server, replies: Replies| {
+        let read = |sentinel: &Server, replies: Replies| {
             let master = replies.last().and_then(|reply| reply.as_ref().ok()).map(Fields::of);
-            Ok((Voice::read(replies)?, master))
+            Ok((Voice::read(sentinel, replies)?, master))
         };
-        let heard = self.panel.hear(&self.questions, soon, read, |_| false);
+        let heard = self.panel.hear(Vec::new(), soon, read, |_| false);
+        self.panel.give_up();
         let number = |name| heard.iter().filter_map(|(_, master)| master.as_ref()?.number(name)).max();
         let voices: Vec<Voice> = heard.iter().map(|(voice, _)| voice.clone()).collect();
         Ok(SentinelReport {
             service: self.service.clone(),
             named: self.named.len(),
-            seats: seats(&voices, self.panel.len()),
+            seats: self.seats(&voices),
             silent: self.panel.complaints(),
             primary: primary.server.to_string(),
             replicas: number("num-slaves").unwrap_or(0),
@@ -140,7 +175,7 @@ impl Sentinels {
     }
 
     fn no_majority(&self, voices: &[Voice]) -> Failure {
-        let (service, all) = (&self.service, seats(voices, self.panel.len()));
+        let (service, all) = (&self.service, self.seats(voices));
         let unknown =
             |failure: &Failure| matches!(failure, Failure::Refused { error, .. } if error.contains("No such master"));
         match self.panel.failure() {
@@ -151,12 +186,18 @@ impl Sentinels {
                 is_transient: false,
             },
             failed => {
-                let because =
+                let mut because =
                     failed.map_or(String::new(), |(sentinel, failure)| format!("; {:#}", failure.explain(sentinel)));
+                let named: BTreeSet<&Address> = voices.iter().map(|voice| &voice.address).collect();
+                if named.len() > 1 {
+                    let named = named.iter().map(|(host, port)| self.server.at(host, *port).to_string());
+                    because = format!("{because}; they name {}", named.collect::<Vec<_>>().join(", and "));
+                }
+                let ids: BTreeSet<&str> = voices.iter().map(|voice| voice.id.as_str()).collect();
                 Failure::NoPrimary {
                     why: format!(
                         "the primary of {service:?} is not known: of its {all} Sentinels {} answered, and not {} agree{because}",
-                        voices.len(),
+                        ids.len(),
                         majority(all)
                     ),
                     is_transient: voices
@@ -169,42 +210,59 @@ impl Sentinels {
         }
     }
 
-    /// Asks those that the URL names for the others, which may be enough where those are not. Returns whether there are more now.
-    fn learn_of_others(&mut self, deadline: Moment) -> bool {
-        let before = self.panel.len();
+    /// Asks for the others, of which these `voices` may know.
+    fn learn_of_others(&mut self, voices: &[Voice], deadline: Moment) {
+        self.has_learned = true;
+        let expected = voices.iter().map(|voice| voice.others).max().unwrap_or(0);
         let question = [redis::cmd("SENTINEL").arg("SENTINELS").arg(&self.service).take()];
-        let mut panel = Panel::new(&self.named);
-        panel.send(&question, 1, deadline);
-        let read = |_: &Server, replies: Replies| replies.into_iter().next().unwrap_or(Ok(Value::Nil));
-        for listed in panel.hear(&question, deadline, read, |heard| !heard.is_empty()) {
-            let Value::Array(others) = listed else { continue };
-            for other in others.iter().map(Fields::of) {
-                if let (Some(host), Some(port)) = (other.text("ip"), other.number("port"))
-                    && let Ok(port) = u16::try_from(port)
-                    && self.panel.len() < MEMBERS_MAX
-                {
-                    self.panel.add(self.named[0].at(&host, port));
-                }
+        let now = Moment::now();
+        let soon = now + deadline.since(now) / 2;
+        self.panel.send(&question, usize::MAX, soon);
+        let named = &self.named;
+        let read = |sentinel: &Server, replies: Replies| {
+            let is_named = named.iter().any(|it| it.endpoint == sentinel.endpoint);
+            match replies.into_iter().next() {
+                Some(Ok(Value::Array(others))) if is_named => Ok(others.iter().map(Fields::of).collect()),
+                Some(Err(failure)) => Err(failure),
+                _ => Ok(Vec::new()),
+            }
+        };
+        // One that knows the most of them is enough.
+        let is_enough = |heard: &[Vec<Fields>]| heard.iter().any(|others| others.len() >= expected.max(1));
+        let heard = self.panel.hear(Vec::new(), soon, read, is_enough);
+        for other in heard.into_iter().flatten() {
+            if let (Some(host), Some(port)) = (other.text("ip"), other.number("port"))
+                && let Ok(port) = u16::try_from(port)
+                && self.panel.len() < MEMBERS_MAX
+            {
+                let server = self.named[0].at(&host, port);
+                self.ids.extend(other.text("runid").map(|id| (server.to_string(), id)));
+                self.panel.add(server);
             }
         }
-        self.panel.len() > before
     }
 }
 
 /// Those that agree, and how long each has known that.
 type Party<'a> = BTreeMap<&'a str, u64>;
 
-/// How many Sentinels there are, as far as it is known. Those of which we know only addresses may be others under another name, so their
-/// number counts only if none of those that answer knows another one.
-fn seats(voices: &[Voice], members: usize) -> usize {
-    let ids: BTreeSet<&str> = voices.iter().map(|voice| voice.id.as_str()).collect();
-    let others = voices.iter().map(|voice| voice.others).max().unwrap_or(0);
-    if others == 0 { members.max(ids.len()) } else { ids.len().max(others.saturating_add(1)) }
+/// How many Sentinels there are, as far as it is known: as many as have answered, as one of them knows, or as the URL names. One that
+/// has not answered at an address counts as another one, unless it is known which one is there.
+fn seats(voices: &[Voice], named: &[Server], ids: &BTreeMap<String, String>) -> usize {
+    let heard: BTreeSet<&str> = voices.iter().map(|voice| voice.id.as_str()).collect();
+    let known = voices.iter().map(|voice| voice.others.saturating_add(1)).max().unwrap_or(0);
+    let identity = |address: String| {
+        let heard = voices.iter().find(|voice| voice.at == address).map(|voice| voice.id.clone());
+        heard.or_else(|| ids.get(&address).cloned()).ok_or(address)
+    };
+    let named: BTreeSet<Result<String, String>> = named.iter().map(|server| identity(server.to_string())).collect();
+    heard.len().max(known).max(named.len())
 }
 
-/// Returns the address, the epoch and the standing on which a majority agrees. A Sentinel that has several addresses has one voice.
-fn agreed(voices: &[Voice], members: usize) -> Option<(Address, u64, u64)> {
-    let needed = majority(seats(voices, members));
+/// Returns the address, the epoch and the standing on which a majority of so many agrees. A Sentinel that has several addresses has one
+/// voice.
+fn agreed(voices: &[Voice], seats: usize) -> Option<(Address, u64, u64)> {
+    let needed = majority(seats);
     let mut parties: BTreeMap<(&Address, u64), Party<'_>> = BTreeMap::new();
     for voice in voices {
         parties.entry((&voice.address, voice.epoch)).or_default().insert(&voice.id, voice.standing);
@@ -217,7 +275,8 @@ fn agreed(voices: &[Voice], members: usize) -> Option<(Address, u64, u64)> {
 }
 
 impl Voice {
-    fn read(replies: Replies) -> Result<Self, Failure> {
+    /// Reads the answers of a `sentinel` to the questions.
+    fn read(sentinel: &Server, replies: Replies) -> Result<Self, Failure> {
         let strange = || Failure::UnexpectedReply(UnexpectedReply);
         let mut replies = replies.into_iter();
         let mut next = || replies.next().unwrap_or(Ok(Value::Nil));
@@ -233,7 +292,7 @@ impl Voice {
         let standing = master.number("role-reported-time").filter(|_| is_its).unwrap_or(0);
         let epoch = master.number("config-epoch").ok_or_else(strange)?;
         let others = master.number("num-other-sentinels").and_then(|others| usize::try_from(others).ok());
-        Ok(Voice { id, address, epoch, standing, others: others.unwrap_or(0) })
+        Ok(Voice { at: sentinel.to_string(), id, address, epoch, standing, others: others.unwrap_or(0) })
     }
 }
 
@@ -259,25 +318,59 @@ impl Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::redis::url;
 
     fn voice(id: &str, port: u16, epoch: u64, standing: u64, others: usize) -> Voice {
-        Voice { id: id.into(), address: ("h".into(), port), epoch, standing, others }
+        Voice {
+            at: format!("Sentinel at {id}:26379"),
+            id: id.into(),
+            address: ("h".into(), port),
+            epoch,
+            standing,
+            others,
+        }
+    }
+
+    /// The Sentinels that a URL names.
+    fn named(hosts: &str) -> Vec<Server> {
+        let site = url::parse(&format!("redis+sentinel://{hosts}/service")).expect("is a URL");
+        let Some(url::Failover::Sentinel { sentinels, .. }) = site.failover else { panic!("names Sentinels") };
+        sentinels
     }
 
     #[test]
     fn a_majority_of_all_agrees_on_address_and_epoch() {
-        let agreed = |voices: &[Voice], members| agreed(voices, members).map(|(address, epoch, _)| (address.1, epoch));
+        let agreed = |voices: &[Voice], hosts: &str| {
+            let seats = seats(voices, &named(hosts), &BTreeMap::new());
+            agreed(voices, seats).map(|(address, epoch, _)| (address.1, epoch))
+        };
         let (a, b, c) = (voice("a", 1, 3, 0, 2), voice("b", 1, 3, 0, 2), voice("c", 2, 4, 0, 2));
-        assert_eq!(agreed(&[a.clone(), b.clone(), c.clone()], 3), Some((1, 3)));
-        assert_eq!(agreed(&[a.clone(), c.clone()], 3), None, "one each");
-        assert_eq!(agreed(std::slice::from_ref(&a), 1), None, "it knows of two others");
-        assert_eq!(agreed(&[a.clone(), a.clone()], 2), None, "one that is named twice");
-        assert_eq!(agreed(&[a.clone(), b.clone()], 6), Some((1, 3)), "three, under two names each");
+        assert_eq!(agreed(&[a.clone(), b.clone(), c.clone()], "a,b,c"), Some((1, 3)));
+        assert_eq!(agreed(&[a.clone(), c.clone()], "a,b,c"), None, "one each");
+        assert_eq!(agreed(std::slice::from_ref(&a), "a"), None, "it knows of two others");
+        assert_eq!(agreed(&[a.clone(), a.clone()], "a,x"), None, "one that is named twice");
+        assert_eq!(agreed(&[a.clone(), b.clone()], "a,b"), Some((1, 3)), "two of three, of which two are named");
+        assert_eq!(agreed(&[a.clone(), b.clone()], "a,b,d,e,f"), None, "five are named, of whom those do not know");
+        let five = [voice("d", 1, 3, 0, 4), voice("e", 1, 3, 0, 4), voice("f", 2, 4, 0, 4)];
+        assert_eq!(agreed(&five, "d,e,f"), None, "three are named, and there are five");
         let (alone, other) = (voice("a", 1, 3, 0, 0), voice("b", 1, 3, 0, 0));
-        assert_eq!(agreed(&[alone, other], 5), None, "five are named, and do not know each other");
-        assert_eq!(agreed(&[a, voice("b", 1, 2, 0, 2)], 3), None, "different epochs");
-        assert_eq!(agreed(&[voice("a", 1, 0, 0, 0)], 1), Some((1, 0)));
-        assert_eq!(agreed(&[], 0), None);
+        assert_eq!(agreed(&[alone, other], "a,b,c,d,e"), None, "five are named, and do not know each other");
+        assert_eq!(agreed(&[a, voice("b", 1, 2, 0, 2)], "a,b,c"), None, "different epochs");
+        assert_eq!(agreed(&[voice("a", 1, 0, 0, 0)], "a"), Some((1, 0)));
+        assert_eq!(agreed(&[], "a"), None);
+    }
+
+    #[test]
+    fn one_that_has_several_addresses_is_one() {
+        let (a, b) = (voice("a", 1, 3, 0, 2), voice("b", 1, 3, 0, 2));
+        let again = Voice { at: "Sentinel at x:26379".into(), ..a.clone() };
+        let seats = |voices: &[Voice], ids: &[(&str, &str)]| {
+            let ids = ids.iter().map(|(at, id)| (format!("Sentinel at {at}:26379"), (*id).to_owned())).collect();
+            seats(voices, &named("a,b,c,x,y"), &ids)
+        };
+        assert_eq!(seats(&[a.clone(), b.clone(), again.clone()], &[]), 4, "c and y may be two");
+        assert_eq!(seats(&[a.clone(), b.clone(), again], &[("c", "c"), ("y", "c")]), 3);
+        assert_eq!(seats(&[a, b], &[("c", "c"), ("x", "a"), ("y", "c")]), 3, "as they have answered before");
     }
 
     #[test]
@@ -300,9 +393,10 @@ mod tests {
             let master = Value::Array(master.iter().map(|word| bulk(word)).collect());
             vec![Ok(bulk("id")), Ok(Value::Array(vec![bulk("h"), bulk("7")])), Ok(master)]
         };
-        assert_eq!(Voice::read(replies("h")).expect("is one"), voice("id", 7, 3, 900, 2));
-        assert_eq!(Voice::read(replies("old")).expect("is one"), voice("id", 7, 3, 0, 2));
-        assert!(Voice::read(vec![Ok(bulk("id")), Ok(Value::Nil), Ok(Value::Nil)]).is_err());
-        assert!(Voice::read(vec![]).is_err());
+        let read = |replies| Voice::read(&named("id")[0], replies);
+        assert_eq!(read(replies("h")).expect("is one"), voice("id", 7, 3, 900, 2));
+        assert_eq!(read(replies("old")).expect("is one"), voice("id", 7, 3, 0, 2));
+        assert!(read(vec![Ok(bulk("id")), Ok(Value::Nil), Ok(Value::Nil)]).is_err());
+        assert!(read(vec![]).is_err());
     }
 }

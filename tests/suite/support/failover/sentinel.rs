@@ -29,12 +29,24 @@ pub(crate) struct Service {
 impl Service {
     /// One without replicas, whose data are kept.
     pub(crate) fn alone() -> Self {
-        Self::of(vec![Redis::durable()], None)
+        Self::of(vec![Redis::durable()], None, SENTINELS)
+    }
+
+    /// The same with so many Sentinels, which know each other.
+    pub(crate) fn watched_by(sentinels: usize) -> Self {
+        let service = Self::of(vec![Redis::durable()], None, sentinels);
+        eventually(LONG, "the Sentinels know each other", || {
+            service
+                .sentinels
+                .iter()
+                .all(|sentinel| known(sentinel, SERVICE, "num-other-sentinels") == (sentinels - 1).to_string())
+        });
+        service
     }
 
     /// The same whose Sentinels ask for a password.
     pub(crate) fn with_secret_sentinels(password: &str) -> Self {
-        Self::of(vec![Redis::start()], Some(password))
+        Self::of(vec![Redis::start()], Some(password), SENTINELS)
     }
 
     /// One with two replicas that have all the data. The Sentinels know them, and each other.
@@ -42,7 +54,7 @@ impl Service {
         let primary = Redis::with_options(&["--repl-diskless-sync-delay", "0"]);
         let port = primary.port().to_string();
         let replica = || Redis::with_options(&["--replicaof", "127.0.0.1", &port]);
-        let service = Self::of(vec![primary, replica(), replica()], None);
+        let service = Self::of(vec![primary, replica(), replica()], None, SENTINELS);
         let replicas = service.servers.len() - 1;
         eventually(LONG, "the replicas have the data", || service.servers[1..].iter().all(is_up_to_date));
         eventually(LONG, "the Sentinels know everything", || {
@@ -54,21 +66,30 @@ impl Service {
         service
     }
 
-    fn of(servers: Vec<Redis>, password: Option<&str>) -> Self {
-        let port = servers[0].port();
-        let mut lines = format!("sentinel monitor {SERVICE} 127.0.0.1 {port} {QUORUM}\n");
+    fn of(servers: Vec<Redis>, password: Option<&str>, sentinels: usize) -> Self {
+        let mut lines = Self::monitoring(&servers[0]);
         // Long enough for a busy machine: a second failover would withhold all grants anew.
         writeln!(lines, "sentinel down-after-milliseconds {SERVICE} 3000").expect("there is memory");
         writeln!(lines, "sentinel failover-timeout {SERVICE} 4000").expect("there is memory");
         if let Some(password) = password {
             writeln!(lines, "requirepass {password}").expect("there is memory");
         }
-        let sentinels = (0..SENTINELS).map(|_| Redis::sentinel(&lines, password)).collect();
+        let sentinels = (0..sentinels).map(|_| Redis::sentinel(&lines, password)).collect();
         Self { sentinels, servers, proxies: RefCell::default() }
+    }
+
+    /// The line by which a Sentinel monitors this primary.
+    pub(crate) fn monitoring(primary: &Redis) -> String {
+        format!("sentinel monitor {SERVICE} 127.0.0.1 {} {QUORUM}\n", primary.port())
     }
 
     pub(crate) fn sentinels(&self) -> &[Redis] {
         &self.sentinels
+    }
+
+    /// The first primary, then its replicas.
+    pub(crate) fn servers(&self) -> &[Redis] {
+        &self.servers
     }
 
     /// The first primary.
@@ -78,6 +99,12 @@ impl Service {
 
     pub(crate) fn url(&self) -> String {
         self.url_of(SERVICE)
+    }
+
+    /// The URL that names the Sentinels at these ports.
+    pub(crate) fn url_naming(ports: &[u16]) -> String {
+        let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
     }
 
     /// The URL with another name of the service.
@@ -90,10 +117,26 @@ impl Service {
     /// Tells the Sentinels to watch another server, as who sets them up anew does.
     #[track_caller]
     pub(crate) fn watch_instead(&self, other: &Redis) {
+        self.watch_instead_as(SERVICE, other);
+    }
+
+    /// The same for the service by which they watch a proxy at this port.
+    #[track_caller]
+    pub(crate) fn watch_instead_of(&self, proxy: u16, other: &Redis) {
+        self.watch_instead_as(&Self::name_behind(proxy), other);
+    }
+
+    #[track_caller]
+    fn watch_instead_as(&self, service: &str, other: &Redis) {
         for sentinel in &self.sentinels {
-            sentinel.ask(&["SENTINEL", "REMOVE", SERVICE]);
-            sentinel.ask(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &other.port().to_string(), QUORUM]);
+            sentinel.ask(&["SENTINEL", "REMOVE", service]);
+            sentinel.ask(&["SENTINEL", "MONITOR", service, "127.0.0.1", &other.port().to_string(), QUORUM]);
         }
+    }
+
+    /// The name of the service whose primary is a proxy at this port.
+    fn name_behind(proxy: u16) -> String {
+        format!("{SERVICE}-{proxy}")
     }
 
     /// Waits until these Sentinels name another primary than the first one; returns it.
@@ -134,7 +177,7 @@ impl LeaseServer for Service {
         if port == self.port() {
             return self.url();
         }
-        let service = format!("{SERVICE}-{port}");
+        let service = Self::name_behind(port);
         if self.proxies.borrow_mut().insert(port) {
             for sentinel in &self.sentinels {
                 sentinel.ask(&["SENTINEL", "MONITOR", &service, "127.0.0.1", &port.to_string(), QUORUM]);

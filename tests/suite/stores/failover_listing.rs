@@ -1,0 +1,122 @@
+//! `status` and `prune` where another server can become the primary.
+
+use std::time::Duration;
+
+use crate::support::failover::{Cluster, Service, SingleNode};
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::{LONG, LeaseServer, Lockrun, Redis, Running, eventually, redis_keys};
+
+/// Lists all locks of a store.
+fn status(url: &str) -> Lockrun {
+    Lockrun::bare().arg("status").args(["--store", url])
+}
+
+fn prune(url: &str) -> Lockrun {
+    Lockrun::bare().args(["prune", "--store", url, "--older-than", "1s"])
+}
+
+fn run(url: &str, key: &str) {
+    Lockrun::at(url).key(key).command(["true"]).run().exited(0);
+}
+
+/// Waits until something would be pruned.
+fn is_unused(url: &str, count: usize) {
+    eventually(LONG, "they have been unused for a second", || {
+        prune(url).arg("--dry-run").run().stdout().lines().count() == count
+    });
+}
+
+// "`status` and `prune` over all primaries", also where one is away.
+#[test]
+fn over_all_primaries() {
+    let cluster = Cluster::start();
+    let (keys, url) = (cluster.keys(), cluster.url());
+    for key in &keys {
+        run(&url, key);
+    }
+    let listed = status(&url).run().exited(0).silent().stdout();
+    assert!(keys.iter().all(|key| listed.contains(key.as_str())), "{listed}");
+    is_unused(&url, keys.len());
+    cluster.nodes()[1].pause();
+    // When the others have noticed it, they serve nothing either for a moment.
+    let listed = status(&url).run();
+    let has_all = keys.iter().all(|key| listed.stdout().contains(key.as_str()));
+    assert!(has_all || !listed.stderr().is_empty(), "{listed}");
+    // Until there is another one in its place, and all know it. The old one is not asked any more.
+    cluster.is_replaced(1, &[0, 2]);
+    let listed = status(&url).run().exited(0).silent().stdout();
+    assert!(keys.iter().all(|key| listed.contains(key.as_str())), "{listed}");
+    // Of the lock whose primary has failed it is not known yet whether it is free.
+    assert!(listed.contains("withheld"), "{listed}");
+    let pruned = prune(&url).run().exited(0).silent().stdout();
+    assert_eq!(pruned.lines().collect::<Vec<_>>(), [&keys[0], &keys[2]]);
+}
+
+// A node that was quicker to answer, and knows nothing of the others, is not the cluster.
+#[test]
+fn a_node_of_another_cluster_is_not_listed() {
+    let (cluster, other) = (Cluster::start(), SingleNode::start());
+    let alone = other.url_at(other.port());
+    let keys = cluster.keys();
+    run(&alone, "stray");
+    for key in &keys {
+        run(&cluster.url(), key);
+    }
+    is_unused(&alone, 1);
+    let proxies: Vec<Proxy> = cluster.nodes()[..3].iter().map(|node| Proxy::before(node)).collect();
+    let mut url = alone.clone();
+    for proxy in &proxies {
+        proxy.set(Mode::Delay(Duration::from_millis(300)));
+        url = format!("{url},127.0.0.1:{}", proxy.port());
+    }
+    let listed = status(&url).run().exited(0).silent().stdout();
+    assert!(keys.iter().all(|key| listed.contains(key.as_str())), "{listed}");
+    assert!(!listed.contains("stray"), "{listed}");
+    run(&url, "stray");
+    prune(&url).run().exited(0);
+    assert!(status(&alone).run().exited(0).stdout().contains("stray"), "it was pruned");
+}
+
+// "After a failover no lock that could have been held before it is granted": also if what is left of its earlier runs is pruned first.
+#[test]
+fn what_a_failover_may_have_lost_is_not_pruned() {
+    let cluster = Cluster::start();
+    let (key, url) = (cluster.keys().remove(0), cluster.url());
+    let call = Lockrun::at(&url).key(&key).args(["--ttl", "30s"]);
+    call.clone().command(["true"]).run().exited(0);
+    is_unused(&url, 1);
+    let [primary, replica] = [0, 3].map(|at| &cluster.nodes()[at]);
+    let knows_of_it = || replica.keys().iter().any(|name| name.contains(&key) && name.ends_with("failover"));
+    eventually(LONG, "the replica knows the lock", knows_of_it);
+    primary.ask(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]);
+    primary.ask(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let mut holder: Running = call.clone().sh("echo ready; sleep 600").spawn();
+    holder.wait_for_line("ready");
+    primary.kill();
+    cluster.is_replaced(0, &[1, 2]);
+    prune(&url).run().exited(0).printed("").silent();
+    assert!(status(&url).run().exited(0).stdout().contains("withheld"));
+    call.clone().command(["true"]).run().exited(75).said("failed over to another one");
+    holder.kill_everything();
+    // "If you know that nothing runs, end it."
+    replica.ask(&["HDEL", &redis_keys::part(&key, "failover"), "withheld"]);
+    call.command(["true"]).run().exited(0).silent();
+}
+
+// What a server says that ceases to be the primary meanwhile is not shown, and nothing that it has pruned counts.
+#[test]
+fn a_primary_that_is_replaced_meanwhile() {
+    for call in [status, prune] {
+        let (service, other) = (Service::alone(), Redis::start());
+        let proxy = Proxy::before(&service);
+        run(&proxy.url(), "old");
+        is_unused(&proxy.url(), 1);
+        proxy.set(Mode::HoldUpTo(u64::MAX));
+        let asked = call(&proxy.url()).spawn();
+        eventually(LONG, "it is asked for the lock", || proxy.held() > 0);
+        service.watch_instead_of(proxy.port(), &other);
+        proxy.set(Mode::Pass);
+        let said = asked.wait().said("may not be the primary any more").stdout();
+        assert!(!said.contains("old"), "{said}");
+    }
+}
