@@ -93,6 +93,11 @@ impl Dialing {
         }
     }
 
+    /// Returns whether a child process looks up the name. It must not outlast the request: it is not a process of COMMAND's.
+    pub fn has_child(&self) -> bool {
+        matches!(self.step, Step::LookUp(_))
+    }
+
     /// Returns until when it waits for that at the most.
     pub fn due(&self) -> Moment {
         match &self.step {

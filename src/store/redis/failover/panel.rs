@@ -159,6 +159,7 @@ impl Panel {
                 heard.extend(member.go_on(&self.questions, deadline, &mut read));
             }
         }
+        self.members.iter_mut().for_each(Member::end_look_up);
         heard
     }
 
@@ -174,17 +175,18 @@ impl Panel {
             let due = self.members.iter().filter_map(Member::due).min();
             let mut fds: Vec<PollFd<'_>> = self.members.iter().filter_map(Member::awaits).collect();
             let now = Moment::now();
-            if fds.is_empty() || now >= deadline {
+            if fds.is_empty() {
                 return false;
             }
-            if due.is_some_and(|due| now >= due) {
-                return true;
-            }
-            let left = due.map_or(deadline, |due| due.min(deadline)).since(now);
-            let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+            let until = due.map_or(deadline, |due| due.min(deadline));
+            let left = until.since(now);
+            let millis = if left.is_zero() { 0 } else { i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX) };
             match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
-                Ok(0) | Err(Errno::EINTR) => {}
-                Ok(_) => return true,
+                // What has come counts, although this process may have been stopped for longer.
+                Ok(1..) => return true,
+                Ok(_) if now >= deadline => return false,
+                Ok(_) if now >= until => return true,
+                Ok(_) | Err(Errno::EINTR) => {}
                 Err(_) => return false,
             }
         }
@@ -311,6 +313,14 @@ impl Member {
             }
         }
         None
+    }
+
+    /// Ends the child process that looks up its name, if that is not done yet.
+    fn end_look_up(&mut self) {
+        if matches!(&self.line, Line::Dialing(dialing) if dialing.has_child()) {
+            let slow = std::io::Error::new(std::io::ErrorKind::TimedOut, "looking up its name takes too long");
+            self.fail(Failure::Unreachable(slow));
+        }
     }
 
     /// The time of the round is over.

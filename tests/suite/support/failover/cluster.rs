@@ -106,9 +106,9 @@ impl LeaseServer for SingleNode {
         self.0.requests()
     }
 
-    /// The node is asked for the primary twice, and with each request but the first one for a confirmation.
+    /// The node is asked for the primary, and with each request but the first one for a confirmation.
     fn round_trips(&self, requests: u64) -> u64 {
-        2 + self.0.round_trips(requests) + requests - 1
+        1 + self.0.round_trips(requests) + requests - 1
     }
 
     /// It is asked for the primary over another one.
