@@ -20,9 +20,14 @@ echo \"out $LOCKRUN_VALUE $(date +%s%N) $how\" >>\"$1\"
 [ $(($0 % 8)) -ne 0 ] || kill -KILL $$
 [ $how = ok ]";
 
-/// How many run at the same time. At etcd those that change a lock at the same moment get in each other's way.
+/// How many run at the same time. At etcd those that change a lock at the same moment get in each other's way; PostgreSQL starts a process
+/// for each of them, and no more of those may come at once than a busy machine can start in the time of a request.
 fn at_once(store: &Store) -> usize {
-    if store.as_etcd().is_some() { 5 } else { 40 }
+    match store {
+        _ if store.as_etcd().is_some() => 5,
+        _ if store.as_postgres().is_some() => 10,
+        _ => 40,
+    }
 }
 
 /// What the commands have written down.
@@ -129,7 +134,7 @@ on_every_store!(failed_values_come_up_again, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     // A request may take a sixth of it, with many at once.
-    let ttl = if store.as_etcd().is_some() { 15 } else { 6 };
+    let ttl = if at_once(store) < 40 { 15 } else { 6 };
     let call = reserve(store, "1").args(["--ttl", &format!("{ttl}s")]);
     run_all(store, &call, 200, &log);
     // The one that comes last fails, and one more gets what it had.
