@@ -93,9 +93,27 @@ impl Dialing {
         }
     }
 
-    /// Returns whether a child process looks up the name. It must not outlast the request: it is not a process of COMMAND's.
-    pub fn has_child(&self) -> bool {
+    /// Returns whether the name is still being looked up, for which there is a child process. That must not outlast the request: it is not a
+    /// process of COMMAND's.
+    pub fn is_looking_up(&self) -> bool {
         matches!(self.step, Step::LookUp(_))
+    }
+
+    /// Returns whether its deadline has passed.
+    pub fn is_late(&self) -> bool {
+        Moment::now() >= self.deadline
+    }
+
+    /// Gives it another deadline.
+    pub fn set_deadline(&mut self, deadline: Moment) {
+        self.deadline = deadline;
+        match &mut self.step {
+            Step::LookUp(look_up) => look_up.set_deadline(deadline),
+            Step::Connect(_, until, others) if others.len() == 0 => *until = deadline,
+            Step::Connect(..) => {}
+            Step::Handshake(_, socket) => socket.set_deadline(deadline),
+            Step::Connected(stream) => stream.set_deadline(deadline),
+        }
     }
 
     /// Returns until when it waits for that at the most.

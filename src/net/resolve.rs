@@ -2,11 +2,11 @@
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::PollFlags;
 
 use super::stream::await_ready;
@@ -18,10 +18,11 @@ use crate::sys::clock::Moment;
 /// service modules, and a child process can be abandoned at the deadline, which a library call cannot. A program for musl does without
 /// it where there is none.
 pub struct LookUp {
-    getent: Child,
-    stdout: ChildStdout,
+    /// getent, unless the C library is asked.
+    child: Option<Child>,
+    /// Where the answer comes: lines as getent writes them.
+    answer: UnixStream,
     listed: Vec<u8>,
-    has_ended: bool,
     deadline: Moment,
 }
 
@@ -56,14 +57,15 @@ pub fn look_up(host: &str, deadline: Moment) -> io::Result<Resolving> {
     if host.eq_ignore_ascii_case("localhost") {
         return Ok(Resolving::Done(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]));
     }
-    match LookUp::start(host, deadline) {
+    let started = match LookUp::by_getent(host, deadline) {
         // An image from scratch has none. musl's own resolver needs no modules, and reads /etc/hosts and /etc/resolv.conf.
         #[cfg(target_env = "musl")]
         Err(error) if error.kind() == io::ErrorKind::NotFound && is_missing("getent") => {
-            resolve_by_library(host, deadline).map(Resolving::Done)
+            LookUp::by_library(host, deadline)
         }
-        started => Ok(Resolving::Pending(started?)),
-    }
+        started => started,
+    };
+    started.map(Resolving::Pending)
 }
 
 /// Returns whether no directory of PATH has this program.
@@ -73,44 +75,53 @@ fn is_missing(program: &str) -> bool {
     !std::env::split_paths(&path).any(|directory| directory.join(program).exists())
 }
 
-/// Looks the name up by the C library, in a thread that is left behind at the `deadline`.
-#[cfg(target_env = "musl")]
-fn resolve_by_library(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
-    use std::net::ToSocketAddrs;
-    use std::sync::mpsc;
-
-    let (answers, answer) = mpsc::channel();
-    let name = host.to_owned();
-    let look_up = move || drop(answers.send((name.as_str(), 0).to_socket_addrs().map(Vec::from_iter)));
-    std::thread::Builder::new().name("resolve".into()).spawn(look_up)?;
-    let found = answer.recv_timeout(deadline.since(Moment::now()));
-    let addresses = found.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long"))?;
-    let unknown = |_| io::Error::new(io::ErrorKind::NotFound, "its name is unknown");
-    Ok(addresses.map_err(unknown)?.into_iter().map(|address| address.ip()).collect())
-}
-
 impl LookUp {
-    fn start(host: &str, deadline: Moment) -> io::Result<Self> {
+    fn by_getent(host: &str, deadline: Moment) -> io::Result<Self> {
+        let (answer, output) = answer()?;
         let mut command = Command::new("getent");
         // Out of reach of a Ctrl-C, which lockrun handles.
         command.process_group(0);
-        command.args(["ahosts", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut getent = command.spawn().map_err(|error| {
+        command.args(["ahosts", "--", host]).stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdout(OwnedFd::from(output));
+        let child = command.spawn().map_err(|error| {
             let why = format!(
                 "its name cannot be looked up, because getent(1) cannot be run: {error}; install it, write an address, or take a build for musl"
             );
             io::Error::new(error.kind(), why)
         })?;
-        let stdout = getent.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        fcntl(&stdout, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(LookUp { getent, stdout, listed: Vec::new(), has_ended: false, deadline })
+        Ok(LookUp { child: Some(child), answer, listed: Vec::new(), deadline })
+    }
+
+    /// Asks the C library, in a thread that is left behind at the deadline.
+    #[cfg(any(test, target_env = "musl"))]
+    fn by_library(host: &str, deadline: Moment) -> io::Result<Self> {
+        use std::net::ToSocketAddrs;
+        use std::os::fd::AsRawFd;
+
+        use nix::sys::socket::{MsgFlags, send};
+
+        let (answer, output) = answer()?;
+        let name = host.to_owned();
+        let look_up = move || {
+            let addresses = (name.as_str(), 0).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
+            let listed: String = addresses.iter().map(|address| format!("{} STREAM\n", address.ip())).collect();
+            // Nobody reads it any more after the deadline.
+            let _ = send(output.as_raw_fd(), listed.as_bytes(), MsgFlags::MSG_NOSIGNAL);
+        };
+        std::thread::Builder::new().name("resolve".into()).spawn(look_up)?;
+        Ok(LookUp { child: None, answer, listed: Vec::new(), deadline })
+    }
+
+    /// Gives it another deadline.
+    pub fn set_deadline(&mut self, deadline: Moment) {
+        self.deadline = deadline;
     }
 
     /// Goes on after there was something to read, or the deadline has passed.
     pub fn go_on(mut self) -> io::Result<Resolving> {
         let mut part = [0; 4096];
         loop {
-            match self.stdout.read(&mut part) {
+            match self.answer.read(&mut part) {
                 Ok(0) => break,
                 Ok(length) => self.listed.extend_from_slice(&part[..length]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -119,7 +130,6 @@ impl LookUp {
                 Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long")),
             }
         }
-        self.has_ended = true;
         let listed = String::from_utf8_lossy(&self.listed);
         let streams = listed.lines().filter(|line| line.contains("STREAM"));
         let addresses: Vec<IpAddr> = streams.filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect();
@@ -130,17 +140,61 @@ impl LookUp {
     }
 }
 
+/// Returns where an answer can be read without waiting, and where it is written. Not a pipe: to write to one that nobody reads any more would
+/// end lockrun by a signal.
+fn answer() -> io::Result<(UnixStream, UnixStream)> {
+    let (answer, output) = UnixStream::pair()?;
+    answer.set_nonblocking(true)?;
+    Ok((answer, output))
+}
+
 impl AsFd for LookUp {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stdout.as_fd()
+        self.answer.as_fd()
     }
 }
 
 impl Drop for LookUp {
     fn drop(&mut self) {
-        if !self.has_ended {
-            let _ = self.getent.kill();
+        if let Some(child) = &mut self.child {
+            // One that has written its answer and not ended yet has nothing left to do.
+            let _ = child.kill();
+            let _ = child.wait();
         }
-        let _ = self.getent.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn end_of(mut look_up: LookUp) -> io::Result<Vec<IpAddr>> {
+        loop {
+            let _ = await_ready(&look_up, PollFlags::POLLIN, look_up.deadline);
+            match look_up.go_on()? {
+                Resolving::Done(addresses) => return Ok(addresses),
+                Resolving::Pending(pending) => look_up = pending,
+            }
+        }
+    }
+
+    #[test]
+    fn getent_and_the_library_find_the_same() {
+        let deadline = Moment::now() + Duration::from_mins(1);
+        for look_up in [LookUp::by_getent, LookUp::by_library] {
+            let found = end_of(look_up("127.0.0.9", deadline).expect("begins")).expect("is one");
+            assert!(found.iter().all(|it| *it == IpAddr::from([127, 0, 0, 9])), "{found:?}");
+            let unknown = end_of(look_up("no-such-host.invalid", deadline).expect("begins")).expect_err("is unknown");
+            assert_eq!(unknown.kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
+    fn a_look_up_does_not_wait_for_longer_than_it_may() {
+        let (answer, _output) = answer().expect("a pair");
+        let look_up = LookUp { child: None, answer, listed: Vec::new(), deadline: Moment::now() };
+        assert_eq!(end_of(look_up).expect_err("nothing comes").kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -26,8 +26,8 @@ impl Stream {
     /// Makes every further operation fail with `TimedOut` at `deadline`.
     pub fn set_deadline(&mut self, deadline: Moment) {
         match self {
-            Stream::Plain(timed) => timed.deadline = deadline,
-            Stream::Tls(tls) => tls.sock.deadline = deadline,
+            Stream::Plain(timed) => timed.set_deadline(deadline),
+            Stream::Tls(tls) => tls.sock.set_deadline(deadline),
         }
     }
 
@@ -134,6 +134,11 @@ impl Timed {
     /// Returns whether its deadline has passed.
     pub fn is_late(&self) -> bool {
         Moment::now() >= self.deadline
+    }
+
+    /// Makes every further operation fail with `TimedOut` at `deadline`.
+    pub fn set_deadline(&mut self, deadline: Moment) {
+        self.deadline = deadline;
     }
 
     /// Runs `operation`, whose reads and writes fail with `TimedOut` where they would have to wait.

@@ -9,13 +9,14 @@ use super::http::{Connection, Request, Response};
 use super::url::{Cluster, shown};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};
+use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
 /// The least time that a member is given, where others may answer.
-const SHARE_MIN: Duration = Duration::from_millis(50);
+const SHARE_MIN: Duration = Duration::from_millis(100);
 
-/// How long a round of all members takes at the least, if there is another one.
-const ROUND_MIN: Duration = Duration::from_millis(50);
+/// The same for a log-in and what follows it: etcd computes for a while over a password.
+const LOGIN_SHARE_MIN: Duration = Duration::from_millis(300);
 
 /// A client of the cluster.
 pub(super) struct Client {
@@ -89,11 +90,13 @@ impl Client {
     ) -> Result<Vec<Response>, Failure> {
         let members = self.cluster.members.len();
         let mut failures: Vec<(usize, Failure)> = Vec::new();
-        let mut round_began = Moment::now();
+        let mut backoff = Backoff::new();
         loop {
             let now = Moment::now();
             let has_elections = failures.iter().any(|(_, failure)| failure.is_of_election());
-            let share = share(deadline.since(now), members, failures.len(), has_elections, self.round_trip);
+            let must_log_in = self.cluster.login.is_some() && self.token.is_none();
+            let least = if must_log_in { LOGIN_SHARE_MIN } else { SHARE_MIN }.max(4 * self.round_trip);
+            let share = share(deadline.since(now), members, failures.len(), has_elections, least);
             let was_idle = std::mem::take(&mut self.is_idle) && self.connection.is_some();
             let failure = match self.ask(flight, effect, now + share) {
                 Ok(responses) => return Ok(responses),
@@ -111,12 +114,11 @@ impl Client {
             if failures.len().is_multiple_of(members) {
                 let last_round = &failures[failures.len() - members..];
                 let goes_on = members > 1 && last_round.iter().any(|(_, failure)| failure.is_of_election());
-                let pause = ROUND_MIN.saturating_sub(Moment::now().since(round_began));
+                let pause = backoff.next();
                 if !goes_on || Moment::now() + pause >= deadline {
                     break;
                 }
                 thread::sleep(pause);
-                round_began = Moment::now();
             }
         }
         // As during an election. The one that was asked first may be the leader that is away: the next time it is not waited for first.
@@ -215,11 +217,11 @@ impl Client {
 }
 
 /// Returns how much of the time that is `left` the next one of so many members is given, after so many attempts have failed: an equal share,
-/// or, if there may be an election, a shorter one, which is enough for some round trips.
-fn share(left: Duration, members: usize, failed: usize, has_elections: bool, round_trip: Duration) -> Duration {
+/// or, if there may be an election, a shorter one, but not less than the `least`.
+fn share(left: Duration, members: usize, failed: usize, has_elections: bool, least: Duration) -> Duration {
     let parts = |count: usize| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
     if has_elections {
-        (left / parts(2 * members)).max(SHARE_MIN).max(4 * round_trip).min(left)
+        (left / parts(2 * members)).max(least).min(left)
     } else {
         left / parts(members.saturating_sub(failed))
     }
@@ -260,12 +262,11 @@ mod tests {
     #[test]
     fn shares_are_shorter_when_there_may_be_an_election() {
         let ms = Duration::from_millis;
-        let share = |left, failed, has_elections, round_trip| share(ms(left), 3, failed, has_elections, ms(round_trip));
-        assert_eq!([0, 1, 2].map(|failed| share(600, failed, false, 0)), [ms(200), ms(300), ms(600)]);
-        assert_eq!(share(1200, 1, true, 1), ms(200));
-        assert_eq!(share(120, 7, true, 1), ms(50), "the least");
-        assert_eq!(share(1200, 1, true, 100), ms(400), "etcd is slow");
-        assert_eq!(share(30, 9, true, 100), ms(30));
+        let share = |left, failed, has_elections| share(ms(left), 3, failed, has_elections, ms(100));
+        assert_eq!([0, 1, 2].map(|failed| share(600, failed, false)), [ms(200), ms(300), ms(600)]);
+        assert_eq!(share(1200, 1, true), ms(200));
+        assert_eq!(share(240, 7, true), ms(100), "the least");
+        assert_eq!(share(30, 9, true), ms(30), "all that is left");
     }
 
     #[test]

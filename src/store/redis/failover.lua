@@ -4,7 +4,7 @@
 -- every server that is the primary has a term, and each term begins with a time in which nothing is granted: until every lease that
 -- could have been held before it has run out. A lease that is known is renewed as ever.
 --
--- KEYS  9 failover  hash: term:SERVICE -> in which this was written; withheld -> until when nothing is granted in it, in ms; and, to tell how long
+-- KEYS  9 failover  hash: term:SERVICE -> the term in which this was written; withheld -> until when nothing is granted in it, in ms; and, to tell how long
 --                   that must be, the length of each lease in ms, rounded up -> until when another one is expected. Of a lock in a
 --                   cluster, of all locks elsewhere; not given where there are no failovers
 -- ARGV  the last    "term:NAME STANDING SERVICE", of a script that changes what is held

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::support::failover::{Cluster, Service, SingleNode};
+use crate::support::holder::write_script;
+use crate::support::processes::PATH;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::{LONG, LeaseServer, Lockrun, Redis, Running, eventually, redis_keys};
 
@@ -75,6 +79,30 @@ fn a_node_of_another_cluster_is_not_listed() {
     run(&url, "stray");
     prune(&url).run().exited(0);
     assert!(status(&alone).run().exited(0).stdout().contains("stray"), "it was pruned");
+}
+
+/// Looks up each name, and those of the cluster slowly.
+const GETENT: &str = "#!/bin/sh
+[ \"$3\" = other.test ] || sleep 0.3
+echo '127.0.0.1       STREAM'
+";
+
+// The same where it is not the nodes that are slow, but their names.
+#[test]
+fn a_node_of_another_cluster_is_not_taken_for_the_cluster() {
+    let (cluster, other) = (Cluster::start(), SingleNode::start());
+    let directory = TempDir::new().expect("a temporary directory");
+    write_script(directory.path(), "getent", GETENT);
+    let mut url = other.url_at(other.port()).replacen("127.0.0.1", "other.test", 1);
+    for (number, node) in cluster.nodes()[..3].iter().enumerate() {
+        url = format!("{url},node-{number}.test:{}", node.port());
+    }
+    for key in cluster.keys() {
+        let call = Lockrun::at(&url).key(&key).env("PATH", format!("{}:{PATH}", directory.path().display()));
+        call.args(["--store-timeout", "20s", "--ttl", "5m"]).command(["true"]).run().exited(0).silent();
+        let listed = status(&cluster.url()).run().exited(0).silent().stdout();
+        assert!(listed.contains(key.as_str()), "the lock was acquired elsewhere: {listed}");
+    }
 }
 
 // "After a failover no lock that could have been held before it is granted": also if what is left of its earlier runs is pruned first.

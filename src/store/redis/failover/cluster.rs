@@ -10,7 +10,7 @@ use std::time::Duration;
 use crc::{CRC_16_XMODEM, Crc};
 use redis::{Cmd, Value};
 
-use super::panel::Panel;
+use super::panel::{Panel, half_left};
 use super::{Address, Listed, Primary, majority};
 use crate::net::endpoint::Endpoint;
 use crate::store::redis::connection::{Failure, Replies};
@@ -24,8 +24,8 @@ const SLOTS: u16 = 16384;
 /// From so many primaries on a replica can be elected: a majority of them has to vote for it, and the one that it replaces does not.
 const CAN_REPLACE: usize = 3;
 
-/// The most primaries that are asked.
-const MEMBERS_MAX: usize = 200;
+/// The most primaries that a cluster may have: each of them is asked.
+const PRIMARIES_MAX: usize = 200;
 
 /// Returns the hash slot of `key`: the CRC16 (XMODEM) of what stands between its first brace and the next closing one, as Redis's cluster
 /// specification has it.
@@ -40,7 +40,7 @@ pub(in crate::store::redis) struct Cluster {
     /// Those that the URL names.
     named: Vec<Server>,
     /// The primaries; as long as they are not known, those that the URL names.
-    panel: Panel,
+    pub(super) panel: Panel,
     question: [Cmd; 1],
 }
 
@@ -85,10 +85,9 @@ impl Cluster {
     /// Asks which node is the primary of `slot`.
     pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
         self.ask_all(deadline);
-        let now = Moment::now();
         // A node that knows of few others may have been cut off before they came, or belong to another cluster: they are to say so.
         let is_clear = |views: &[View]| seats(views) >= CAN_REPLACE && agreed(views, slot).is_some();
-        let views = self.hear_until(Vec::new(), now + deadline.since(now) / 2, is_clear);
+        let views = self.hear_until(Vec::new(), Moment::now() + half_left(deadline), is_clear);
         self.hear_on(views, slot, deadline)
     }
 
@@ -105,7 +104,7 @@ impl Cluster {
         let view = self.newest_view(deadline)?;
         let question = [redis::cmd("CONFIG").arg("GET").arg("cluster-node-timeout").take()];
         self.panel.send(&question, usize::MAX, deadline);
-        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let soon = Moment::now() + half_left(deadline);
         let read = |_: &Server, replies: Replies| match replies.into_iter().next() {
             Some(Ok(Value::Array(pair))) => Ok(pair.get(1).and_then(text).and_then(|time| time.parse().ok())),
             _ => Ok(None),
@@ -128,7 +127,7 @@ impl Cluster {
             let newest = newest(views).filter(|view| view.primaries.len() >= CAN_REPLACE);
             newest.is_some_and(|view| view.primaries.iter().all(|node| is_agreed(views, node)))
         };
-        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let soon = Moment::now() + half_left(deadline);
         let views = self.hear_until(Vec::new(), soon, all_agree);
         self.panel.give_up();
         let view = self.keep_primaries(&views).ok_or_else(|| self.no_majority(&[], 0))?;
@@ -177,14 +176,16 @@ impl Cluster {
         loop {
             let like = &self.named[0];
             let known: Vec<Server> = self.panel.servers().cloned().collect();
-            let is_new = |node: &Node| !known.contains(&at(like, node)) && known.len() < MEMBERS_MAX;
+            let is_new = |node: &Node| !known.contains(&at(like, node)) && known.len() < PRIMARIES_MAX;
             let names_others = |views: &[View]| views.iter().any(|view| view.primaries.iter().any(is_new));
             views = self.panel.hear(views, deadline, View::read, |views| is_enough(views) || names_others(views));
             if is_enough(&views) || !names_others(&views) {
                 return views;
             }
             for node in views.iter().flat_map(|view| &view.primaries) {
-                self.panel.add(at(like, node));
+                if self.panel.len() < PRIMARIES_MAX {
+                    self.panel.add(at(like, node));
+                }
             }
             self.panel.ask_rest(deadline);
         }
@@ -193,14 +194,14 @@ impl Cluster {
     /// Makes the panel that of the primaries in the newest of these views. Returns that.
     fn keep_primaries(&mut self, views: &[View]) -> Option<View> {
         let view = newest(views)?;
-        self.panel.become_these(view.primaries.iter().take(MEMBERS_MAX).map(|node| self.server(node)).collect());
+        self.panel.become_these(view.primaries.iter().map(|node| self.server(node)).collect());
         Some(view.clone())
     }
 
-    /// Asks all, and returns what the one knows that knows of the latest change.
+    /// Asks all, and returns the view of the node that knows of the latest change.
     fn newest_view(&mut self, deadline: Moment) -> Result<View, Failure> {
         self.ask_all(deadline);
-        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let soon = Moment::now() + half_left(deadline);
         let views = self.hear_until(Vec::new(), soon, |_| false);
         self.panel.give_up();
         self.keep_primaries(&views).ok_or_else(|| self.no_majority(&[], 0))
@@ -302,7 +303,7 @@ impl View {
                 view.primaries.push(Node { id, address, epoch: epoch.parse().ok()?, slots });
             }
         }
-        (!view.id.is_empty()).then_some(view)
+        (!view.id.is_empty() && view.primaries.len() <= PRIMARIES_MAX).then_some(view)
     }
 
     fn primary_of(&self, slot: u16) -> Option<&Node> {

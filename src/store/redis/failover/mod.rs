@@ -72,12 +72,29 @@ impl Witnesses {
         }
     }
 
+    /// Does something with them that leaves no child process behind.
+    fn do_with<T>(
+        &mut self,
+        with_sentinels: impl FnOnce(&mut Sentinels) -> T,
+        with_cluster: impl FnOnce(&mut Cluster) -> T,
+    ) -> T {
+        match self {
+            Witnesses::Sentinels(sentinels) => {
+                let done = with_sentinels(sentinels);
+                sentinels.panel.end_look_ups();
+                done
+            }
+            Witnesses::Cluster(cluster) => {
+                let done = with_cluster(cluster);
+                cluster.panel.end_look_ups();
+                done
+            }
+        }
+    }
+
     /// Asks which server is the primary of the keys in this hash slot (of all keys, where there are no slots).
     pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
-        match self {
-            Witnesses::Sentinels(sentinels) => sentinels.locate(deadline),
-            Witnesses::Cluster(cluster) => cluster.locate(slot, deadline),
-        }
+        self.do_with(|sentinels| sentinels.locate(deadline), |cluster| cluster.locate(slot, deadline))
     }
 
     /// Sends the question whether the primary still is the primary.
@@ -90,10 +107,7 @@ impl Witnesses {
 
     /// Reads the answers to that. Fails if a majority does not say that this server was the primary for this slot when it was asked.
     pub(super) fn confirm(&mut self, slot: u16, primary: &Primary, deadline: Moment) -> Result<(), Failure> {
-        let found = match self {
-            Witnesses::Sentinels(sentinels) => sentinels.hear(deadline),
-            Witnesses::Cluster(cluster) => cluster.hear(slot, deadline),
-        };
+        let found = self.do_with(|sentinels| sentinels.hear(deadline), |cluster| cluster.hear(slot, deadline));
         match found {
             Ok(found) if found.is_still(primary) => Ok(()),
             Ok(found) => Err(Failure::Unconfirmed(format!("it is {} now", found.server))),
@@ -103,18 +117,18 @@ impl Witnesses {
 
     /// Asks them of themselves. Fails if they do not know a primary.
     pub(super) fn report(&mut self, deadline: Moment) -> Result<WitnessReport, Failure> {
-        match self {
-            Witnesses::Sentinels(sentinels) => sentinels.report(deadline).map(WitnessReport::Sentinel),
-            Witnesses::Cluster(cluster) => cluster.report(deadline).map(WitnessReport::Cluster),
-        }
+        self.do_with(
+            |sentinels| sentinels.report(deadline).map(WitnessReport::Sentinel),
+            |cluster| cluster.report(deadline).map(WitnessReport::Cluster),
+        )
     }
 
     /// Returns all primaries.
     pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Listed>, Failure> {
-        match self {
-            Witnesses::Sentinels(sentinels) => Ok(vec![Listed { primary: sentinels.locate(deadline)?, doubt: None }]),
-            Witnesses::Cluster(cluster) => cluster.primaries(deadline),
-        }
+        self.do_with(
+            |sentinels| Ok(vec![Listed { primary: sentinels.locate(deadline)?, doubt: None }]),
+            |cluster| cluster.primaries(deadline),
+        )
     }
 }
 

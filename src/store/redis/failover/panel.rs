@@ -19,7 +19,7 @@ use crate::sys::wait::readable;
 
 /// How long the rest of an answer may take whose beginning has come, and an answer when the next question is asked. After so long, those
 /// that were left aside are asked, too.
-const REST: Duration = Duration::from_millis(250);
+pub(super) const REST: Duration = Duration::from_millis(250);
 
 /// The servers, each with its connection.
 pub(super) struct Panel {
@@ -75,7 +75,7 @@ impl Panel {
         panel
     }
 
-    /// Adds a server, if it is none of them. It is asked when those are that were left aside.
+    /// Adds a server, if it is none of them. It is asked from the next round on, or by [`Panel::ask_rest`].
     pub(super) fn add(&mut self, server: Server) {
         if self.servers().all(|it| it.endpoint != server.endpoint) {
             self.members.push(Member {
@@ -112,7 +112,7 @@ impl Panel {
     pub(super) fn send(&mut self, questions: &[Cmd], enough: usize, deadline: Moment) {
         self.questions = Arc::new(questions.to_vec());
         for member in &mut self.members {
-            member.catch_up();
+            member.catch_up(deadline);
         }
         let is_there = |member: &&Member| matches!(member.line, Line::Open(_)) && member.owes.is_none();
         let are_enough = self.members.iter().filter(is_there).count() >= enough;
@@ -123,15 +123,12 @@ impl Panel {
         }
     }
 
-    /// Asks those that were left aside. Returns whether there are any.
-    pub(super) fn ask_rest(&mut self, deadline: Moment) -> bool {
-        let mut were_there = false;
+    /// Asks those that were left aside, and those that were added since.
+    pub(super) fn ask_rest(&mut self, deadline: Moment) {
         for member in self.members.iter_mut().filter(|member| member.part == Part::Aside) {
-            were_there = true;
             member.part = Part::ToAsk;
             member.ask(&self.questions, deadline);
         }
-        were_there
     }
 
     /// Reads the answers to what was sent, until `is_enough` says so of what `read` makes of them and of those that were `heard` before, all
@@ -144,7 +141,7 @@ impl Panel {
         mut read: impl FnMut(&Server, Replies) -> Result<V, Failure>,
         is_enough: impl Fn(&[V]) -> bool,
     ) -> Vec<V> {
-        let alone_until = deadline.min(Moment::now() + REST);
+        let alone_until = Moment::now() + REST.min(half_left(deadline));
         let mut are_alone = true;
         while !is_enough(&heard) {
             let is_silent = !self.await_any(if are_alone { alone_until } else { deadline });
@@ -159,8 +156,12 @@ impl Panel {
                 heard.extend(member.go_on(&self.questions, deadline, &mut read));
             }
         }
-        self.members.iter_mut().for_each(Member::end_look_up);
         heard
+    }
+
+    /// Ends what must not outlast the request: children that look up names.
+    pub(super) fn end_look_ups(&mut self) {
+        self.members.iter_mut().for_each(Member::end_look_up);
     }
 
     /// Counts those as failed that have not answered.
@@ -209,12 +210,19 @@ impl Panel {
 }
 
 impl Member {
-    /// Reads what has come of an answer to an earlier question. Drops a connection that was closed, or on which nothing comes.
-    fn catch_up(&mut self) {
-        let Line::Open(connection) = &mut self.line else { return };
+    /// Reads what has come of an answer to an earlier question. Drops a connection that was closed, on which nothing comes, or that could
+    /// not be made in the time of an earlier request.
+    fn catch_up(&mut self, deadline: Moment) {
+        let connection = match &mut self.line {
+            Line::Closed => return,
+            Line::Dialing(dialing) if dialing.is_late() => return self.line = Line::Closed,
+            Line::Dialing(dialing) => return dialing.set_deadline(deadline),
+            Line::Open(connection) => connection,
+        };
         let has_come = is_readable(connection);
         match &self.owes {
-            Some(debt) if has_come => match connection.receive_all(&debt.questions, Moment::now() + REST) {
+            Some(debt) if has_come => match connection.receive_all(&debt.questions, deadline.min(Moment::now() + REST))
+            {
                 Ok(_) => self.owes = None,
                 Err(failure) => self.fail(failure),
             },
@@ -317,7 +325,7 @@ impl Member {
 
     /// Ends the child process that looks up its name, if that is not done yet.
     fn end_look_up(&mut self) {
-        if matches!(&self.line, Line::Dialing(dialing) if dialing.has_child()) {
+        if matches!(&self.line, Line::Dialing(dialing) if dialing.is_looking_up()) {
             let slow = std::io::Error::new(std::io::ErrorKind::TimedOut, "looking up its name takes too long");
             self.fail(Failure::Unreachable(slow));
         }
@@ -346,6 +354,11 @@ impl Member {
     }
 }
 
+/// Returns half of the time that is left.
+pub(super) fn half_left(deadline: Moment) -> Duration {
+    deadline.since(Moment::now()) / 2
+}
+
 fn silent() -> Failure {
     Failure::NoAnswer("did not answer in time")
 }
@@ -357,7 +370,7 @@ fn is_readable(connection: &Connection) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::thread;
 
     use super::*;
@@ -408,6 +421,31 @@ mod tests {
         }
         // If each was waited for alone, and for no longer than for the rest of an answer, it would be 25 s.
         assert!(Moment::now().since(started) < Duration::from_secs(15), "they were waited for");
+    }
+
+    #[test]
+    fn a_connection_that_could_not_be_made_in_its_time_is_begun_anew() {
+        let (full, living) = (listener(), listener());
+        nix::sys::socket::listen(&full, nix::sys::socket::Backlog::new(0).expect("a length")).expect("it listens");
+        let place = full.local_addr().expect("its address");
+        let mut queue = Vec::new();
+        while let Ok(waiting) = TcpStream::connect_timeout(&place, Duration::from_millis(200)) {
+            queue.push(waiting);
+        }
+        let mut panel = Panel::new(&[server_of(&full), server_of(&living)]);
+        answering(living);
+        let mut ask = |time: Duration, count: usize| {
+            let deadline = Moment::now() + time;
+            panel.send(&[redis::cmd("PING")], usize::MAX, deadline);
+            panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
+        };
+        let of_living = ask(Duration::from_mins(1), 1);
+        assert_eq!(of_living, [1]);
+        // The first one is still being connected to when the time of the next request is over.
+        assert_eq!(ask(Duration::from_millis(100), 2), [1]);
+        answering(full);
+        drop(queue);
+        assert_eq!(ask(Duration::from_mins(1), 2), [1, 1]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::panel::Panel;
+use super::panel::{Panel, REST, half_left};
 use super::{Address, Primary, majority};
 use crate::store::redis::connection::{Failure, Replies};
 use crate::store::redis::reply::{UnexpectedReply, text};
@@ -29,7 +29,7 @@ pub(in crate::store::redis) struct Sentinels {
     service: String,
     /// What a primary is like, but for its address.
     server: Server,
-    panel: Panel,
+    pub(super) panel: Panel,
     /// Those that the URL names: only these are believed when they name others.
     named: Vec<Server>,
     /// Which Sentinel has answered at an address last, or is said to be there.
@@ -110,9 +110,7 @@ impl Sentinels {
 
     /// Reads the answers, as far as a majority needs them. If those that are known are not enough, asks for the others.
     pub(super) fn hear(&mut self, deadline: Moment) -> Result<Primary, Failure> {
-        let now = Moment::now();
-        let soon = if self.has_learned { deadline } else { now + deadline.since(now) / 2 };
-        let mut voices = self.hear_voices(soon, !self.has_learned);
+        let mut voices = self.hear_voices(Moment::now() + half_left(deadline), !self.has_learned);
         if self.agreed(&voices).is_none() && Moment::now() < deadline {
             self.learn_of_others(&voices, deadline);
             self.ask_all(deadline);
@@ -129,12 +127,14 @@ impl Sentinels {
         Ok(Primary { server: self.server.at(&host, port), term, standing, scope })
     }
 
-    /// Reads the answers until a majority agrees; or, if that `ends_it`, until it turns out that there are more than those that are asked.
-    fn hear_voices(&mut self, deadline: Moment, ends_it: bool) -> Vec<Voice> {
-        let (named, ids, members) = (&self.named, &self.ids, self.panel.len());
+    /// Reads the answers until a majority agrees; or, if it `may_learn` of others, until it turns out that there are others, and those that are
+    /// asked cannot be a majority or some of them are silent.
+    fn hear_voices(&mut self, deadline: Moment, may_learn: bool) -> Vec<Voice> {
+        let (named, ids, members, began) = (&self.named, &self.ids, self.panel.len(), Moment::now());
         let is_enough = |voices: &[Voice]| {
             let seats = seats(voices, named, ids);
-            agreed(voices, seats).is_some() || ends_it && seats > members
+            let needs_others = || majority(seats) > members || seats > members && Moment::now().since(began) >= REST;
+            agreed(voices, seats).is_some() || may_learn && needs_others()
         };
         let voices = self.panel.hear(Vec::new(), deadline, Voice::read, is_enough);
         self.ids.extend(voices.iter().map(|voice| (voice.at.clone(), voice.id.clone())));
@@ -154,7 +154,7 @@ impl Sentinels {
         let primary = self.locate(deadline)?;
         self.learn_of_others(&[], deadline);
         self.ask_all(deadline);
-        let soon = Moment::now() + deadline.since(Moment::now()) / 2;
+        let soon = Moment::now() + half_left(deadline);
         let read = |sentinel: &Server, replies: Replies| {
             let master = replies.last().and_then(|reply| reply.as_ref().ok()).map(Fields::of);
             Ok((Voice::read(sentinel, replies)?, master))
@@ -215,8 +215,7 @@ impl Sentinels {
         self.has_learned = true;
         let expected = voices.iter().map(|voice| voice.others).max().unwrap_or(0);
         let question = [redis::cmd("SENTINEL").arg("SENTINELS").arg(&self.service).take()];
-        let now = Moment::now();
-        let soon = now + deadline.since(now) / 2;
+        let soon = Moment::now() + half_left(deadline);
         self.panel.send(&question, usize::MAX, soon);
         let named = &self.named;
         let read = |sentinel: &Server, replies: Replies| {
@@ -246,10 +245,11 @@ impl Sentinels {
 /// Those that agree, and how long each has known that.
 type Party<'a> = BTreeMap<&'a str, u64>;
 
-/// How many Sentinels there are, as far as it is known: as many as have answered, as one of them knows, or as the URL names. One that
-/// has not answered at an address counts as another one, unless it is known which one is there.
+/// How many Sentinels there are, as far as it is known: as many as have answered or were ever said to be there, as one of them knows, or as the
+/// URL names. One that has not answered at an address counts as another one, unless it is known which one is there.
 fn seats(voices: &[Voice], named: &[Server], ids: &BTreeMap<String, String>) -> usize {
-    let heard: BTreeSet<&str> = voices.iter().map(|voice| voice.id.as_str()).collect();
+    let heard: BTreeSet<&str> =
+        voices.iter().map(|voice| voice.id.as_str()).chain(ids.values().map(String::as_str)).collect();
     let known = voices.iter().map(|voice| voice.others.saturating_add(1)).max().unwrap_or(0);
     let identity = |address: String| {
         let heard = voices.iter().find(|voice| voice.at == address).map(|voice| voice.id.clone());
@@ -370,7 +370,10 @@ mod tests {
         };
         assert_eq!(seats(&[a.clone(), b.clone(), again.clone()], &[]), 4, "c and y may be two");
         assert_eq!(seats(&[a.clone(), b.clone(), again], &[("c", "c"), ("y", "c")]), 3);
-        assert_eq!(seats(&[a, b], &[("c", "c"), ("x", "a"), ("y", "c")]), 3, "as they have answered before");
+        assert_eq!(seats(&[a.clone(), b], &[("c", "c"), ("x", "a"), ("y", "c")]), 3, "as they have answered before");
+        let forgetful = Voice { others: 0, ..a };
+        let known = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d"), ("e", "e"), ("f", "f"), ("g", "g")];
+        assert_eq!(seats(&[forgetful], &known), 7, "one has forgotten the others");
     }
 
     #[test]
