@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use super::workers::{Who, Workers, now};
 use crate::support::processes::send;
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{LeaseServer, Store};
+use crate::support::{LeaseServer, Redis, Store};
 
 /// The hosts of the workers: each has a network of its own before the server.
 pub(super) struct Hosts {
@@ -52,6 +52,8 @@ enum Fault {
     Kill,
     /// The server closes all connections.
     HangUp,
+    /// Redis forgets the scripts that it knows.
+    ForgetScripts,
 }
 
 /// What can happen to every run.
@@ -78,7 +80,7 @@ const TO_HOSTS: [Fault; 6] = [
 ];
 
 /// What can happen to a server.
-const TO_SERVERS: [Fault; 3] = [Fault::Pause, Fault::Kill, Fault::HangUp];
+const TO_SERVERS: [Fault; 4] = [Fault::Pause, Fault::Kill, Fault::HangUp, Fault::ForgetScripts];
 
 /// To whom something was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +112,7 @@ enum Cure {
 /// The faults of one store, in the order that a seed fixes.
 pub(super) struct Faults<'a> {
     server: Option<&'a dyn LeaseServer>,
+    redis: Option<&'a Redis>,
     hosts: &'a Hosts,
     random: fastrand::Rng,
     next_at: Instant,
@@ -122,6 +125,7 @@ impl<'a> Faults<'a> {
     pub(super) fn new(store: &'a Store, hosts: &'a Hosts, seed: u64) -> Self {
         Self {
             server: store.lease_server(),
+            redis: store.as_redis(),
             hosts,
             random: fastrand::Rng::with_seed(seed),
             next_at: Instant::now() + Duration::from_millis(300),
@@ -208,6 +212,10 @@ impl<'a> Faults<'a> {
             }
             Fault::HangUp => {
                 self.server?.hang_up();
+                Some((Target::Server, None))
+            }
+            Fault::ForgetScripts => {
+                self.redis?.ask(&["SCRIPT", "FLUSH"]);
                 Some((Target::Server, None))
             }
         }
