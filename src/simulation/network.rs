@@ -55,7 +55,7 @@ pub enum Ask {
         claim: Box<Claim>,
         is_in_flight: bool,
     },
-    /// A waiter shows that it is there. Has no answer.
+    /// A waiter shows that it is there. Has no answer, but a call that it has missed is made again.
     Show {
         claim: Box<Claim>,
     },

@@ -113,6 +113,12 @@ impl Server {
         waiter.grant.is_none() && !waiter.is_unresponsive && known.presence(waiter) == Presence::Listening
     }
 
+    /// Returns whether a waiter was told something to which it has not come back. Every store shows it that at its next sign of life.
+    fn has_missed_a_call(&self, token: &Token) -> bool {
+        let has_missed = |waiter: &WaiterState| waiter.grant.is_some() || waiter.is_unresponsive;
+        self.state.waiters.iter().any(|waiter| waiter.token == *token && has_missed(waiter))
+    }
+
     /// Returns whether a waiter could have the lock but for those ahead of it.
     fn is_kept(&self, token: &Token) -> bool {
         let mut waiters = self.state.waiters.iter();
@@ -198,6 +204,11 @@ impl World {
         self.holders_are_compatible();
         if let Some(answer) = answer {
             self.post(store, Letter::Answer { to: number, answer });
+        }
+        if let Ask::Show { claim } = &request.what
+            && self.server.has_missed_a_call(&claim.token)
+        {
+            self.post(store, Letter::Granted);
         }
         let asking = if let Ask::Acquire { claim, .. } = &request.what { Some(&claim.token) } else { None };
         self.wake(&before, &granted, asking);
