@@ -8,7 +8,8 @@ use crate::lock::state::LockState;
 use crate::lock::token::Token;
 use crate::supervise::{Descendants, Finished};
 
-/// A waiter that was disturbed is there again after this time: its next heartbeat has been answered.
+/// A waiter that was disturbed is there again after this time and its `--store-timeout`: a request whose answer was lost is over, and its next
+/// heartbeat has come.
 const SETTLES_WITHIN: Nanos = 12 * SECOND;
 
 /// Those that are not there keep the others from a free lock for so long at most.
@@ -159,19 +160,23 @@ impl World {
         let is_sound =
             self.server.is_up && !self.server.is_paused && self.hosts.iter().all(super::network::Host::is_sound);
         let sound_since = self.promises.sound_since;
-        let has_settled = |since: Nanos| since == 0 || since.saturating_add(SETTLES_WITHIN) <= now;
+        let has_settled = |since: Nanos, run: &Run| {
+            let settles_within = SETTLES_WITHIN + nanos(run.plan.terms.store_timeout);
+            since == 0 || since.saturating_add(settles_within) <= now
+        };
         let state = &self.server.state;
         let run_of = |token: &Token| token.as_str().parse().ok().map(|run: RunId| &self.runs[run]);
         let is_there = |run: &Run| run.is_waiting && run.guardian.is_running() && run.lockrun.is_running();
         // One that was disturbed lately may be there for the server or not.
         let first = state.waiters.iter().find(|waiter| run_of(&waiter.token).is_some_and(is_there));
-        let first = first.filter(|it| run_of(&it.token).is_some_and(|run| has_settled(run.undisturbed_since)));
+        let has_settled = |run: &Run| has_settled(run.undisturbed_since, run) && has_settled(sound_since, run);
+        let first = first.filter(|it| run_of(&it.token).is_some_and(has_settled));
         let in_force = || state.holders.iter().filter(|holder| self.server.is_held_by(&holder.token, now_ms));
         let has_room = |mode: Mode| match mode {
             Mode::Shared => in_force().all(|holder| holder.is_shared),
             Mode::Slots(slots) => in_force().count() < slots as usize && !in_force().any(|holder| holder.is_shared),
         };
-        let is_kept = is_sound && has_settled(sound_since) && first.is_some_and(|first| has_room(first.mode));
+        let is_kept = is_sound && first.is_some_and(|first| has_room(first.mode));
         if !is_kept {
             self.promises.kept_since = None;
             return;
