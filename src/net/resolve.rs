@@ -128,7 +128,7 @@ impl LookUp {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                 Err(_) if Moment::now() < self.deadline => return Ok(Resolving::Pending(self)),
-                Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long")),
+                Err(_) => return Err(too_slow()),
             }
         }
         let listed = String::from_utf8_lossy(&self.listed);
@@ -139,6 +139,11 @@ impl LookUp {
         }
         Ok(Resolving::Done(addresses))
     }
+}
+
+/// Returns the failure of a look-up that has not ended in time.
+pub fn too_slow() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long")
 }
 
 /// Returns where an answer can be read without waiting, and where it is written. Not a pipe: to write to one that nobody reads any more would

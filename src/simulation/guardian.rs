@@ -26,7 +26,7 @@ use crate::sys::wait::WaitObserver;
 /// How often a guardian with a grant checks whether a stopped lockrun was continued.
 const STOPPED: Duration = Duration::from_millis(50);
 
-/// The number of the command's process, as lockrun is told.
+/// The process id of the command, as the guardian reports it to lockrun.
 const COMMAND: i32 = 7;
 
 /// The story of the guardian's main thread.

@@ -66,7 +66,7 @@ pub enum Ask {
 pub enum Letter {
     /// The answer to the request with this number.
     Answer { to: u64, answer: Answer },
-    /// The waiter was granted the lock.
+    /// The waiter was granted the lock, or has missed that it was, or that it was passed over: it is to ask again.
     Granted,
     /// Another waiter was: show that you are there, and look then.
     Watch { look: Look },

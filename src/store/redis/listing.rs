@@ -32,8 +32,8 @@ impl RedisStore {
     }
 
     /// Returns what `look` finds, at the primary, or at each one of a cluster. One that cannot be looked at hides none of the others. Where
-    /// another server can become the primary, a majority must say before and after that this one is; one of which nobody says
-    /// otherwise is looked at, too, if it `may_be_doubted`.
+    /// another server can become the primary, a majority must say before and after that this one is; one that
+    /// no majority confirms is looked at, too, if it `may_be_doubted`.
     fn at_each_primary<T>(
         &mut self,
         may_be_doubted: bool,

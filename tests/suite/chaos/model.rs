@@ -113,7 +113,7 @@ mod tests {
         check(&lock, Held::default(), &operations).is_ok()
     }
 
-    // One at a time, whoever waited first; a run whose end is unknown makes room for the next one.
+    // One at a time, in whatever order they waited; a run whose end is unknown makes room for the next one.
     #[test]
     fn one_at_a_time() {
         let alone = Mode::Exclusive;

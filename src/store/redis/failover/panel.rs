@@ -11,6 +11,7 @@ use redis::Cmd;
 
 use super::tls_for;
 use crate::net::dial::{Dialing, Progress};
+use crate::net::resolve::too_slow;
 use crate::net::tls::Tls;
 use crate::store::redis::connection::{Connection, Failure, Replies};
 use crate::store::redis::url::Server;
@@ -326,8 +327,7 @@ impl Member {
     /// Ends the child process that looks up its name, if that is not done yet.
     fn end_look_up(&mut self) {
         if matches!(&self.line, Line::Dialing(dialing) if dialing.is_looking_up()) {
-            let slow = std::io::Error::new(std::io::ErrorKind::TimedOut, "looking up its name takes too long");
-            self.fail(Failure::Unreachable(slow));
+            self.fail(Failure::Unreachable(too_slow()));
         }
     }
 
