@@ -145,6 +145,7 @@ impl Draft<'_> {
     /// Writes the rows of the waiters that have changed. Returns whether it changes what is granted to whom.
     fn change_rows(&self, change: &mut Change) -> bool {
         let mut changes_grants = false;
+        let passes_over = waiting::passes_over(self.before, self.after);
         for row in &self.found().rows {
             let token = &row.value.waiter.token;
             let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *token) else {
@@ -154,7 +155,10 @@ impl Draft<'_> {
                 continue;
             };
             changes_grants |= waiter.grant.is_some() != row.value.waiter.grant.is_some();
-            let value = self.row_value(row, waiter, self.called(row));
+            // Where one has not claimed the lock, the next one may be dead, too.
+            let is_granted = waiter.grant.is_some() && row.value.waiter.grant.is_none();
+            let called = self.called(row).or((is_granted && passes_over).then_some(self.facts.now_ms));
+            let value = self.row_value(row, waiter, called);
             let text = json(&value);
             if text != row.text {
                 change.change_row(row, &value);
@@ -169,8 +173,8 @@ impl Draft<'_> {
             Some(before) if before.slot == grant.slot => before,
             _ => grant,
         });
-        // One that was granted the lock shows that it is alive by claiming it; one that is passed over, by asking again.
-        let called = called.filter(|_| grant.is_none() && !waiter.is_unresponsive);
+        // One that is passed over shows that it is alive by asking again.
+        let called = called.filter(|_| !waiter.is_unresponsive);
         let is_near = row.value.is_near || is_near(waiter, self.after);
         RowValue { waiter: WaiterState { grant, ..waiter.clone() }, called, is_near }
     }

@@ -17,7 +17,8 @@ use crate::sys::clock::Moment;
 /// For how long a waiter sees that somebody does not claim what was granted to it, before it is granted to the next one.
 const CLAIM_WINDOW: Duration = Duration::from_millis(800);
 
-/// For how long it sees that somebody who was called does not answer, before that one is passed over.
+/// For how long it sees that somebody who was called does not answer, before that one is passed over; or does not claim what was granted to
+/// it, where the one before it has not done so either.
 const CALL_WINDOW: Duration = Duration::from_millis(400);
 
 /// A window lasts for so many round trips at least, of which a claim takes two; and so long at most.
@@ -67,7 +68,7 @@ impl Observed {
     /// Returns for how long the waiter in a row may still claim what was granted to it, or answer a call.
     fn left(&self, row: &Row) -> Option<Duration> {
         let challenge = row.value.challenge()?;
-        let window = if row.value.waiter.grant.is_some() { self.longer(CLAIM_WINDOW) } else { self.call_window() };
+        let window = if row.value.called.is_some() { self.call_window() } else { self.longer(CLAIM_WINDOW) };
         let age = |since: Option<Moment>| self.now.zip(since).map_or(Duration::ZERO, |(now, since)| now.since(since));
         let age_of_challenge = age(self.since.get(&(row.name.clone(), challenge)).copied());
         let quiet = age(self.record.map(|(_, since)| since)).min(age_of_challenge);

@@ -38,7 +38,8 @@ pub(super) struct Scope {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowValue {
     pub(super) waiter: WaiterState,
-    /// Since when it is to show that it is alive, in milliseconds of Unix time, which tell one call from another.
+    /// Since when it is to show that it is alive, or to claim what was granted to it sooner than others, in milliseconds of Unix time, which
+    /// tell one call from another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) called: Option<u64>,
     /// Whether it has been told that it is near the head of the queue, and looks at the lock again and again.

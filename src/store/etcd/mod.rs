@@ -168,13 +168,13 @@ fn on(key: &Key) -> Subject<'_> {
 impl Store for EtcdStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         let on_held = match if_held {
-            IfHeld::Queue { max_waiting } => OnHeld::Wait { max: max_waiting },
+            IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
         let seen = self.place.as_ref().and_then(|place| place.seen).filter(|seen| !seen.is_over());
         let seen = seen.map(|seen| state::Seen { at_unix_ms: seen.at_ms });
         let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen };
-        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_) });
+        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         // A token of the user's own may have been used before, and one of which a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;

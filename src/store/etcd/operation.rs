@@ -15,7 +15,7 @@ use super::failure::Failure;
 use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
-use super::waiting::Look;
+use super::waiting::{self, Look};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
@@ -85,8 +85,10 @@ impl EtcdStore {
             let before = found.state(subject.asking, &self.observed, now_ms);
             let mut state = before.clone();
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
-            if !found.has_all_rows && !facts.has_enough(&state) {
-                // Many of those that were read do not answer: one behind them may be next.
+            let has_called = found.rows.iter().any(|row| row.value.called.is_some());
+            let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
+            if !found.has_all_rows && (calls_more || !facts.has_enough(&state)) {
+                // Those that were read may be dead, or do not answer: one behind them may be next.
                 scope.limit *= MORE;
                 found = self.read(&scope, deadline)?;
                 continue;

@@ -39,8 +39,9 @@ const TURN: Duration = Duration::from_millis(20);
 /// How often the others look: at the earliest, and at the latest.
 const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
 
-/// So many waiters are called at once at the most: a transaction may have no more than 128 operations.
-const CALLED: usize = 32;
+/// So many waiters are called at once at the most. A transaction may have no more than 128 operations, and the same one may have to pass over
+/// as many that were called before.
+const CALLED: usize = 56;
 
 /// So many of those look that are kept from a slot which is free.
 const WATCHERS: usize = 4;
@@ -104,18 +105,23 @@ fn kept(state: &LockState) -> impl Iterator<Item = &WaiterState> {
     willing.filter(move |waiter| is_kept && state.has_room(waiter.mode)).take(WATCHERS)
 }
 
-/// Returns the names of the rows whose waiters have to look, and whether each of them is called.
-pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockState) -> Vec<(String, bool)> {
-    let name = |waiter: &WaiterState| facts.found.row_of(&waiter.token).map(|row| row.name.clone());
-    let is_other = |waiter: &&WaiterState| facts.asking != Some(&waiter.token);
+/// Returns whether an operation passes somebody over.
+pub(super) fn passes_over(before: &LockState, after: &LockState) -> bool {
     let find = |token: &Token| before.waiters.iter().find(|waiter| waiter.token == *token);
     let is_passed_over = |waiter: &WaiterState| {
         waiter.is_unresponsive && find(&waiter.token).is_some_and(|before| !before.is_unresponsive)
     };
+    after.waiters.iter().any(is_passed_over)
+}
+
+/// Returns the names of the rows whose waiters have to look, and whether each of them is called.
+pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockState) -> Vec<(String, bool)> {
+    let name = |waiter: &WaiterState| facts.found.row_of(&waiter.token).map(|row| row.name.clone());
+    let is_other = |waiter: &&WaiterState| facts.asking != Some(&waiter.token);
     let mut rows = Vec::new();
     let willing: Vec<&WaiterState> =
         after.waiters.iter().filter(is_other).filter(|waiter| is_willing(waiter)).collect();
-    if after.waiters.iter().any(is_passed_over) {
+    if passes_over(before, after) {
         // It may not be the only one that is dead.
         let ahead = |waiter: &&&WaiterState| {
             let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
