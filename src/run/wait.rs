@@ -125,7 +125,7 @@ impl Attempt<'_> {
                 }
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
-            let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting } };
+            let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };
             match self.store.try_acquire(self.claim, if_held) {
                 Ok(Tried::Mine(grant)) => return Ok(Over::Granted(grant)),
                 Ok(Tried::QueueFull(held)) => return Ok(Over::QueueFull(held)),

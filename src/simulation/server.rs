@@ -172,7 +172,7 @@ impl World {
         let (granted, answer) = match &request.what {
             Ask::Acquire { claim, if_held } => {
                 let on_held = match *if_held {
-                    IfHeld::Queue { max_waiting } => OnHeld::Wait { max: max_waiting },
+                    IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
                     IfHeld::Leave => OnHeld::Leave,
                 };
                 let ask = state::Ask { claim, leased: true, request: None, on_held, seen: None };

@@ -68,6 +68,8 @@ pub enum IfHeld {
     Queue {
         /// Unless so many wait already.
         max_waiting: Option<u32>,
+        /// The moment at which it gives up; `None`: never. A store need not watch that.
+        until: Option<Moment>,
     },
     /// Leave nothing in the store, nor in the queue.
     Leave,

@@ -99,10 +99,10 @@ fn carry_out(store: &mut dyn Backend, operation: &str) {
         let run = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain };
         match operation {
             "acquire" => check_request(store.try_acquire(&claim, IfHeld::Leave)),
-            "queue" => check_request(store.try_acquire(&claim, IfHeld::Queue { max_waiting: Some(3) })),
+            "queue" => check_request(store.try_acquire(&claim, IfHeld::Queue { max_waiting: Some(3), until: None })),
             "share" => {
                 let claim = Claim { mode: Mode::Shared, once_per: Some(Duration::from_mins(1)), ..claim.clone() };
-                check_request(store.try_acquire(&claim, IfHeld::Queue { max_waiting: None }));
+                check_request(store.try_acquire(&claim, IfHeld::Queue { max_waiting: None, until: None }));
             }
             "renew" => check(store.renew(key, token, None)),
             "release" => check(store.release(key, token, run)),

@@ -137,7 +137,7 @@ fn wait_for_ever(tries: impl IntoIterator<Item = Answer>) -> (Result<Acquired, S
 fn a_lock_that_is_ours_is_not_cancelled() {
     let (acquired, store) = wait_for_ever([HELD, HELD, MINE]);
     assert_eq!(acquired, Ok(Acquired::Mine(GRANT)));
-    assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Queue { max_waiting: None }; 3], 0));
+    assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Queue { max_waiting: None, until: None }; 3], 0));
 }
 
 #[test]

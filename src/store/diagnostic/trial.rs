@@ -35,7 +35,7 @@ fn hand_over(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
         request: None,
     };
     let (first, second) = (claim(), claim());
-    let queue = IfHeld::Queue { max_waiting: None };
+    let queue = IfHeld::Queue { max_waiting: None, until: None };
     let before = match ask(store, &first, IfHeld::Leave)? {
         Tried::Mine(grant) => grant,
         Tried::Held(held) if held.withheld.is_some() => bail!("it is held by {held}"),

@@ -86,7 +86,7 @@ impl Place {
     /// Joins those that wait, if the lock was found to be held and the claim is to be queued; otherwise leaves them.
     fn join(&mut self, found: Found, if_held: IfHeld) -> Result<Found, StoreError> {
         match (found, if_held) {
-            (Found::Held(held), IfHeld::Queue { max_waiting }) => {
+            (Found::Held(held), IfHeld::Queue { max_waiting, .. }) => {
                 if self.waits_at.is_none() {
                     self.waits_at = self.file.take_place(max_waiting)?;
                 }

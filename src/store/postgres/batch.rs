@@ -1,6 +1,7 @@
 //! Statements that travel together.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::IsNull;
@@ -59,9 +60,15 @@ impl Batch {
     ///
     /// Names mean the server's own functions and operators in it, not what another user of the database has called the same.
     pub(super) fn transaction(begin: &str, deadline: Moment) -> Self {
+        Batch::impatient_transaction(begin, deadline, Duration::MAX)
+    }
+
+    /// The same, which waits no longer than `lock_wait` for a row that another transaction has locked.
+    pub(super) fn impatient_transaction(begin: &str, deadline: Moment, lock_wait: Duration) -> Self {
         let left = millis(deadline.since(Moment::now())).clamp(1, TIMEOUT_MAX);
         let idle = (left / 2).clamp(1, IDLE_MAX_MS);
-        let [patience, whole, idle] = [left * 3 / 4 + 1, left, idle].map(|span| span.to_string());
+        let lock_wait = (left * 3 / 4 + 1).min(millis(lock_wait));
+        let [lock_wait, whole, idle] = [lock_wait, left, idle].map(|span| span.to_string());
         let mut batch = Batch::default();
         batch.add(begin, &[]);
         batch.add(
@@ -70,7 +77,7 @@ impl Batch {
                  pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
                  pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), {SYNCHRONOUS}"
             ),
-            &[Some(&patience), Some(&whole), Some(&idle)],
+            &[Some(&lock_wait), Some(&whole), Some(&idle)],
         );
         batch.preparations = batch.length;
         batch.writes = begin == READ_WRITE;

@@ -104,11 +104,16 @@ impl Connection {
     /// with the first refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
     pub(super) fn run(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if self.transaction == Transaction::Failed {
-            let mut end = Batch::default();
-            end.add("ROLLBACK", &[]);
-            self.exchange(&end, deadline)?;
+            self.roll_back(deadline)?;
         }
         self.exchange(batch, deadline)
+    }
+
+    /// Rolls the transaction back.
+    pub(super) fn roll_back(&mut self, deadline: Moment) -> Result<(), Failure> {
+        let mut end = Batch::default();
+        end.add("ROLLBACK", &[]);
+        self.exchange(&end, deadline).map(|_| ())
     }
 
     /// Returns whether a transaction is open that may still be committed.

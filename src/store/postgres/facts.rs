@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::connection::Row;
 use super::failure::Failure;
 use super::reading::FIRST_WAITERS;
 use super::waiting::{LOOKERS, Look};
@@ -57,9 +56,8 @@ pub(super) struct TableFacts<'a> {
 
 impl Queued {
     /// Reads a row of the waiters: place, waiter, session, last look, next look, whether its session is gone.
-    pub(super) fn read(row: &Row) -> Result<Self, Failure> {
-        let [Some(place), Some(waiter), session, Some(looked_at_ms), Some(looks_at_ms), Some(is_cut_off)] = &row[..]
-        else {
+    pub(super) fn read(row: &[Option<String>]) -> Result<Self, Failure> {
+        let [Some(place), Some(waiter), session, Some(looked_at_ms), Some(looks_at_ms), Some(is_cut_off)] = row else {
             return Err(Failure::Broken("a row in the table waiters lacks a column".to_owned()));
         };
         let broken = |column: &str, what: &dyn Display| {

@@ -146,7 +146,7 @@ impl Refusal {
     }
 
     /// Returns whether others have kept the statement from being carried out in time.
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         // lock_not_available, query_canceled
         matches!(self.code.as_str(), "55P03" | "57014")
     }

@@ -36,7 +36,7 @@ pub(super) struct OwnRow {
 }
 
 /// The present time of the server, as a table.
-const NOW: &str = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now";
+pub(super) const NOW: &str = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now";
 
 impl PostgresStore {
     /// Reads our row of the queue. Returns nothing if we have lost our place.

@@ -72,7 +72,7 @@ impl Stored {
     /// Returns what `judge` makes of the state, with its waiters, and of what else is known at `now_ms`.
     fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &TableFacts<'_>) -> T) -> Result<T, Failure> {
         let mut state = read_record(&self.record)?;
-        let queue: Vec<Queued> = self.queue.iter().map(Queued::read).collect::<Result<_, _>>()?;
+        let queue: Vec<Queued> = self.queue.iter().map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
         state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
         Ok(judge(&state, &TableFacts::new(now_ms, &queue, None)))
     }

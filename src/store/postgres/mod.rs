@@ -46,7 +46,7 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use facts::TableFacts;
 use failure::Failure;
-use operation::{Committed, Subject};
+use operation::{Committed, PATIENCE, Subject};
 use schema::Tables;
 use url::Server;
 use waiting::Place;
@@ -121,6 +121,24 @@ impl PostgresStore {
         }
     }
 
+    /// Renews the lease that was granted to a request sent at `sent_at`, if that was answered late. Returns since when the lease counts.
+    fn renewed_if_late(&mut self, claim: &Claim, sent_at: Moment) -> Result<Moment, Failure> {
+        let now = Moment::now();
+        if now.since(sent_at) <= self.timeout {
+            return Ok(sent_at);
+        }
+        let renewed = self.once(on(&claim.key), |state, facts| Ok(state.renew(&claim.token, Some(claim.ttl), facts)));
+        match renewed.map(|committed| committed.answer) {
+            Ok(state::Renewed::Mine) => Ok(now),
+            // It has run out meanwhile, or was revoked: nothing begins under it.
+            Ok(state::Renewed::NotMine(_) | state::Renewed::Revoked(_)) => Ok(sent_at),
+            Err(failure) => {
+                self.may_be_done = true;
+                Err(failure)
+            }
+        }
+    }
+
     fn explain(&self, failure: &Failure) -> StoreError {
         failure.explain(&self.server)
     }
@@ -137,26 +155,33 @@ impl PostgresStore {
 
 /// What an operation by the claim is about.
 fn by(claim: &Claim) -> Subject<'_> {
-    Subject { asking: Some(&claim.token), ..on(&claim.key) }
+    Subject { asking: Some(&claim.token), may_be_new: true, ..on(&claim.key) }
 }
 
 /// What an operation on a lock is about.
 fn on(key: &Key) -> Subject<'_> {
-    Subject { key, asking: None, needs_all_waiters: false }
+    Subject { key, asking: None, needs_all_waiters: false, answer_by: None, may_be_new: false }
 }
 
 impl Store for PostgresStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         let on_held = match if_held {
-            IfHeld::Queue { max_waiting } => OnHeld::Wait { max: max_waiting },
+            IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
         let seen = self.place.as_ref().and_then(|place| place.seen).filter(|seen| !seen.is_over());
         let seen = seen.map(|seen| state::Seen { at_unix_ms: seen.at_ms });
         let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen };
-        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_) });
+        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
-        let subject = Subject { needs_all_waiters, ..by(claim) };
+        let answer_by = match if_held {
+            IfHeld::Queue { until, .. } => {
+                let (least, most) = (sent_at + self.timeout, sent_at + self.timeout * PATIENCE);
+                Some(until.map_or(most, |until| until.clamp(least, most)))
+            }
+            IfHeld::Leave => None,
+        };
+        let subject = Subject { needs_all_waiters, answer_by, may_be_new: self.place.is_none(), ..by(claim) };
         // An earlier attempt of this claim may have been committed until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
@@ -164,7 +189,8 @@ impl Store for PostgresStore {
         match answer {
             Acquired::Mine { fence, slot, .. } => {
                 self.place = None;
-                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }))
+                let lease_from = self.renewed_if_late(claim, sent_at).map_err(|failure| self.failed(&failure))?;
+                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from) }))
             }
             Acquired::Done { began_unix_ms } => {
                 self.place = None;

@@ -1,6 +1,6 @@
 //! One operation on a lock: a short transaction of two round trips.
 //!
-//! The first ([`super::reading`]) locks the row of the lock, and only then reads the clock: what was read before a wait for the row
+//! The first ([`super::reading`]) locks the row of the lock, but for one exception ([`RowLock::None`]), and only then reads the clock: what was read before a wait for the row
 //! would be old. It also reads the record and the first waiters. The rules are applied here. The second ([`super::writing`]) writes what
 //! has changed, wakes waiters and commits.
 
@@ -22,6 +22,11 @@ use crate::sys::clock::Moment;
 /// back.
 const ATTEMPTS: u32 = 5;
 
+/// A waiter that has logged in waits for the answer so many times as long as others do, if it does not give up earlier. A server, or a
+/// pooler, at which very many log in at once answers the last of them late; to give up and to log in anew would cost it more than the
+/// answer.
+pub(super) const PATIENCE: u32 = 3;
+
 /// What an operation is about.
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
@@ -31,6 +36,32 @@ pub(super) struct Subject<'a> {
     pub(super) asking: Option<&'a Token>,
     /// Whether all waiters matter, not only the first.
     pub(super) needs_all_waiters: bool,
+    /// If a waiter asks: until when it waits for the answer on a connection that is opened for that, see [`PATIENCE`].
+    pub(super) answer_by: Option<Moment>,
+    /// Whether the lock may never have been used: its row is created if it is missing. Otherwise that takes a round trip more.
+    pub(super) may_be_new: bool,
+}
+
+impl Subject<'_> {
+    /// Returns whether it may join the queue without locking the row: see [`RowLock::None`].
+    pub(super) fn can_join_unlocked(&self) -> bool {
+        self.answer_by.is_some() && self.may_be_new && !self.needs_all_waiters
+    }
+}
+
+/// How an operation locks the row of its lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowLock {
+    /// It is locked before it is read.
+    Taken,
+    /// It is created before that, if it is missing.
+    Created,
+    /// It is not, and may change at any time. All that can be done so is to join the queue, if the row is then still as it was read.
+    ///
+    /// A row that is locked stays so from one round trip to the next. If very many come at once, to a server that is slow for that, or
+    /// through a pooler that is, those that only join would keep the holder from renewing its lease. Without the lock they may still be in
+    /// its way for a moment, but each only once.
+    None,
 }
 
 /// An operation that was committed.
@@ -69,18 +100,32 @@ impl PostgresStore {
         // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have been
         // closed for reasons that do not concern this request.
         let mut may_be_repeated = subject.asking.is_some() && self.is_connected();
+        // A connection that has been there for long may lead to a server that is gone.
+        let answer_by = subject.answer_by.filter(|_| !self.is_connected()).unwrap_or(deadline);
+        let mut connect_by = deadline;
+        let mut lock = if subject.may_be_new { RowLock::Created } else { RowLock::Taken };
         let mut last = Failure::RowDeleted;
         for _ in 0..ATTEMPTS {
-            let found = match self.first_trip(subject, deadline) {
+            let found = match self.first_trip(subject, lock, connect_by, answer_by) {
+                Err(Failure::Refused(refusal))
+                    if lock == RowLock::Created && subject.can_join_unlocked() && refusal.is_busy() =>
+                {
+                    (lock, last) = (RowLock::None, Failure::Refused(refusal));
+                    continue;
+                }
                 Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
-                    self.create_tables(deadline)?;
+                    self.create_tables(answer_by)?;
                     last = Failure::Refused(refusal);
                     continue;
                 }
                 found => found?,
             };
+            connect_by = answer_by;
             let Some(mut found) = found else {
-                last = Failure::RowDeleted;
+                if lock == RowLock::None {
+                    return Err(last);
+                }
+                (lock, last) = (RowLock::Created, Failure::RowDeleted);
                 continue;
             };
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
@@ -93,17 +138,27 @@ impl PostgresStore {
                     break (state, applied);
                 }
                 // All that were read are dead, stopped or cut off: one behind them may be next.
-                found.read_all_waiters(connection, &self.tables, subject, deadline)?;
+                found.read_all_waiters(connection, &self.tables, subject, answer_by)?;
             };
             let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied);
+            if lock == RowLock::None && !second.only_joins {
+                connection.roll_back(answer_by)?;
+                return Err(last);
+            }
             let was_open = self.may_be_done;
             self.may_be_done = true;
-            match connection.run(&second.batch, deadline) {
+            match connection.run(&second.batch, answer_by) {
                 Ok(answers) if second.checks.hold(&answers) => {
                     self.may_be_done = false;
                     connection.listens_for = second.listens_for;
                     let waits = second.look.map(|look| (look, second.place.of(&answers)));
                     return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits });
+                }
+                // The record has changed; and if an earlier attempt has joined after all, the next one finds that.
+                Ok(_) if lock == RowLock::None => {
+                    connection.listens_for = second.listens_for;
+                    self.may_be_done = was_open;
+                    return Err(last);
                 }
                 Ok(_) => return Err(Failure::Unwritten),
                 // It was rolled back, unless the refusal came after the commit.
@@ -126,15 +181,24 @@ impl PostgresStore {
 
     /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is
     /// opened anew, once; and if a host turns out to be a standby, which a pooler in front of it may conceal, the others are tried.
-    fn first_trip(&mut self, subject: Subject<'_>, deadline: Moment) -> Result<Option<Found>, Failure> {
+    fn first_trip(
+        &mut self,
+        subject: Subject<'_>,
+        lock: RowLock,
+        connect_by: Moment,
+        answer_by: Moment,
+    ) -> Result<Option<Found>, Failure> {
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
         loop {
             let was_open = self.is_connected();
-            match Found::read(self.connected(deadline)?, &tables, subject, deadline) {
+            let timeout = self.timeout;
+            let connection = self.connected(connect_by)?;
+            let carry_out_by = answer_by.min(Moment::now() + timeout);
+            match Found::read(connection, &tables, subject, lock, carry_out_by, answer_by) {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
                 Err(failure) if was_open && failure.is_closed() => {}
-                found => return found.map_err(|failure| self.find_mismatch(failure, deadline)),
+                found => return found.map_err(|failure| self.find_mismatch(failure, answer_by)),
             }
         }
     }

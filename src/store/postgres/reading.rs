@@ -1,11 +1,14 @@
 //! The first round trip of an operation: locks the row of the lock, and reads what the rules need.
 
+use std::time::Duration;
+
 use super::batch::{Batch, READ_WRITE};
 use super::connection::Connection;
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::heartbeat::NOW;
 use super::mismatch::check_version;
-use super::operation::Subject;
+use super::operation::{RowLock, Subject};
 use super::schema::Tables;
 use super::waiting::LOOKERS;
 use crate::lock::state::LockState;
@@ -14,6 +17,9 @@ use crate::sys::clock::Moment;
 
 /// How many waiters are read, beside those that were granted the lock and the one that asks: as many as look when something ends.
 pub(super) const FIRST_WAITERS: usize = LOOKERS;
+
+/// How long one that comes to the queue waits for the row that others have locked, before it joins without locking it.
+const JOIN_WAIT: Duration = Duration::from_millis(500);
 
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
@@ -31,40 +37,55 @@ pub(super) struct Found {
     pub(super) queue: Vec<Queued>,
     /// Whether those are all that there are.
     pub(super) has_all_waiters: bool,
+    /// Whether the row is locked, so that all this is so until the transaction ends.
+    pub(super) is_locked: bool,
 }
 
 impl Found {
-    /// Begins a transaction, and reads. Returns nothing if the row was deleted when it was to be locked.
+    /// Begins a transaction, locks the row as `lock` says, and reads. Once the server has begun with that, it has until `carry_out_by`; the
+    /// answer is waited for until `answer_by`. Returns nothing if there was no row to lock.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
         subject: Subject<'_>,
-        deadline: Moment,
+        lock: RowLock,
+        carry_out_by: Moment,
+        answer_by: Moment,
     ) -> Result<Option<Self>, Failure> {
         let Tables { version, locks, .. } = tables;
         let key = Some(subject.key.as_str());
-        let mut batch = Batch::transaction(READ_WRITE, deadline);
-        // There has to be a row to lock. Another transaction that is about to create it is waited for.
-        let create = format!("INSERT INTO {locks} (key, state) VALUES ($1, '{{}}') ON CONFLICT DO NOTHING");
-        batch.add(&create, &[key]);
-        batch.add(&format!("SELECT state FROM {locks} WHERE key = $1 FOR UPDATE"), &[key]);
+        let lock_wait = if subject.can_join_unlocked() { JOIN_WAIT } else { Duration::MAX };
+        let mut batch = Batch::impatient_transaction(READ_WRITE, carry_out_by, lock_wait);
+        if lock == RowLock::Created {
+            // Another transaction that is about to create it is waited for.
+            let create = format!("INSERT INTO {locks} (key, state) VALUES ($1, '{{}}') ON CONFLICT DO NOTHING");
+            batch.add(&create, &[key]);
+        }
+        let for_update = if lock == RowLock::None { "" } else { " FOR UPDATE" };
+        batch.add(&format!("SELECT state FROM {locks} WHERE key = $1{for_update}"), &[key]);
+        let waiters = Waiters::of(tables, subject, subject.needs_all_waiters);
+        // A statement of its own: the clock and the waiters are read when the row is locked.
         batch.add(
             &format!(
-                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_backend_pid(), \
-                 (SELECT max(version) FROM {version})"
+                "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), its.* \
+                 FROM {NOW} LEFT JOIN ({}) AS its ON true ORDER BY its.place",
+                waiters.question
             ),
-            &[],
+            &waiters.parameters(),
         );
-        add_question(&mut batch, tables, subject, subject.needs_all_waiters);
-        let [_, locked, facts, queue] = &mut connection.run(&batch, deadline)?[..] else { return Err(INCOMPLETE) };
+        let answers = &mut connection.run(&batch, answer_by)?[..];
+        let [.., locked, found] = answers else { return Err(INCOMPLETE) };
         if !connection.is_in_transaction() {
             return Err(Failure::Unwritten);
         }
-        let facts = facts.rows.pop().ok_or(INCOMPLETE)?;
-        let [Some(now_ms), Some(process), version] = &facts[..] else { return Err(INCOMPLETE) };
+        let (facts, _) = found.rows.first().and_then(|row| row.split_first_chunk()).ok_or(INCOMPLETE)?;
+        let [Some(now_ms), Some(process), version] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
         let Some(record) = locked.rows.pop().and_then(|mut row| row.pop().flatten()) else { return Ok(None) };
-        let queue: Vec<Queued> = queue.rows.iter().map(Queued::read).collect::<Result<_, _>>()?;
+        // Without waiters there is one row, which says nothing of any.
+        let waiters =
+            found.rows.iter().filter_map(|row| row.get(facts.len()..)).filter(|row| row.iter().any(Option::is_some));
+        let queue: Vec<Queued> = waiters.map(Queued::read).collect::<Result<_, _>>()?;
         let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();
         Ok(Some(Found {
             state: read_record(&record)?,
@@ -73,6 +94,7 @@ impl Found {
             is_pooled: process.parse() != Ok(connection.process),
             has_all_waiters: subject.needs_all_waiters || others < FIRST_WAITERS,
             queue,
+            is_locked: lock != RowLock::None,
         }))
     }
 
@@ -84,11 +106,12 @@ impl Found {
         subject: Subject<'_>,
         deadline: Moment,
     ) -> Result<(), Failure> {
+        let waiters = Waiters::of(tables, subject, true);
         let mut batch = Batch::default();
-        add_question(&mut batch, tables, subject, true);
+        batch.add(&format!("{} ORDER BY place", waiters.question), &waiters.parameters());
         let answers = connection.run(&batch, deadline)?;
         let rows = answers.iter().flat_map(|answer| &answer.rows);
-        self.queue = rows.map(Queued::read).collect::<Result<_, _>>()?;
+        self.queue = rows.map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
         self.has_all_waiters = true;
         Ok(())
     }
@@ -133,31 +156,39 @@ pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
     Ok(state)
 }
 
-/// Adds the question for the waiters: those that were granted the lock, the one that asks, and the first others, or `all`.
-///
-/// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
-/// that two that look at once do not take each other for the waiter.
-fn add_question(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, all: bool) {
-    let waiters = &tables.waiters;
-    let limit = (!all).then(|| FIRST_WAITERS.to_string());
-    batch.add(
-        &format!(
+/// The question for the waiters: those that were granted the lock, the one that asks, and the first others, or all.
+struct Waiters<'a> {
+    subject: Subject<'a>,
+    /// How many others; `None`: all.
+    limit: Option<String>,
+    /// The question, in no order.
+    question: String,
+}
+
+impl<'a> Waiters<'a> {
+    /// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
+    /// that two that look at once do not take each other for the waiter.
+    fn of(tables: &Tables, subject: Subject<'a>, all: bool) -> Self {
+        let waiters = &tables.waiters;
+        let question = format!(
             "SELECT place, waiter, session, looked_at_ms, looks_at_ms, \
              session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
              FROM {waiters} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
               UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \
               UNION (SELECT place FROM {waiters} WHERE key = $1 AND NOT is_granted ORDER BY place LIMIT $3::bigint)\
-             ) ORDER BY place"
-        ),
-        &[Some(subject.key.as_str()), subject.asking.map(Token::as_str), limit.as_deref()],
-    );
+             )"
+        );
+        Waiters { subject, limit: (!all).then(|| FIRST_WAITERS.to_string()), question }
+    }
+
+    fn parameters(&self) -> [Option<&str>; 3] {
+        [Some(self.subject.key.as_str()), self.subject.asking.map(Token::as_str), self.limit.as_deref()]
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -210,7 +241,7 @@ mod tests {
         let mut values = values.map(|value| Some(value.to_owned()));
         // Some wait through a pooler.
         values[2] = values[2].take().filter(|_| number % 3 > 0);
-        Queued::read(&values.to_vec()).expect("is a row")
+        Queued::read(&values).expect("is a row")
     }
 
     /// What an operation makes of a lock whose waiters are all read, or only those that a first look reads.

@@ -9,7 +9,7 @@ use serde_json::ser::Formatter;
 
 use super::batch::{Batch, Commit};
 use super::connection::{Answer, Connection};
-use super::facts::{LATE, RollCall};
+use super::facts::{LATE, Queued, RollCall};
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
@@ -28,6 +28,8 @@ pub(super) struct SecondTrip<'a> {
     pub(super) checks: Checks,
     /// Whether the one that asks joins the queue.
     joins: bool,
+    /// Whether that is all that it does, and right for as long as the record stays as it is.
+    pub(super) only_joins: bool,
     /// The statements.
     pub(super) batch: Batch,
     /// When the one that asks looks again, if it waits.
@@ -43,6 +45,8 @@ pub(super) struct SecondTrip<'a> {
 pub(super) struct Checks {
     /// Whether the first statement writes the record of the lock; otherwise only the queue has changed.
     writes_record: bool,
+    /// Which of them joins the queue, if one does on the condition that the record is still the one that was read.
+    joins_at: Option<usize>,
     /// Which of them commits.
     commit_at: usize,
 }
@@ -54,7 +58,9 @@ impl Checks {
         let is_written =
             |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
-        is_recorded && answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT")
+        let has_joined =
+            self.joins_at.is_none_or(|at| answers.get(at).is_some_and(|answer| answer.tag == "INSERT 0 1"));
+        is_recorded && has_joined && answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT")
     }
 }
 
@@ -108,7 +114,8 @@ impl<'a> SecondTrip<'a> {
             subject,
             found,
             session: connection.session,
-            checks: Checks { writes_record: false, commit_at: 0 },
+            checks: Checks { writes_record: false, joins_at: None, commit_at: 0 },
+            only_joins: false,
             joins: false,
             batch: Batch::default(),
             look,
@@ -117,6 +124,7 @@ impl<'a> SecondTrip<'a> {
         };
         trip.write_record(state);
         trip.write_queue(state);
+        trip.only_joins = trip.only_joins(state, &roll_call, applied);
         trip.count();
         trip.call(&roll_call, beat_in);
         trip.wake(state, applied);
@@ -201,25 +209,51 @@ impl<'a> SecondTrip<'a> {
                 &[key, Some(asking.as_str()), session, looked, looks],
             );
         } else {
-            self.joins = true;
-            self.batch.add(
-                &format!(
-                    "INSERT INTO {waiters} \
-                     (key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms, grant_ends_ms) \
-                     VALUES ($1, $2, $3::json, $4::boolean, $5::bigint, $6::bigint, $7::bigint, $8::bigint)"
-                ),
-                &[
-                    key,
-                    Some(asking.as_str()),
-                    Some(&json(own)),
-                    Some(boolean(own.grant.is_some())),
-                    session,
-                    looked,
-                    looks,
-                    grant_ends(own).as_deref(),
-                ],
-            );
+            self.join(own, session, looked, looks);
         }
+    }
+
+    /// Adds the row of the one that asks. If the lock's row is not locked, it does so only if that is still as it was read.
+    fn join(&mut self, own: &WaiterState, session: Option<&str>, looked: Option<&str>, looks: Option<&str>) {
+        let Tables { locks, waiters, .. } = self.tables;
+        self.joins = true;
+        let (waiter, grant_ends) = (json(own), grant_ends(own));
+        let values = [
+            Some(self.subject.key.as_str()),
+            Some(own.token.as_str()),
+            Some(&waiter),
+            Some(boolean(own.grant.is_some())),
+            session,
+            looked,
+            looks,
+            grant_ends.as_deref(),
+        ];
+        let columns = "key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms, grant_ends_ms";
+        let insert = format!(
+            "INSERT INTO {waiters} ({columns}) \
+             SELECT $1::text, $2::text, $3::json, $4::boolean, $5::bigint, $6::bigint, $7::bigint, $8::bigint"
+        );
+        if self.found.is_locked {
+            self.batch.add(&insert, &values);
+            return;
+        }
+        self.checks.joins_at = Some(self.batch.len());
+        // Nobody changes the record from then on until this is committed. An earlier attempt may have joined meanwhile.
+        let unchanged = format!("(SELECT FROM {locks} WHERE key = $1 AND state::text = $9 FOR SHARE) AS unchanged");
+        let values = [&values[..], &[Some(self.found.record.as_str())]].concat();
+        self.batch.add(&format!("{insert} FROM {unchanged} ON CONFLICT DO NOTHING"), &values);
+    }
+
+    /// Returns whether all that is done is to join the queue, of a lock that those that hold it have no room in. What was granted to waiters
+    /// does not count: that stands in their rows, and one that leaves does not change the record.
+    fn only_joins<T>(&self, state: &LockState, roll_call: &RollCall, applied: &Applied<T>) -> bool {
+        let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
+        let is_unchanged = |row: &Queued| find(&row.waiter.token).is_some_and(|after| *after == row.waiter);
+        let changes_none = !self.checks.writes_record && self.found.queue.iter().all(is_unchanged);
+        let calls_none = applied.granted.is_empty() && *roll_call == RollCall::default();
+        let held = LockState { waiters: Vec::new(), ..state.clone() };
+        let has_room = self.subject.asking.and_then(find).is_none_or(|waiter| held.has_room(waiter.mode));
+        self.joins && changes_none && calls_none && !has_room
     }
 
     /// Asks how many came before the one that asks, unless that is known.
@@ -296,9 +330,13 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends notices to the waiters that listen in these sessions.
     fn notify(&mut self, notices: &[(i64, Notice)]) {
-        for (session, notice) in notices {
-            self.batch.add(&format!("NOTIFY {}, '{}'", channel_of(*session), notice.to_text()), &[]);
+        if notices.is_empty() {
+            return;
         }
+        let channels: Vec<String> = notices.iter().map(|(session, _)| channel_of(*session)).collect();
+        let texts: Vec<String> = notices.iter().map(|(_, notice)| notice.to_text()).collect();
+        let statement = "SELECT pg_notify(channel, notice) FROM unnest($1::text[], $2::text[]) AS it (channel, notice)";
+        self.batch.add(statement, &[Some(&array(&channels)), Some(&array(&texts))]);
     }
 
     /// Sends a notice to the last [`STAND_INS`] waiters that listen and seem to be alive, of those that were not read.

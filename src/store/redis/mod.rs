@@ -377,7 +377,7 @@ fn slots(mode: Mode) -> u32 {
 /// How many may wait before the claim does not join the queue; nothing: any number.
 fn max_waiting(if_held: IfHeld) -> String {
     match if_held {
-        IfHeld::Queue { max_waiting: Some(max) } => max.to_string(),
+        IfHeld::Queue { max_waiting: Some(max), .. } => max.to_string(),
         _ => String::new(),
     }
 }

@@ -12,6 +12,7 @@ mod group_planted;
 mod nonsense;
 mod postgres_faults;
 mod postgres_first_use;
+mod postgres_herd;
 mod postgres_hosts;
 mod postgres_many;
 mod postgres_mismatch;

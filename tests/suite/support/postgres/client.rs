@@ -20,7 +20,7 @@ pub(super) fn lines(rows: &[Row]) -> String {
 }
 
 /// A connection as the user `postgres`.
-pub(super) struct Client(BufReader<Box<dyn Stream>>);
+pub(crate) struct Client(BufReader<Box<dyn Stream>>);
 
 impl Client {
     /// Over the socket in this directory, to the database `postgres`.

@@ -246,12 +246,12 @@ impl Postgres {
         Ok(answer)
     }
 
-    /// A transaction of somebody else, with this statement carried out; it ends when this is dropped.
+    /// A transaction of somebody else, with this statement carried out; it is rolled back when this is dropped.
     #[track_caller]
-    pub(crate) fn transaction(&self, statement: &str) -> impl Drop + use<> {
+    pub(crate) fn transaction(&self, statement: &str) -> Transaction {
         let mut client = Client::local(self.directory.path(), self.port).expect("the server accepts");
         client.ask("BEGIN").and_then(|_| client.ask(statement)).expect(statement);
-        client
+        Transaction(client)
     }
 
     /// Makes it a standby of nobody, which takes no writes.
@@ -327,6 +327,16 @@ impl Postgres {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// An open transaction.
+pub(crate) struct Transaction(Client);
+
+impl Transaction {
+    #[track_caller]
+    pub(crate) fn commit(mut self) {
+        self.0.ask("COMMIT").expect("it can be committed");
     }
 }
 

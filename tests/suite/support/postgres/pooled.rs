@@ -44,14 +44,18 @@ impl Pooled {
 
     /// What a statement answers in each session that the pooler has at this moment, as far as they are free.
     pub(crate) fn ask_each_session(&self, statement: &str) -> Vec<String> {
-        let mut clients = Vec::new();
-        for _ in 0..SESSIONS {
-            let mut client = Client::at(self.pooler.port, "postgres").expect("the pooler accepts");
-            // Each keeps its own until it is dropped.
-            client.ask("BEGIN").expect("there is one");
-            clients.push(client);
-        }
+        let mut clients = self.take_all_sessions();
         clients.iter_mut().map(|client| lines(&client.ask(statement).expect(statement))).collect()
+    }
+
+    /// Clients that keep all sessions that the pooler has at the server, until they are dropped.
+    pub(crate) fn take_all_sessions(&self) -> Vec<Client> {
+        let take = |_| {
+            let mut client = Client::at(self.pooler.port, "postgres").expect("the pooler accepts");
+            client.ask("BEGIN").expect("there is one");
+            client
+        };
+        (0..SESSIONS).map(take).collect()
     }
 
     /// The pooler alone.
