@@ -4,7 +4,8 @@
 //! hear that it is their turn, [`schema`] what is in the tables.
 //!
 //! Each operation may be repeated under the same token. A connection that is lost within one leaves its outcome open; but whatever
-//! comes after it waits for the row that it has locked, until the server has committed it or rolled it back.
+//! comes after it waits for the row that it has locked, until the server has committed it or rolled it back. One that only joins the queue
+//! may not wait for the row; but then two attempts cannot both insert their waiter.
 
 mod batch;
 mod connection;

@@ -36,13 +36,20 @@ on_postgres!(a_lock_that_is_released_while_a_waiter_joins, |store, postgres| {
 // again and again: that would keep the pooler from its work. The lease of one that gets the lock late is renewed at once.
 on_pooled!(waiters_are_patient_with_a_pooler, |store, pooled| {
     let proxy = store.proxy();
-    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "6s", "--store-timeout", "1s"]);
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "12s", "--store-timeout", "2s"]);
     call.clone().command(["true"]).run().exited(0);
     let sessions = pooled.take_all_sessions();
     let before = proxy.connections();
-    let waiter = call.command(["echo", "ran"]).spawn();
+    let waiter = call.clone().command(["echo", "ran"]).spawn();
     eventually(LONG, "it is let in", || proxy.connections() > before);
-    stays_true_for(Duration::from_millis(2500), "it does not log in again", || proxy.connections() == before + 1);
+    stays_true_for(Duration::from_secs(3), "it does not log in again", || proxy.connections() == before + 1);
+    drop(sessions);
+    waiter.wait().exited(0).printed("ran\n").silent();
+    // Nor does it give up when that takes too long.
+    let sessions = pooled.take_all_sessions();
+    let before = proxy.connections();
+    let waiter = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "it has logged in again", || proxy.connections() > before + 1);
     drop(sessions);
     waiter.wait().exited(0).printed("ran\n").silent();
 });
