@@ -1,8 +1,8 @@
 //! One operation on a lock: a short transaction of two round trips.
 //!
-//! The first ([`super::reading`]) locks the row of the lock, but for one exception ([`RowLock::None`]), and only then reads the clock: what was read before a wait for the row
-//! would be old. It also reads the record and the first waiters. The rules are applied here. The second ([`super::writing`]) writes what
-//! has changed, wakes waiters and commits.
+//! The first ([`super::reading`]) locks the row of the lock, but for one exception ([`RowLock::None`]), and only then reads the clock: what
+//! was read before a wait for the row would be old. It also reads the record and the first waiters. The rules are applied here. The second
+//! ([`super::writing`]) writes what has changed, wakes waiters and commits.
 
 use super::PostgresStore;
 use super::batch::Batch;
