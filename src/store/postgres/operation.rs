@@ -23,8 +23,8 @@ use crate::sys::clock::Moment;
 const ATTEMPTS: u32 = 5;
 
 /// A waiter that has logged in waits for the answer so many times as long as others do, if it does not give up earlier. A server, or a
-/// pooler, at which very many log in at once answers the last of them late; to give up and to log in anew would cost it more than the
-/// answer.
+/// pooler, at which very many log in at once answers the last of them late; giving up and logging in anew would cost it more than
+/// the answer.
 pub(super) const PATIENCE: u32 = 3;
 
 /// What an operation is about.

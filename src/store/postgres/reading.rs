@@ -18,7 +18,7 @@ use crate::sys::clock::Moment;
 /// How many waiters are read, beside those that were granted the lock and the one that asks: as many as look when something ends.
 pub(super) const FIRST_WAITERS: usize = LOOKERS;
 
-/// How long one that comes to the queue waits for the row that others have locked, before it joins without locking it.
+/// How long a new waiter waits for a row that others have locked, before it joins without locking it.
 const JOIN_WAIT: Duration = Duration::from_millis(500);
 
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");

@@ -28,7 +28,7 @@ pub(super) struct SecondTrip<'a> {
     pub(super) checks: Checks,
     /// Whether the one that asks joins the queue.
     joins: bool,
-    /// Whether that is all that it does, and right for as long as the record stays as it is.
+    /// Whether that is all that it does, and stays right while the record does not change.
     pub(super) only_joins: bool,
     /// The statements.
     pub(super) batch: Batch,
@@ -213,7 +213,7 @@ impl<'a> SecondTrip<'a> {
         }
     }
 
-    /// Adds the row of the one that asks. If the lock's row is not locked, it does so only if that is still as it was read.
+    /// Adds the row of the one that asks. Where the row of the lock is not locked, only if the record is still as it was read.
     fn join(&mut self, own: &WaiterState, session: Option<&str>, looked: Option<&str>, looks: Option<&str>) {
         let Tables { locks, waiters, .. } = self.tables;
         self.joins = true;
@@ -238,14 +238,14 @@ impl<'a> SecondTrip<'a> {
             return;
         }
         self.checks.joins_at = Some(self.batch.len());
-        // Nobody changes the record from then on until this is committed. An earlier attempt may have joined meanwhile.
+        // FOR SHARE keeps the record as it is until this is committed. An earlier attempt may have joined meanwhile.
         let unchanged = format!("(SELECT FROM {locks} WHERE key = $1 AND state::text = $9 FOR SHARE) AS unchanged");
         let values = [&values[..], &[Some(self.found.record.as_str())]].concat();
         self.batch.add(&format!("{insert} FROM {unchanged} ON CONFLICT DO NOTHING"), &values);
     }
 
-    /// Returns whether all that is done is to join the queue, of a lock that those that hold it have no room in. What was granted to waiters
-    /// does not count: that stands in their rows, and one that leaves does not change the record.
+    /// Returns whether the operation does nothing but join the queue, and the holders alone leave no room for the waiter. Grants do not count:
+    /// they stand in the rows of the waiters, and a granted waiter that leaves does not change the record.
     fn only_joins<T>(&self, state: &LockState, roll_call: &RollCall, applied: &Applied<T>) -> bool {
         let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
         let is_unchanged = |row: &Queued| find(&row.waiter.token).is_some_and(|after| *after == row.waiter);

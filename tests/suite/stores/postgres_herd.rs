@@ -1,4 +1,4 @@
-//! Many that come to one lock of a PostgreSQL at the same time.
+//! Many waiters that come to one lock in PostgreSQL at the same time.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::hand::token;
 use crate::support::store::{on_pooled, on_postgres};
 use crate::support::{Holder, LONG, Lockrun, Queue, eventually, stays_true_for};
 
-// Those that only join do not wait for each other: here somebody else shares the row of the lock with them all the time.
+// Waiters that only join do not wait for each other: here another transaction holds a shared lock on the row all the time.
 on_postgres!(waiters_join_beside_each_other, |store, postgres| {
     let holder = Holder::with(&Lockrun::new(store).key("k").args(["--ttl", "10m"]), &[]);
     let other = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'k' FOR SHARE");
@@ -18,7 +18,7 @@ on_postgres!(waiters_join_beside_each_other, |store, postgres| {
     queue.end().in_order(0..3);
 });
 
-// What was read without locking it may be out of date: whoever joins then would wait for nobody.
+// What was read without locking the row may be out of date: a waiter that joined then would wait for nobody.
 on_postgres!(a_lock_that_is_released_while_a_waiter_joins, |store, postgres| {
     token(store, "k", &["--ttl", "10m"]);
     let release = postgres.transaction("UPDATE lockrun.locks SET state = (state::jsonb - 'holders')::json");
@@ -32,8 +32,8 @@ on_postgres!(a_lock_that_is_released_while_a_waiter_joins, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters"), 0);
 });
 
-// A pooler that has no session free lets those in that come all the same. Who waits for the lock waits for that, too, and does not log in
-// again and again: that would keep the pooler from its work. The lease of one that gets the lock late is renewed at once.
+// A pooler accepts clients even if it has no session free. A waiter waits for that, too, and does not log in again and again, which would
+// keep the pooler from its work. A lock that it gets late is renewed at once.
 on_pooled!(waiters_are_patient_with_a_pooler, |store, pooled| {
     let proxy = store.proxy();
     let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "12s", "--store-timeout", "2s"]);
@@ -41,7 +41,7 @@ on_pooled!(waiters_are_patient_with_a_pooler, |store, pooled| {
     let sessions = pooled.take_all_sessions();
     let before = proxy.connections();
     let waiter = call.clone().command(["echo", "ran"]).spawn();
-    eventually(LONG, "it is let in", || proxy.connections() > before);
+    eventually(LONG, "it has connected", || proxy.connections() > before);
     stays_true_for(Duration::from_secs(3), "it does not log in again", || proxy.connections() == before + 1);
     drop(sessions);
     waiter.wait().exited(0).printed("ran\n").silent();
