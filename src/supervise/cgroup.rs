@@ -7,9 +7,12 @@
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The attributes by which a cgroup is marked as delegated: for a user's services, and for the system's.
 const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
@@ -72,12 +75,22 @@ impl Cgroup {
     }
 
     /// Removes it; its remaining processes move to the parent cgroup.
+    ///
+    /// A process that is exiting cannot be moved, and the cgroup cannot be removed until the kernel is done with that process. One
+    /// that is still in use after a second stays.
     pub(super) fn dissolve(&self) {
         let Some(parent) = self.path.parent() else { return };
-        for pid in fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
-            let _ = fs::write(parent.join("cgroup.procs"), pid);
+        let started = Instant::now();
+        loop {
+            for pid in fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
+                let _ = fs::write(parent.join("cgroup.procs"), pid);
+            }
+            let in_use = fs::remove_dir(&self.path).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy);
+            if !in_use || started.elapsed() > Duration::from_secs(1) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
-        let _ = fs::remove_dir(&self.path);
     }
 }
 

@@ -136,3 +136,17 @@ on_every_store!(a_daemon_goes_back_to_its_group, |store| {
         assert_eq!(group.below(), Vec::<PathBuf>::new());
     });
 });
+
+// The group is removed though processes are exiting in it, which cannot be moved out.
+on_every_store!(a_group_is_removed_under_what_is_exiting, |store| {
+    let group = Delegated::make(&format!("exiting-{}", store.name()));
+    let script = "i=0; while [ $i -lt 40 ]; do setsid sleep 0.0$i & i=$((i + 1)); done";
+    let call = Lockrun::new(store).key("cgroup").sh(script);
+    for _ in 0..5 {
+        let run = call.clone().in_shell(&group.entering()).spawn_alone();
+        run.wait_and_leave(|output| {
+            output.exited(0).silent();
+        });
+        assert_eq!(group.below(), Vec::<PathBuf>::new());
+    }
+});
