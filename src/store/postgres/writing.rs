@@ -318,11 +318,20 @@ impl<'a> SecondTrip<'a> {
         // They need not look if it is claimed.
         if let Some(at_ms) = grants_end.or(ends_sooner) {
             let end_in = Duration::from_millis(at_ms.saturating_sub(self.found.now_ms));
+            let watch = |turn| Notice::Watch(end_in + Look::turn(turn), turn);
             let behind = others().filter(|waiter| waiter.grant.is_none() && facts.is_willing(waiter));
-            let turns = behind.take(LOOKERS).enumerate().filter_map(|(turn, waiter)| Some((turn, session(waiter)?)));
-            notices.extend(turns.map(|(turn, session)| (session, Notice::Watch(end_in + Look::turn(turn), turn))));
-            if grants_end.is_some() && !self.found.has_all_waiters {
-                self.notify_last(Notice::Watch(end_in + Look::turn(LOOKERS), LOOKERS));
+            let behind: Vec<Option<i64>> = behind.map(session).collect();
+            let (first, rest) = behind.split_at(behind.len().min(LOOKERS));
+            let turns = first.iter().enumerate().filter_map(|(turn, session)| Some(((*session)?, watch(turn))));
+            notices.extend(turns);
+            match grants_end {
+                Some(_) if self.found.has_all_waiters => {
+                    let last =
+                        rest.iter().rev().take(STAND_INS).filter_map(|session| Some(((*session)?, watch(LOOKERS))));
+                    notices.extend(last);
+                }
+                Some(_) => self.notify_last(watch(LOOKERS)),
+                None => {}
             }
         }
         self.notify(&notices);

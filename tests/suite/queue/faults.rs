@@ -8,7 +8,7 @@ use crate::support::calm::in_time;
 use crate::support::places::keep_their_places;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
-use crate::support::store::on_every_lease_store;
+use crate::support::store::{on_every_lease_store, on_postgres};
 use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually};
 
 /// How long the lock may stand unused because somebody to whom it was granted does not claim it.
@@ -115,6 +115,24 @@ on_every_lease_store!(many_die_with_the_lock_granted, |store| {
         let times = if store.as_pooled().is_some() && dead > 7 { 2 } else { 1 };
         die_when_granted(&store.another(), dead, UNCLAIMED * times);
     }
+});
+
+// Also if the first in the queue are known to be dead, so that those are asked who stand behind all that are usually read.
+on_postgres!(many_die_behind_those_that_are_known_to_be_dead, |store, postgres| {
+    let holder = Holder::new(store, "granted");
+    let mut queue = Queue::new(store, "granted");
+    queue.join(16 + 10 + 4);
+    queue.settles();
+    for number in 0..16 {
+        queue.kill(number);
+    }
+    queue.stop(16..16 + 10);
+    let freed_at = now();
+    holder.end();
+    for number in 16..16 + 10 {
+        queue.kill(number);
+    }
+    queue.end().in_order(26..30).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
 });
 
 // "A crash frees it within ttl + 1 s", and "a waiter that died keeps the others from a lock that is free for 2 s at most": also if the
