@@ -17,6 +17,8 @@ EARLIER = 0.5
 REPETITIONS = 4
 HERD = 1000
 HOLD_US = 1000
+# While some are killed.
+SLOW_HOLD_US = 5000
 # How long the herd may take, in seconds, and how long where nobody is woken.
 PATIENCE = 120
 PATIENCE_POOLED = 1800
@@ -26,7 +28,8 @@ KILL_METHOD = f"""\
 neither can say good-bye for the other. The rest must run in the order in which they joined. "some" are picked at random.
 "earlier" is {EARLIER} s before the holder lets go, so that the server has seen their connections close. "at that moment" is without a pause between the last kill and the
 holder's end, so that the server may still take them for alive: a race, so it is run {REPETITIONS} times. "one by one" is while
-the others run, from the later four fifths of the queue."""
+the others run, for {SLOW_HOLD_US / 1000:.0f} ms each: from the later four fifths of the queue, the first of them first, so that none has
+acquired the lock."""
 
 HERD_METHOD = f"""\
 {HERD:,} shells sleep at one gate, and become {HERD:,} waiters when it opens, while a holder has the lock. When all stand in the
@@ -52,12 +55,13 @@ def measure_killed_on(bench, contender, section):
         "the first in the queue, at that moment": lambda turns: kill_before(turns, range(KILLED)),
         "some, earlier": lambda turns: kill_before(turns, dice.sample(range(WAITERS), KILLED), EARLIER),
         "some, at that moment": lambda turns: kill_before(turns, dice.sample(range(WAITERS), KILLED)),
-        "some, one by one": lambda turns: kill_meanwhile(turns, dice.sample(range(WAITERS // 5, WAITERS), KILLED)),
+        "some, one by one": lambda turns: kill_meanwhile(turns, sorted(dice.sample(range(WAITERS // 5, WAITERS), KILLED))),
     }
     largest, wrong = 0.0, 0
     for name, kill in scenes.items():
         repetitions = REPETITIONS if kill_is_a_race(name) else 1
-        found = [kill_some(bench, contender, kill) for _ in range(repetitions)]
+        hold_us = SLOW_HOLD_US if name.endswith("one by one") else HOLD_US
+        found = [kill_some(bench, contender, kill, hold_us) for _ in range(repetitions)]
         ran, expected, overlapping, inverted = (sum(counts) for counts in list(zip(*found))[:4])
         gap = max(result[4] for result in found)
         largest = max(largest, gap)
@@ -75,9 +79,9 @@ def kill_is_a_race(name):
     return name.endswith("at that moment")
 
 
-def kill_some(bench, contender, kill):
+def kill_some(bench, contender, kill, hold_us):
     """How many ran, how many should have, overlaps, inversions, and the largest gap."""
-    turns = Turns(bench, contender, HOLD_US)
+    turns = Turns(bench, contender, hold_us)
     turns.hold()
     turns.join(WAITERS)
     bench.settle()
