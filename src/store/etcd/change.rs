@@ -9,7 +9,7 @@ use super::api::{self, Compare, Operation};
 use super::facts::{EtcdFacts, is_near};
 use super::found::{Found, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
 use super::http::Request;
-use super::waiting::{self, WAITER_TTL};
+use super::waiting::{self, WAITER_TTL, Wake};
 use crate::lock::state::{LockState, WaiterState};
 use crate::lock::token::Token;
 
@@ -103,7 +103,6 @@ impl Draft<'_> {
         let changes_grants = self.change_rows(&mut change);
         self.change_record(&mut change, changes_grants);
         self.join(&mut change, leases);
-        self.call(&mut change);
         change
     }
 
@@ -142,10 +141,12 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the rows of the waiters that have changed. Returns whether it changes what is granted to whom.
+    /// Writes the rows of the waiters that have changed, and of those that have to look: to show that they are alive, or because a slot may
+    /// be theirs. Returns whether it changes what is granted to whom.
     fn change_rows(&self, change: &mut Change) -> bool {
         let mut changes_grants = false;
         let passes_over = waiting::passes_over(self.before, self.after);
+        let woken = waiting::to_wake(self.facts, self.before, self.after);
         for row in &self.found().rows {
             let token = &row.value.waiter.token;
             let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *token) else {
@@ -157,10 +158,11 @@ impl Draft<'_> {
             changes_grants |= waiter.grant.is_some() != row.value.waiter.grant.is_some();
             // Where one has not claimed the lock, the next one may be dead, too.
             let is_granted = waiter.grant.is_some() && row.value.waiter.grant.is_none();
-            let called = self.called(row).or((is_granted && passes_over).then_some(self.facts.now_ms));
+            let wakes = woken.get(&row.name);
+            let is_called = is_granted && passes_over || wakes == Some(&Wake::Call);
+            let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
-            let text = json(&value);
-            if text != row.text {
+            if wakes.is_some() || json(&value) != row.text {
                 change.change_row(row, &value);
             }
         }
@@ -219,29 +221,6 @@ impl Draft<'_> {
         let value = json(&RowValue { waiter: waiter.clone(), called: None, is_near });
         change.operations.push(Operation::Put { key: name.clone(), value, lease });
         change.own_row = Some((name, lease));
-    }
-
-    /// Wakes those that have to look: to show that they are alive, or because a slot may be theirs.
-    fn call(&self, change: &mut Change) {
-        let rows = &self.found().rows;
-        let changed = |row: &Row| {
-            change.operations.iter().any(|operation| match operation {
-                Operation::Change { key, .. } | Operation::Delete(key) => *key == row.name,
-                _ => false,
-            })
-        };
-        let mut woken = Vec::new();
-        for (name, calls) in waiting::to_wake(self.facts, self.before, self.after) {
-            let Some(row) = rows.iter().find(|it| it.name == name).filter(|row| !changed(row)) else { continue };
-            let Some(waiter) = self.after.waiters.iter().find(|it| it.token == row.value.waiter.token) else {
-                continue;
-            };
-            let called = self.called(row).or(calls.then_some(self.facts.now_ms));
-            woken.push((row, self.row_value(row, waiter, called)));
-        }
-        for (row, value) in woken {
-            change.change_row(row, &value);
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! the lock, and a waiter that was passed over keeps its place. But many mistakes at once would have many waiters claim the lock at once,
 //! and get in each other's way: where etcd answers slowly, or the lock is being changed, they are more patient.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::found::{Found, Row};
@@ -21,6 +21,9 @@ const CLAIM_WINDOW: Duration = Duration::from_millis(800);
 /// it, where the one before it has not done so either.
 const CALL_WINDOW: Duration = Duration::from_millis(400);
 
+/// For how long it counts that a waiter has answered a call.
+const ANSWER_COUNTS: Duration = Duration::from_secs(1);
+
 /// A window lasts for so many round trips at least, of which a claim takes two; and so long at most.
 const ROUND_TRIPS: u32 = 6;
 const SLOW_WINDOW: Duration = Duration::from_secs(4);
@@ -32,6 +35,8 @@ const CHANGES: u32 = 6;
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     since: HashMap<(String, u64), Moment>,
+    /// When it was first seen that the waiter in a row had answered a call.
+    answered: HashMap<String, Moment>,
     now: Option<Moment>,
     /// The revision of the record, and when it was seen first.
     record: Option<(i64, Moment)>,
@@ -43,6 +48,14 @@ impl Observed {
     /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first.
     pub(super) fn note(&mut self, found: &Found, round_trip: Duration) {
         let now = Moment::now();
+        let was_called: HashSet<&str> = self.since.keys().map(|(name, _)| name.as_str()).collect();
+        let is_answer = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
+        let has_answered = |row: &&Row| is_answer(row) && was_called.contains(row.name.as_str());
+        let answered = found.rows.iter().filter(has_answered).map(|row| (row.name.clone(), now));
+        let answered: HashMap<_, _> = answered.collect();
+        self.since.retain(|(name, _), _| !answered.contains_key(name));
+        self.answered.retain(|_, at| now.since(*at) < ANSWER_COUNTS);
+        self.answered.extend(answered);
         let since = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
             let since = self.since.get(&challenge).copied().unwrap_or(now);
@@ -54,15 +67,24 @@ impl Observed {
         } else {
             self.since.extend(read);
         }
-        self.record =
-            self.record.filter(|(seen, _)| *seen == found.record_revision).or(Some((found.record_revision, now)));
+        self.note_record(found.record_revision);
         self.round_trip = round_trip;
         self.now = Some(now);
+    }
+
+    /// Notes at which revision the record was changed last.
+    pub(super) fn note_record(&mut self, revision: i64) {
+        self.record = self.record.filter(|(seen, _)| *seen == revision).or(Some((revision, Moment::now())));
     }
 
     /// Notes that this process has granted the lock to somebody just now, or called it.
     pub(super) fn mark(&mut self, challenge: &(String, u64)) {
         self.since.entry(challenge.clone()).or_insert_with(Moment::now);
+    }
+
+    /// Returns whether this process has seen that the waiter in this row has answered a call just now.
+    pub(super) fn has_answered(&self, name: &str) -> bool {
+        self.answered.contains_key(name)
     }
 
     /// Returns for how long the waiter in a row may still claim what was granted to it, or answer a call.

@@ -134,7 +134,10 @@ impl EtcdStore {
                     continue;
                 }
                 change.challenges.iter().for_each(|challenge| self.observed.mark(challenge));
-                found.record_revision = if change.record.is_some() { revision } else { found.record_revision };
+                if change.record.is_some() {
+                    found.record_revision = revision;
+                    self.observed.note_record(revision);
+                }
             }
             self.client.may_be_done = false;
             self.useless.extend(&change.ended);

@@ -4,6 +4,7 @@
 //! outlive all of those, look at the lock again and again: whether the holder's life has ended, and whether what was granted is claimed.
 //! One that does not claim it is passed over, and those behind it are called, to show that they are alive before it is their turn.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
@@ -26,8 +27,9 @@ use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 pub(super) const WAITER_TTL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
 
-/// So many of the first waiters look at the lock again and again, half of them twice as often, and so many of the last ones.
+/// So many of the first waiters look at the lock again and again, the first of those twice as often, and so many of the last ones.
 pub(super) const LOOKERS: usize = 8;
+const FREQUENT: usize = LOOKERS / 2;
 const STAND_INS: u64 = 2;
 
 /// How often they look.
@@ -90,12 +92,24 @@ impl Look {
             facts.observed.call_window()
         } else {
             let rows = ahead.iter().filter_map(|waiter| found.row_of(&waiter.token));
-            let beat = if turn < LOOKERS / 2 || behind < STAND_INS { BEAT } else { BEAT * 2 };
+            let next = beat_in(facts.now_ms, place);
+            let beat = if turn < FREQUENT || behind < STAND_INS { next } else { next + BEAT };
             facts.observed.next_end(rows).map_or(beat, |left| left.min(beat))
         };
-        let turns = u32::try_from(turn.min(LOOKERS / 2)).unwrap_or(0);
+        // The one that has called the others is the first to look for their answers.
+        let turns = if wakes { 0 } else { u32::try_from(turn.min(FREQUENT)).unwrap_or(0) };
         Some((Look { within: within + TURN * turns + Duration::from_millis(5) }, place))
     }
+}
+
+/// Returns the time until the waiter in this place looks again that does so at each beat, about one beat from now. Each has times of its own
+/// by the clock: neighbours are a golden section of a beat apart, which spreads any of them evenly, so that one of them soon notices
+/// what has happened.
+fn beat_in(now_ms: u64, place: u64) -> Duration {
+    const GOLDEN_SECTION: u64 = 433;
+    let beat = millis(BEAT);
+    let left = beat - (now_ms + place % beat * GOLDEN_SECTION) % beat;
+    Duration::from_millis(if left < beat / 2 { left + beat } else { left })
 }
 
 /// Returns the waiters that could have the lock but for those ahead of them, which leave it unused.
@@ -114,34 +128,40 @@ pub(super) fn passes_over(before: &LockState, after: &LockState) -> bool {
     after.waiters.iter().any(is_passed_over)
 }
 
-/// Returns the names of the rows whose waiters have to look, and whether each of them is called.
-pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockState) -> Vec<(String, bool)> {
+/// Why a waiter has to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// A slot may be its own.
+    Look,
+    /// It is to show that it is alive.
+    Call,
+}
+
+/// Returns which waiters have to look, by the names of their rows.
+pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockState) -> BTreeMap<String, Wake> {
     let name = |waiter: &WaiterState| facts.found.row_of(&waiter.token).map(|row| row.name.clone());
     let is_other = |waiter: &&WaiterState| facts.asking != Some(&waiter.token);
-    let mut rows = Vec::new();
-    let willing: Vec<&WaiterState> =
-        after.waiters.iter().filter(is_other).filter(|waiter| is_willing(waiter)).collect();
-    if passes_over(before, after) {
-        // It may not be the only one that is dead.
-        let ahead = |waiter: &&&WaiterState| {
-            let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
-            facts.asking.is_none_or(|asking| place(&waiter.token) < place(asking).or(Some(usize::MAX)))
-        };
-        rows.extend(willing.iter().filter(ahead).take(CALLED).filter_map(|waiter| Some((name(waiter)?, true))));
-    }
+    let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
+    let willing = || after.waiters.iter().filter(is_other).filter(|waiter| is_willing(waiter));
+    let ahead_of = |asking: Option<usize>| {
+        willing().filter(move |waiter| asking.is_none_or(|asking| place(&waiter.token) < Some(asking)))
+    };
+    let asking = facts.asking.and_then(place);
     let is_kept = |token: &Token| kept(after).any(|waiter| waiter.token == *token);
-    if let Some(asking) = facts.asking.filter(|asking| is_kept(asking)) {
+    let mut woken = BTreeMap::new();
+    if facts.asking.is_some_and(is_kept) {
         // Are those alive that keep it from a slot?
-        let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
-        let ahead = willing.iter().take_while(|waiter| place(&waiter.token) < place(asking));
-        rows.extend(ahead.take(CALLED).filter_map(|waiter| Some((name(waiter)?, true))));
+        woken.extend(ahead_of(asking).take(CALLED).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
     } else if before.holders.len() != after.holders.len() {
-        rows.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, false))));
+        woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Look))));
     }
-    // Each once: to be called is more than to be woken.
-    rows.sort_by_key(|(name, called)| (name.clone(), !called));
-    rows.dedup_by(|a, b| a.0 == b.0);
-    rows
+    let has_answered = |waiter: &WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
+    let mut granted = after.waiters.iter().filter(|waiter| waiter.grant.is_some());
+    if passes_over(before, after) && !granted.all(has_answered) {
+        // It may not be the only one that is dead.
+        woken.extend(ahead_of(asking).take(CALLED).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
+    }
+    woken
 }
 
 impl Place {
@@ -230,6 +250,23 @@ impl EtcdStore {
             Some(Failure::Refused(refusal)) if refusal.is_no_lease() => Ok(false),
             Some(failure) => Err(failure),
             None => Ok(api::read::<Streamed>(&response.body)?.result.ttl > 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_look_at_different_times() {
+        let (now_ms, beat) = (1_800_000_000_000, millis(BEAT));
+        for place in 0..2000 {
+            let spans: Vec<u64> = (place..place + 4).map(|place| millis(beat_in(now_ms, place))).collect();
+            assert!(spans.iter().all(|span| (beat / 2..beat * 3 / 2).contains(span)), "{spans:?}");
+            let mut times: Vec<u64> = spans.iter().map(|span| span % beat).collect();
+            times.sort_unstable();
+            assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= beat / 8), "{place}: {times:?}");
         }
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::hand::is_held;
 use crate::support::tls::Certificates;
-use crate::support::{Etcd, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
+use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
 
 fn run(url: &str) -> Output {
     Lockrun::at(url).key("k").command(["echo", "ran"]).run()
@@ -156,4 +157,26 @@ fn no_lease_is_left() {
     holder.finish().exited(0);
     queue.end().in_order(0..3);
     assert_eq!(etcd.leases(), 0);
+}
+
+// "A waiter that died, wherever in the queue": when the first one is passed over, all behind it are called at once, also those that come near
+// the head of the queue by that.
+#[test]
+fn all_behind_one_that_is_passed_over_are_called() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let holder = Holder::new(&store, "k");
+    let mut queue = Queue::new(&store, "k");
+    queue.join(14);
+    queue.stop(0..13);
+    holder.end();
+    let mut rows = Vec::new();
+    eventually(LONG, "the first one is passed over", || {
+        rows = etcd.rows("k").iter().map(|row| serde_json::from_str(&row.value).expect("JSON")).collect::<Vec<Value>>();
+        rows[0]["waiter"]["is_unresponsive"] == true
+    });
+    let is_called = |row: &Value| row["waiter"]["is_unresponsive"] == true || row["called"].is_u64();
+    assert!(rows[..13].iter().all(is_called), "{rows:?}");
+    queue.signal_all(Signal::SIGCONT);
+    drop(queue.end());
 }
