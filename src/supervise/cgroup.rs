@@ -6,13 +6,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The attributes by which a cgroup is marked as delegated: for a user's services, and for the system's.
 const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
@@ -76,21 +76,25 @@ impl Cgroup {
 
     /// Removes it; its remaining processes move to the parent cgroup.
     ///
-    /// A process that is exiting cannot be moved, and the cgroup cannot be removed until the kernel is done with that process. One
-    /// that is still in use after a second stays.
+    /// A process that is exiting cannot be moved, and the cgroup cannot be removed until the kernel is done with that process, which takes
+    /// milliseconds. A cgroup that is still in use then, or in which COMMAND has created others, is left in place.
     pub(super) fn dissolve(&self) {
         let Some(parent) = self.path.parent() else { return };
-        let started = Instant::now();
-        loop {
+        for pause_ms in [1, 2, 4, 8, 16, 32, 64] {
             for pid in fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
                 let _ = fs::write(parent.join("cgroup.procs"), pid);
             }
-            let in_use = fs::remove_dir(&self.path).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy);
-            if !in_use || started.elapsed() > Duration::from_secs(1) {
+            let is_in_use = fs::remove_dir(&self.path).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy);
+            if !is_in_use || self.has_others_below() {
                 return;
             }
-            thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(pause_ms));
         }
+    }
+
+    fn has_others_below(&self) -> bool {
+        let is_directory = |entry: DirEntry| entry.file_type().is_ok_and(|file_type| file_type.is_dir());
+        fs::read_dir(&self.path).is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(is_directory)))
     }
 }
 

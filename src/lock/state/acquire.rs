@@ -212,7 +212,11 @@ impl LockState {
 
     /// Returns whether a holder that was seen then is gone without a trace: no run has ended since.
     pub(super) fn has_forgotten(&self, seen: Seen) -> bool {
-        let ended = self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms);
-        self.held() == 0 && ended < seen.at_unix_ms
+        self.held() == 0 && self.ended_unix_ms() < seen.at_unix_ms
+    }
+
+    /// Returns when a hold ended last, in milliseconds of Unix time; 0 if none is known.
+    pub fn ended_unix_ms(&self) -> u64 {
+        self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms)
     }
 }

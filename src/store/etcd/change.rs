@@ -162,7 +162,8 @@ impl Draft<'_> {
             let is_called = is_granted && passes_over || wakes == Some(&Wake::Call);
             let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
-            if wakes.is_some() || json(&value) != row.text {
+            // One that was called already is not called anew: it may be about to answer.
+            if wakes == Some(&Wake::Check) || json(&value) != row.text {
                 change.change_row(row, &value);
             }
         }

@@ -21,8 +21,8 @@ const CLAIM_WINDOW: Duration = Duration::from_millis(800);
 /// it, where the one before it has not done so either.
 const CALL_WINDOW: Duration = Duration::from_millis(400);
 
-/// For how long it counts that a waiter has answered a call.
-const ANSWER_COUNTS: Duration = Duration::from_secs(1);
+/// For so many of the latter windows an answer to a call is a sign of life.
+const ANSWER_LASTS: u32 = 2;
 
 /// A window lasts for so many round trips at least, of which a claim takes two; and so long at most.
 const ROUND_TRIPS: u32 = 6;
@@ -35,7 +35,7 @@ const CHANGES: u32 = 6;
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     since: HashMap<(String, u64), Moment>,
-    /// When it was first seen that the waiter in a row had answered a call.
+    /// When it was first seen that the waiter in a row has answered a call.
     answered: HashMap<String, Moment>,
     now: Option<Moment>,
     /// The revision of the record, and when it was seen first.
@@ -48,14 +48,18 @@ impl Observed {
     /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first.
     pub(super) fn note(&mut self, found: &Found, round_trip: Duration) {
         let now = Moment::now();
-        let was_called: HashSet<&str> = self.since.keys().map(|(name, _)| name.as_str()).collect();
-        let is_answer = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
-        let has_answered = |row: &&Row| is_answer(row) && was_called.contains(row.name.as_str());
-        let answered = found.rows.iter().filter(has_answered).map(|row| (row.name.clone(), now));
-        let answered: HashMap<_, _> = answered.collect();
+        let is_recent = |at: &Moment| now.since(*at) < self.call_window() * ANSWER_LASTS;
+        let challenged = self.since.iter().filter(|(_, since)| is_recent(since));
+        let challenged: HashSet<&str> = challenged.map(|((name, _), _)| name.as_str()).collect();
+        let is_answer = |row: &&Row| {
+            let is_quiet = row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
+            is_quiet && challenged.contains(row.name.as_str())
+        };
+        let answers = found.rows.iter().filter(is_answer).map(|row| (row.name.clone(), now));
+        let earlier = self.answered.iter().filter(|(_, at)| is_recent(at)).map(|(name, at)| (name.clone(), *at));
+        let answered: HashMap<_, _> = answers.chain(earlier).collect();
         self.since.retain(|(name, _), _| !answered.contains_key(name));
-        self.answered.retain(|_, at| now.since(*at) < ANSWER_COUNTS);
-        self.answered.extend(answered);
+        self.answered = answered;
         let since = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
             let since = self.since.get(&challenge).copied().unwrap_or(now);
@@ -82,7 +86,7 @@ impl Observed {
         self.since.entry(challenge.clone()).or_insert_with(Moment::now);
     }
 
-    /// Returns whether this process has seen that the waiter in this row has answered a call just now.
+    /// Returns whether the waiter in this row has answered a call lately, as far as this process has seen.
     pub(super) fn has_answered(&self, name: &str) -> bool {
         self.answered.contains_key(name)
     }

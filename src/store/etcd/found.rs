@@ -269,7 +269,53 @@ pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, re
     record
 }
 
+/// Moves the end of a hold that has ended between these states to after the last end before it, which the clock of another process may have
+/// told: a waiter that saw the hold knows by that that it has ended.
+pub(super) fn order_ends(before: &LockState, after: &mut LockState) {
+    let is_there = |holder: &HolderState| after.holders.iter().any(|it| it.token == holder.token);
+    let is_new_run = after.last.is_some() && after.last != before.last;
+    let is_new_loss = after.lost_unix_ms > 0 && after.lost_unix_ms != before.lost_unix_ms;
+    let has_ended = is_new_run || is_new_loss || !before.holders.iter().all(is_there);
+    let least = before.ended_unix_ms().saturating_add(1);
+    if !has_ended || *after == LockState::default() || after.ended_unix_ms() >= least {
+        return;
+    }
+    match &mut after.last {
+        Some(last) if is_new_run => last.ended_unix_ms = least,
+        _ => after.lost_unix_ms = least,
+    }
+}
+
 /// Returns how many whole seconds a lease has that ends at `ends_ms`, no less than is left of it.
 pub(super) fn seconds_until(ends_ms: u64, now_ms: u64) -> u64 {
     ends_ms.saturating_sub(now_ms).div_ceil(1000).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::holder::Holder;
+    use crate::lock::state::LastRun;
+
+    fn last(ended_unix_ms: u64) -> Option<LastRun> {
+        Some(LastRun { who: Holder::default(), started_unix_ms: 0, ended_unix_ms, ending: None })
+    }
+
+    #[test]
+    fn a_hold_ends_after_those_before_it_whatever_the_clock_says() {
+        let holders = vec![stranger(&Token::parse("t").expect("is a token"), 0)];
+        let before = LockState { key: "k".into(), holders, last: last(100), ..LockState::default() };
+        let after = |last: Option<LastRun>, lost_unix_ms: u64| {
+            let mut after = LockState { key: "k".into(), last, lost_unix_ms, ..LockState::default() };
+            order_ends(&before, &mut after);
+            (after.last.map_or(0, |last| last.ended_unix_ms), after.lost_unix_ms)
+        };
+        assert_eq!(after(last(90), 0), (101, 0));
+        assert_eq!(after(last(200), 0), (200, 0));
+        assert_eq!(after(last(100), 90), (100, 101));
+        assert_eq!(after(last(100), 0), (100, 101));
+        let mut same = before.clone();
+        order_ends(&before, &mut same);
+        assert_eq!(same.ended_unix_ms(), 100);
+    }
 }

@@ -15,6 +15,7 @@ use super::api::{self, Streamed};
 use super::client::Effect;
 use super::facts::{EtcdFacts, is_willing};
 use super::failure::Failure;
+use super::found::{Found, Row};
 use super::http::Connection;
 use crate::lock::state::{LockState, WaiterState, millis};
 use crate::lock::token::Token;
@@ -27,9 +28,9 @@ use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 pub(super) const WAITER_TTL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
 
-/// So many of the first waiters look at the lock again and again, the first of those twice as often, and so many of the last ones.
+/// So many of the first waiters look at the lock again and again, and the first half of them, and so many of the last ones, twice as often.
 pub(super) const LOOKERS: usize = 8;
-const FREQUENT: usize = LOOKERS / 2;
+const FREQUENT_LOOKERS: usize = LOOKERS / 2;
 const STAND_INS: u64 = 2;
 
 /// How often they look.
@@ -41,9 +42,12 @@ const TURN: Duration = Duration::from_millis(20);
 /// How often the others look: at the earliest, and at the latest.
 const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
 
-/// So many waiters are called at once at the most. A transaction may have no more than 128 operations, and the same one may have to pass over
-/// as many that were called before.
+/// So many waiters are called at once at the most.
 const CALLED: usize = 56;
+
+/// So many rows of waiters are changed at once at the most, but for those that are granted the lock or passed over. A transaction may have no
+/// more than 128 operations.
+const ROWS_MAX: usize = 112;
 
 /// So many of those look that are kept from a slot which is free.
 const WATCHERS: usize = 4;
@@ -84,32 +88,31 @@ impl Look {
             return Some((Look { within: Duration::ZERO }, place));
         }
         let looks = turn < LOOKERS || behind < STAND_INS || kept(after).any(|waiter| waiter.token == *asking);
-        let within = if !looks {
+        let within = if wakes {
+            facts.observed.call_window()
+        } else if !looks {
             let (least, most) = REST;
             let spread = millis(most.saturating_sub(least)) + 1;
             least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread)
-        } else if wakes {
-            facts.observed.call_window()
         } else {
             let rows = ahead.iter().filter_map(|waiter| found.row_of(&waiter.token));
             let next = beat_in(facts.now_ms, place);
-            let beat = if turn < FREQUENT || behind < STAND_INS { next } else { next + BEAT };
+            let beat = if turn < FREQUENT_LOOKERS || behind < STAND_INS { next } else { next + BEAT };
             facts.observed.next_end(rows).map_or(beat, |left| left.min(beat))
         };
         // The one that has called the others is the first to look for their answers.
-        let turns = if wakes { 0 } else { u32::try_from(turn.min(FREQUENT)).unwrap_or(0) };
+        let turns = if wakes { 0 } else { u32::try_from(turn.min(FREQUENT_LOOKERS)).unwrap_or(0) };
         Some((Look { within: within + TURN * turns + Duration::from_millis(5) }, place))
     }
 }
 
-/// Returns the time until the waiter in this place looks again that does so at each beat, about one beat from now. Each has times of its own
-/// by the clock: neighbours are a golden section of a beat apart, which spreads any of them evenly, so that one of them soon notices
-/// what has happened.
+/// Returns the time until the next regular look of the waiter in this place: a beat, and at first less. By the clock, neighbours look a golden
+/// section of a beat apart, which spreads any of them evenly, so that one of them soon notices what has happened.
 fn beat_in(now_ms: u64, place: u64) -> Duration {
     const GOLDEN_SECTION: u64 = 433;
     let beat = millis(BEAT);
     let left = beat - (now_ms + place % beat * GOLDEN_SECTION) % beat;
-    Duration::from_millis(if left < beat / 2 { left + beat } else { left })
+    Duration::from_millis(if left < beat / 2 { left + beat / 2 } else { left })
 }
 
 /// Returns the waiters that could have the lock but for those ahead of them, which leave it unused.
@@ -128,51 +131,62 @@ pub(super) fn passes_over(before: &LockState, after: &LockState) -> bool {
     after.waiters.iter().any(is_passed_over)
 }
 
-/// Why a waiter has to look.
+/// What a waiter is woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
-    /// A slot may be its own.
-    Look,
-    /// It is to show that it is alive.
+    /// To see whether a slot is its own.
+    Check,
+    /// To show that it is alive.
     Call,
 }
 
-/// Returns which waiters have to look, by the names of their rows.
+/// Returns which waiters are woken, by the names of their rows.
 pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockState) -> BTreeMap<String, Wake> {
     let name = |waiter: &WaiterState| facts.found.row_of(&waiter.token).map(|row| row.name.clone());
     let is_other = |waiter: &&WaiterState| facts.asking != Some(&waiter.token);
-    let place = |token: &Token| after.waiters.iter().position(|waiter| waiter.token == *token);
-    let willing = || after.waiters.iter().filter(is_other).filter(|waiter| is_willing(waiter));
-    let ahead_of = |asking: Option<usize>| {
-        willing().filter(move |waiter| asking.is_none_or(|asking| place(&waiter.token) < Some(asking)))
-    };
-    let asking = facts.asking.and_then(place);
-    let is_kept = |token: &Token| kept(after).any(|waiter| waiter.token == *token);
+    let passes_over = passes_over(before, after);
     let mut woken = BTreeMap::new();
-    if facts.asking.is_some_and(is_kept) {
-        // Are those alive that keep it from a slot?
-        woken.extend(ahead_of(asking).take(CALLED).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
-    } else if before.holders.len() != after.holders.len() {
-        woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Look))));
+    let asks_for_kept = facts.asking.is_some_and(|asking| kept(after).any(|waiter| waiter.token == *asking));
+    if !asks_for_kept && (passes_over || before.holders.len() != after.holders.len()) {
+        woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Check))));
     }
-    let has_answered = |waiter: &WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
-    let mut granted = after.waiters.iter().filter(|waiter| waiter.grant.is_some());
-    if passes_over(before, after) && !granted.all(has_answered) {
-        // It may not be the only one that is dead.
-        woken.extend(ahead_of(asking).take(CALLED).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
+    // Another one may be dead, too: the next one, unless that has answered just now, or one that keeps the one that asks from a slot.
+    let has_answered = |waiter: &&WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
+    let granted: Vec<&WaiterState> = after.waiters.iter().filter(|waiter| waiter.grant.is_some()).collect();
+    let next_is_alive = !granted.is_empty() && granted.iter().all(has_answered);
+    if asks_for_kept || passes_over && !next_is_alive {
+        // Those ahead of it; all, if none asks that waits.
+        let ahead = after.waiters.iter().take_while(|waiter| facts.asking != Some(&waiter.token));
+        let willing = ahead.filter(|waiter| is_willing(waiter));
+        let most = CALLED.min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
+        woken.extend(willing.take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
     }
     woken
 }
 
+/// Returns in how many rows a waiter is granted the lock, or passed over.
+fn count_changed(found: &Found, after: &LockState) -> usize {
+    let is_changed = |row: &&Row| {
+        let before = &row.value.waiter;
+        let waiter = after.waiters.iter().find(|waiter| waiter.token == before.token);
+        waiter.is_none_or(|it| {
+            (it.grant.is_some(), it.is_unresponsive) != (before.grant.is_some(), before.is_unresponsive)
+        })
+    };
+    found.rows.iter().filter(is_changed).count()
+}
+
 impl Place {
-    /// Returns what is known after another look, at `now_ms`, that found a holder with a lease of `ttl`, or none.
-    pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now_ms: u64, look: Look) -> Self {
+    /// Returns what is known after another look that found a holder with a lease of `ttl`, or none, and before that a hold that ended at
+    /// `ended_ms` as the last one.
+    pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, ended_ms: u64, look: Look) -> Self {
         let now = Moment::now();
         let (seen, watch, keep_alive_at) = match before {
             Some(before) => (before.seen, before.watch, before.keep_alive_at),
             None => (None, None, now + KEEP_ALIVE),
         };
-        let seen = Seen::after(seen, found, ttl, now_ms);
+        // The clocks of two processes differ. What counts is that a hold has ended after that one.
+        let seen = Seen::after(seen, found, ttl, ended_ms.saturating_add(1));
         let look_at = now + look.within;
         let over_at = seen.as_ref().and_then(Seen::over_at);
         Place { seen, look_at: over_at.map_or(look_at, |over_at| over_at.min(look_at)), watch, keep_alive_at }
@@ -263,8 +277,10 @@ mod tests {
         let (now_ms, beat) = (1_800_000_000_000, millis(BEAT));
         for place in 0..2000 {
             let spans: Vec<u64> = (place..place + 4).map(|place| millis(beat_in(now_ms, place))).collect();
-            assert!(spans.iter().all(|span| (beat / 2..beat * 3 / 2).contains(span)), "{spans:?}");
-            let mut times: Vec<u64> = spans.iter().map(|span| span % beat).collect();
+            assert!(spans.iter().all(|span| (beat / 2..=beat).contains(span)), "{spans:?}");
+            // When each looks after that.
+            let next = |(place, span): (u64, &u64)| (span + millis(beat_in(now_ms + span, place))) % beat;
+            let mut times: Vec<u64> = (place..).zip(&spans).map(next).collect();
             times.sort_unstable();
             assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= beat / 8), "{place}: {times:?}");
         }

@@ -326,8 +326,7 @@ impl<'a> SecondTrip<'a> {
             notices.extend(turns);
             match grants_end {
                 Some(_) if self.found.has_all_waiters => {
-                    let last =
-                        rest.iter().rev().take(STAND_INS).filter_map(|session| Some(((*session)?, watch(LOOKERS))));
+                    let last = rest.iter().rev().flatten().take(STAND_INS).map(|session| (*session, watch(LOOKERS)));
                     notices.extend(last);
                 }
                 Some(_) => self.notify_last(watch(LOOKERS)),

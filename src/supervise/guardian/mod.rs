@@ -210,8 +210,8 @@ impl Guard {
                 poll(&mut [readable(signals), alarm, renewer, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
-        supervisor.dismiss();
         self.last_line = None;
+        supervisor.dismiss();
         self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
     }

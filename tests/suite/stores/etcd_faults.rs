@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::hand::is_held;
+use crate::support::hand::{is_held, token};
 use crate::support::tls::Certificates;
 use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
 
@@ -179,4 +179,25 @@ fn all_behind_one_that_is_passed_over_are_called() {
     assert!(rows[..13].iter().all(is_called), "{rows:?}");
     queue.signal_all(Signal::SIGCONT);
     drop(queue.end());
+}
+
+// The clocks of two machines differ, and etcd tells whole seconds. A waiter knows that the run has ended for which it waits even if that
+// ended, by its own clock, before the waiter saw it.
+#[test]
+fn a_run_that_ends_by_a_slow_clock() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    run(&store.url()).exited(0);
+    token(&store, "k", &["--ttl", "10m"]);
+    let mut queue = Queue::new(&store, "k");
+    queue.join(1);
+    queue.settles();
+    let lives = etcd.lives("k");
+    etcd.edit("k", |state| {
+        state.as_object_mut().expect("an object").remove("holders");
+        let ended = state["last"]["ended_unix_ms"].as_u64().expect("a time");
+        state["last"]["ended_unix_ms"] = json!(ended + 1);
+    });
+    lives.iter().for_each(|life| etcd.delete(&life.key));
+    queue.end().in_order(0..1);
 }
