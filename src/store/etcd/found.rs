@@ -276,13 +276,13 @@ pub(super) fn order_ends(before: &LockState, after: &mut LockState) {
     let is_new_run = after.last.is_some() && after.last != before.last;
     let is_new_loss = after.lost_unix_ms > 0 && after.lost_unix_ms != before.lost_unix_ms;
     let has_ended = is_new_run || is_new_loss || !before.holders.iter().all(is_there);
-    let least = before.ended_unix_ms().saturating_add(1);
-    if !has_ended || *after == LockState::default() || after.ended_unix_ms() >= least {
+    let earliest = before.ended_unix_ms().saturating_add(1);
+    if !has_ended || *after == LockState::default() || after.ended_unix_ms() >= earliest {
         return;
     }
     match &mut after.last {
-        Some(last) if is_new_run => last.ended_unix_ms = least,
-        _ => after.lost_unix_ms = least,
+        Some(last) if is_new_run => last.ended_unix_ms = earliest,
+        _ => after.lost_unix_ms = earliest,
     }
 }
 
@@ -297,23 +297,23 @@ mod tests {
     use crate::lock::holder::Holder;
     use crate::lock::state::LastRun;
 
-    fn last(ended_unix_ms: u64) -> Option<LastRun> {
-        Some(LastRun { who: Holder::default(), started_unix_ms: 0, ended_unix_ms, ending: None })
+    fn run(ended_unix_ms: u64) -> LastRun {
+        LastRun { who: Holder::default(), started_unix_ms: 0, ended_unix_ms, ending: None }
     }
 
     #[test]
     fn a_hold_ends_after_those_before_it_whatever_the_clock_says() {
         let holders = vec![stranger(&Token::parse("t").expect("is a token"), 0)];
-        let before = LockState { key: "k".into(), holders, last: last(100), ..LockState::default() };
-        let after = |last: Option<LastRun>, lost_unix_ms: u64| {
-            let mut after = LockState { key: "k".into(), last, lost_unix_ms, ..LockState::default() };
+        let before = LockState { key: "k".into(), holders, last: Some(run(100)), ..LockState::default() };
+        let after = |last: LastRun, lost_unix_ms: u64| {
+            let mut after = LockState { key: "k".into(), last: Some(last), lost_unix_ms, ..LockState::default() };
             order_ends(&before, &mut after);
             (after.last.map_or(0, |last| last.ended_unix_ms), after.lost_unix_ms)
         };
-        assert_eq!(after(last(90), 0), (101, 0));
-        assert_eq!(after(last(200), 0), (200, 0));
-        assert_eq!(after(last(100), 90), (100, 101));
-        assert_eq!(after(last(100), 0), (100, 101));
+        assert_eq!(after(run(90), 0), (101, 0));
+        assert_eq!(after(run(200), 0), (200, 0));
+        assert_eq!(after(run(100), 90), (100, 101));
+        assert_eq!(after(run(100), 0), (100, 101));
         let mut same = before.clone();
         order_ends(&before, &mut same);
         assert_eq!(same.ended_unix_ms(), 100);

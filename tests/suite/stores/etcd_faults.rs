@@ -198,6 +198,8 @@ fn a_run_that_ends_by_a_slow_clock() {
         let ended = state["last"]["ended_unix_ms"].as_u64().expect("a time");
         state["last"]["ended_unix_ms"] = json!(ended + 1);
     });
-    lives.iter().for_each(|life| etcd.delete(&life.key));
+    for life in lives {
+        etcd.delete(&life.key);
+    }
     queue.end().in_order(0..1);
 }
