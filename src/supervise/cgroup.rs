@@ -80,7 +80,7 @@ impl Cgroup {
     /// milliseconds. A cgroup that is still in use then, or in which COMMAND has created others, is left in place.
     pub(super) fn dissolve(&self) {
         let Some(parent) = self.path.parent() else { return };
-        for pause_ms in [1, 2, 4, 8, 16, 32, 64] {
+        for pause_ms in [1, 2, 4, 8, 16, 32, 64, 128] {
             for pid in fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
                 let _ = fs::write(parent.join("cgroup.procs"), pid);
             }

@@ -250,6 +250,12 @@ pub trait Facts {
         true
     }
 
+    /// Returns how many waiters may be granted the lock at the same time before the first of them claims it. Each that claims it lets the
+    /// next one be granted it: none waits for longer than that takes.
+    fn grants_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Returns whether a waiter is alive and listening.
     fn presence(&self, _waiter: &WaiterState) -> Presence {
         Presence::Listening

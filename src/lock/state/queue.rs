@@ -204,7 +204,11 @@ impl LockState {
     /// leaves unused because it lets fewer hold the lock. Returns their tokens.
     pub(super) fn hand_off(&mut self, now: Now, facts: &impl Facts) -> Vec<Token> {
         let mut granted = Vec::new();
+        let outstanding = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
         for at in 0..self.waiters.len() {
+            if outstanding + granted.len() >= facts.grants_max() {
+                break;
+            }
             let waiter = &self.waiters[at];
             if !waiter.is_willing(facts) {
                 continue;

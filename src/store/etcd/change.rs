@@ -163,7 +163,7 @@ impl Draft<'_> {
             let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
             // One that was called already is not called anew: it may be about to answer.
-            if wakes == Some(&Wake::Check) || json(&value) != row.text {
+            if wakes == Some(&Wake::Check) || value != row.value {
                 change.change_row(row, &value);
             }
         }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::found::{Found, Row};
-use super::waiting::LOOKERS;
+use super::waiting::{GRANTS_MAX, LOOKERS};
 use crate::lock::state::{Facts, LockState, Now, WaiterState, millis};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
@@ -55,10 +55,10 @@ impl Observed {
             let is_quiet = row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
             is_quiet && challenged.contains(row.name.as_str())
         };
-        let answers = found.rows.iter().filter(is_answer).map(|row| (row.name.clone(), now));
+        let answers: Vec<_> = found.rows.iter().filter(is_answer).map(|row| (row.name.clone(), now)).collect();
         let earlier = self.answered.iter().filter(|(_, at)| is_recent(at)).map(|(name, at)| (name.clone(), *at));
-        let answered: HashMap<_, _> = answers.chain(earlier).collect();
-        self.since.retain(|(name, _), _| !answered.contains_key(name));
+        let answered: HashMap<_, _> = answers.iter().cloned().chain(earlier).collect();
+        self.since.retain(|(name, _), _| answers.iter().all(|(answered, _)| answered != name));
         self.answered = answered;
         let since = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
@@ -165,6 +165,10 @@ impl Facts for EtcdFacts<'_> {
     fn now(&self) -> Now {
         Now::unix(self.now_ms)
     }
+
+    fn grants_max(&self) -> usize {
+        GRANTS_MAX
+    }
 }
 
 #[cfg(test)]
@@ -180,7 +184,7 @@ mod tests {
             "grant": {"slot": 0, "since_ms": 1, "ends_ms": 0}}"#;
         let waiter = serde_json::from_str(waiter).expect("a waiter as it is stored");
         let value = RowValue { waiter, called: None, is_near: false };
-        let row = Row { name: "row".into(), revision: 1, text: String::new(), value, lease: 0 };
+        let row = Row { name: "row".into(), revision: 1, value, lease: 0 };
         Found {
             asked: (String::new(), String::new()),
             revision: record_revision,

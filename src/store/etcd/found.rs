@@ -53,8 +53,6 @@ pub(super) struct Row {
     pub(super) name: String,
     /// At which revision it was changed last.
     pub(super) revision: i64,
-    /// As it is stored.
-    pub(super) text: String,
     pub(super) value: RowValue,
     pub(super) lease: i64,
 }
@@ -175,7 +173,6 @@ impl Row {
         Ok(Row {
             name: kv.key.clone(),
             revision: kv.mod_revision,
-            text: kv.value.clone(),
             value: value.map_err(|error| Failure::Broken(format!("a row of its queue: {error}")))?,
             lease: kv.lease,
         })
@@ -269,20 +266,22 @@ pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, re
     record
 }
 
-/// Moves the end of a hold that has ended between these states to after the last end before it, which the clock of another process may have
-/// told: a waiter that saw the hold knows by that that it has ended.
+/// Returns what any hold ends after that is there now: when a hold ended last, or the fence, which as a rule is the time at which it was given
+/// out.
+pub(super) fn ends_after(state: &LockState) -> u64 {
+    state.ended_unix_ms().max(state.fence)
+}
+
+/// Moves the end of a hold that has ended between these states to after what [`ends_after`] was before it, as the clock of another process may
+/// have told that. A waiter that saw the hold knows by this that it has ended. What is shown of the last run stays.
 pub(super) fn order_ends(before: &LockState, after: &mut LockState) {
-    let is_there = |holder: &HolderState| after.holders.iter().any(|it| it.token == holder.token);
     let is_new_run = after.last.is_some() && after.last != before.last;
     let is_new_loss = after.lost_unix_ms > 0 && after.lost_unix_ms != before.lost_unix_ms;
-    let has_ended = is_new_run || is_new_loss || !before.holders.iter().all(is_there);
-    let earliest = before.ended_unix_ms().saturating_add(1);
-    if !has_ended || *after == LockState::default() || after.ended_unix_ms() >= earliest {
-        return;
-    }
-    match &mut after.last {
-        Some(last) if is_new_run => last.ended_unix_ms = earliest,
-        _ => after.lost_unix_ms = earliest,
+    // That one of several has gone says nothing of the others.
+    let are_gone = !before.holders.is_empty() && after.holders.is_empty();
+    let earliest = ends_after(before).saturating_add(1);
+    if (is_new_run || is_new_loss || are_gone) && *after != LockState::default() && after.ended_unix_ms() < earliest {
+        after.lost_unix_ms = earliest;
     }
 }
 
@@ -310,12 +309,12 @@ mod tests {
             order_ends(&before, &mut after);
             (after.last.map_or(0, |last| last.ended_unix_ms), after.lost_unix_ms)
         };
-        assert_eq!(after(run(90), 0), (101, 0));
+        assert_eq!(after(run(90), 0), (90, 101));
         assert_eq!(after(run(200), 0), (200, 0));
         assert_eq!(after(run(100), 90), (100, 101));
         assert_eq!(after(run(100), 0), (100, 101));
         let mut same = before.clone();
         order_ends(&before, &mut same);
-        assert_eq!(same.ended_unix_ms(), 100);
+        assert_eq!(same, before);
     }
 }

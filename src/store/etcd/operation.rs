@@ -12,7 +12,7 @@ use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
-use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope, order_ends};
+use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope, ends_after, order_ends};
 use super::http::Response;
 use super::keys::Names;
 use super::waiting::{self, Look};
@@ -42,7 +42,7 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    /// When a hold ended last, as it is stored then, in milliseconds of Unix time.
+    /// What any hold ends after that is there then, see [`ends_after`].
     pub(super) ended_ms: u64,
     /// If the one that asks waits now: when it looks again, and how many came before it.
     pub(super) waits: Option<(Look, u64)>,
@@ -153,7 +153,7 @@ impl EtcdStore {
                 let found = found.left_by(asking, &state, &change)?;
                 Some(Left { key: subject.key.clone(), found })
             });
-            return Ok(Committed { answer: applied.answer, now_ms, ended_ms: state.ended_unix_ms(), waits });
+            return Ok(Committed { answer: applied.answer, now_ms, ended_ms: ends_after(&state), waits });
         }
     }
 

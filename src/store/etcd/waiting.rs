@@ -45,8 +45,11 @@ const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(
 /// So many waiters are called at once at the most.
 const CALLED: usize = 56;
 
-/// So many rows of waiters are changed at once at the most, but for those that are granted the lock or passed over. A transaction may have no
-/// more than 128 operations.
+/// So many have a grant at the same time at the most.
+pub(super) const GRANTS_MAX: usize = 24;
+
+/// Nobody is called beyond so many rows that an operation changes. A transaction may have no more than 128 operations: those that it grants the
+/// lock, that have not claimed it and that have not answered are fewer than that by themselves.
 const ROWS_MAX: usize = 112;
 
 /// So many of those look that are kept from a slot which is free.
@@ -158,8 +161,11 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
         // Those ahead of it; all, if none asks that waits.
         let ahead = after.waiters.iter().take_while(|waiter| facts.asking != Some(&waiter.token));
         let willing = ahead.filter(|waiter| is_willing(waiter));
-        let most = CALLED.min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
-        woken.extend(willing.take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
+        let is_called = |row: &&Row| row.value.called.is_some();
+        let waited_for = facts.found.rows.iter().filter(is_called).count();
+        let most = CALLED.saturating_sub(waited_for).min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
+        let is_news = |waiter: &&WaiterState| facts.found.row_of(&waiter.token).is_some_and(|row| !is_called(&row));
+        woken.extend(willing.filter(is_news).take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
     }
     woken
 }
@@ -177,8 +183,8 @@ fn count_changed(found: &Found, after: &LockState) -> usize {
 }
 
 impl Place {
-    /// Returns what is known after another look that found a holder with a lease of `ttl`, or none, and before that a hold that ended at
-    /// `ended_ms` as the last one.
+    /// Returns what is known after another look that found a holder with a lease of `ttl`, or none. A hold that was there then ends
+    /// after `ended_ms`, as it is stored.
     pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, ended_ms: u64, look: Look) -> Self {
         let now = Moment::now();
         let (seen, watch, keep_alive_at) = match before {

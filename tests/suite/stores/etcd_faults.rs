@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::hand::{is_held, token};
+use crate::support::hand::{is_held, release, token};
 use crate::support::tls::Certificates;
 use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
 
@@ -195,11 +195,50 @@ fn a_run_that_ends_by_a_slow_clock() {
     let lives = etcd.lives("k");
     etcd.edit("k", |state| {
         state.as_object_mut().expect("an object").remove("holders");
-        let ended = state["last"]["ended_unix_ms"].as_u64().expect("a time");
-        state["last"]["ended_unix_ms"] = json!(ended + 1);
+        // As its release would have written it.
+        let fence = state["fence"].as_u64().expect("a number");
+        state["lost_unix_ms"] = json!(fence + 1);
     });
     for life in lives {
         etcd.delete(&life.key);
     }
     queue.end().in_order(0..1);
+}
+
+// The same if the clock was ahead by which an earlier run ended.
+#[test]
+fn a_run_that_ends_after_one_by_a_fast_clock() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    run(&store.url()).exited(0);
+    etcd.edit("k", |state| {
+        let ended = state["last"]["ended_unix_ms"].as_u64().expect("a time");
+        state["last"]["ended_unix_ms"] = json!(ended + 3_600_000);
+    });
+    let held = token(&store, "k", &["--ttl", "10m"]);
+    let mut queue = Queue::new(&store, "k");
+    queue.join(2);
+    // One that is granted the lock does not ask itself whether the run has ended.
+    queue.stop(0..1);
+    release(&store, "k", &held).exited(0);
+    eventually(LONG, "the second one has run", || queue.begun() == ["1"]);
+    queue.signal_all(Signal::SIGCONT);
+    drop(queue.end());
+}
+
+// A transaction of etcd's has 128 operations at the most. However many could have the lock at once, it goes to some of them at a time.
+#[test]
+fn more_can_have_the_lock_than_a_transaction_holds() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let held = token(&store, "k", &["--ttl", "10m"]);
+    for number in 0..200 {
+        let token = format!("waiter{number:03}");
+        etcd.add_waiter("k", &json!({ "token": token, "joined_ms": 1, "mode": { "slots": 500 }, "who": {} }));
+    }
+    let call = Lockrun::new(&store).key("k").args(["--slots", "500", "--wait", "-v"]).command(["echo", "ran"]);
+    let mut waiter = call.spawn();
+    waiter.wait_for_stderr("waiting");
+    release(&store, "k", &held).exited(0);
+    waiter.wait().exited(0).printed("ran\n");
 }
