@@ -181,17 +181,24 @@ on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
 // "From COMMAND's first instruction no other run holds the same key": a lease that was over before COMMAND could begin is no
 // lease that was lost while it ran, whatever that would do to it.
 on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
-    let Scene { mut queue, proxy, guardian } = Scene::new(store, "too-late", &["--ttl", "4s", "--on-lost", "warn"]);
-    stop(guardian);
-    proxy.set(Mode::Pass);
-    queue.have_begun(&["1"]);
-    send(guardian, Signal::SIGCONT);
-    let output = queue.take(0).wait();
-    if output.status == Some(0) {
-        late("the claim was held back for so long that the server did not wait for it");
+    for _ in 0..3 {
+        let store = &store.another();
+        let Scene { mut queue, proxy, guardian } = Scene::new(store, "too-late", &["--ttl", "4s", "--on-lost", "warn"]);
+        stop(guardian);
+        proxy.set(Mode::Pass);
+        queue.have_begun(&["1"]);
+        send(guardian, Signal::SIGCONT);
+        let output = queue.take(0).wait();
+        if output.status == Some(0) {
+            // The claim was held back for so long that the server did not wait for it, and it was made anew: not what is tested here.
+            queue.all_end();
+            continue;
+        }
+        output.exited(69).said("too little of its lease was left");
+        queue.end().in_order([1]);
+        return;
     }
-    output.exited(69).said("too little of its lease was left");
-    queue.end().in_order([1]);
+    late("the claim was held back for so long that the server did not wait for it");
 });
 
 // "If that fails, COMMAND's own status still counts": the release may take longer than what is left of the lease.
