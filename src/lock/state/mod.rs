@@ -68,7 +68,7 @@ pub struct LockState {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
     /// When a hold ended that is not recorded as the last run, in Unix time: a run of which nothing else was known any more, or a kept
-    /// lock. 0 if none has since that run.
+    /// lock. 0 if none has since that run. Where each client tells the time, also what makes the end of that run later than earlier ends.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
     /// What has succeeded; a later run that failed does not hide it.
@@ -250,8 +250,7 @@ pub trait Facts {
         true
     }
 
-    /// Returns how many waiters may be granted the lock at the same time before the first of them claims it. Each that claims it lets the
-    /// next one be granted it: none waits for longer than that takes.
+    /// Returns how many waiters may have a grant that they have not claimed yet. Each claim makes room for another grant.
     fn grants_max(&self) -> usize {
         usize::MAX
     }

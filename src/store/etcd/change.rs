@@ -162,7 +162,6 @@ impl Draft<'_> {
             let is_called = is_granted && passes_over || wakes == Some(&Wake::Call);
             let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
-            // One that was called already is not called anew: it may be about to answer.
             if wakes == Some(&Wake::Check) || value != row.value {
                 change.change_row(row, &value);
             }

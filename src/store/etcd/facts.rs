@@ -21,7 +21,7 @@ const CLAIM_WINDOW: Duration = Duration::from_millis(800);
 /// it, where the one before it has not done so either.
 const CALL_WINDOW: Duration = Duration::from_millis(400);
 
-/// For so many of the latter windows an answer to a call is a sign of life.
+/// An answer to a call counts as a sign of life for so many of these windows.
 const ANSWER_LASTS: u32 = 2;
 
 /// A window lasts for so many round trips at least, of which a claim takes two; and so long at most.
@@ -35,7 +35,7 @@ const CHANGES: u32 = 6;
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     since: HashMap<(String, u64), Moment>,
-    /// When it was first seen that the waiter in a row has answered a call.
+    /// When this process saw that the waiter in a row had answered a call.
     answered: HashMap<String, Moment>,
     now: Option<Moment>,
     /// The revision of the record, and when it was seen first.
@@ -48,18 +48,19 @@ impl Observed {
     /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first.
     pub(super) fn note(&mut self, found: &Found, round_trip: Duration) {
         let now = Moment::now();
-        let is_recent = |at: &Moment| now.since(*at) < self.call_window() * ANSWER_LASTS;
+        let lasts = self.call_window() * ANSWER_LASTS;
+        let is_recent = |at: &Moment| now.since(*at) < lasts;
         let challenged = self.since.iter().filter(|(_, since)| is_recent(since));
         let challenged: HashSet<&str> = challenged.map(|((name, _), _)| name.as_str()).collect();
         let is_answer = |row: &&Row| {
             let is_quiet = row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
             is_quiet && challenged.contains(row.name.as_str())
         };
-        let answers: Vec<_> = found.rows.iter().filter(is_answer).map(|row| (row.name.clone(), now)).collect();
-        let earlier = self.answered.iter().filter(|(_, at)| is_recent(at)).map(|(name, at)| (name.clone(), *at));
-        let answered: HashMap<_, _> = answers.iter().cloned().chain(earlier).collect();
-        self.since.retain(|(name, _), _| answers.iter().all(|(answered, _)| answered != name));
-        self.answered = answered;
+        let answers = found.rows.iter().filter(is_answer).map(|row| (row.name.clone(), now));
+        let answers: HashMap<_, _> = answers.collect();
+        self.since.retain(|(name, _), _| !answers.contains_key(name));
+        self.answered.retain(|_, at| is_recent(at));
+        self.answered.extend(answers);
         let since = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
             let since = self.since.get(&challenge).copied().unwrap_or(now);

@@ -266,14 +266,14 @@ pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, re
     record
 }
 
-/// Returns what any hold ends after that is there now: when a hold ended last, or the fence, which as a rule is the time at which it was given
-/// out.
+/// Returns the time after which every hold in this state ends, in milliseconds of Unix time: the last end that is stored, or the fence if that is
+/// later. A fence is, as a rule, the time at which it was given out.
 pub(super) fn ends_after(state: &LockState) -> u64 {
     state.ended_unix_ms().max(state.fence)
 }
 
-/// Moves the end of a hold that has ended between these states to after what [`ends_after`] was before it, as the clock of another process may
-/// have told that. A waiter that saw the hold knows by this that it has ended. What is shown of the last run stays.
+/// Makes sure that a hold which has ended between these states has ended after [`ends_after`] of the first, though the clocks of the processes
+/// that wrote them differ: by that a waiter knows that the hold which it saw has ended. What is shown of the last run stays.
 pub(super) fn order_ends(before: &LockState, after: &mut LockState) {
     let is_new_run = after.last.is_some() && after.last != before.last;
     let is_new_loss = after.lost_unix_ms > 0 && after.lost_unix_ms != before.lost_unix_ms;

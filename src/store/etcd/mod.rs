@@ -181,7 +181,7 @@ impl Store for EtcdStore {
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
         // An earlier attempt of this claim may have been carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
-        let Committed { answer, now_ms, ended_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
+        let Committed { answer, now_ms, ends_after_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {
             Acquired::Mine { fence, slot, .. } => {
@@ -199,7 +199,7 @@ impl Store for EtcdStore {
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
                 let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, ended_ms, look));
+                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, ends_after_ms, look));
                 if self.place.is_none() {
                     self.leave();
                     self.tidy();

@@ -42,8 +42,8 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    /// What any hold ends after that is there then, see [`ends_after`].
-    pub(super) ended_ms: u64,
+    /// The time after which every hold ends that is there then, see [`ends_after`].
+    pub(super) ends_after_ms: u64,
     /// If the one that asks waits now: when it looks again, and how many came before it.
     pub(super) waits: Option<(Look, u64)>,
 }
@@ -153,7 +153,7 @@ impl EtcdStore {
                 let found = found.left_by(asking, &state, &change)?;
                 Some(Left { key: subject.key.clone(), found })
             });
-            return Ok(Committed { answer: applied.answer, now_ms, ended_ms: ends_after(&state), waits });
+            return Ok(Committed { answer: applied.answer, now_ms, ends_after_ms: ends_after(&state), waits });
         }
     }
 

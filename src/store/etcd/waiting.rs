@@ -42,14 +42,14 @@ const TURN: Duration = Duration::from_millis(20);
 /// How often the others look: at the earliest, and at the latest.
 const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
 
-/// So many waiters are called at once at the most.
-const CALLED: usize = 56;
+/// How many waiters may have a call that they have not answered yet.
+const CALLS_MAX: usize = 56;
 
-/// So many have a grant at the same time at the most.
+/// How many waiters may have a grant that they have not claimed yet.
 pub(super) const GRANTS_MAX: usize = 24;
 
-/// Nobody is called beyond so many rows that an operation changes. A transaction may have no more than 128 operations: those that it grants the
-/// lock, that have not claimed it and that have not answered are fewer than that by themselves.
+/// An operation calls nobody beyond so many changed rows. etcd accepts 128 operations in a transaction by default. Grants, unclaimed grants and
+/// unanswered calls are at most `2 * GRANTS_MAX + CALLS_MAX` rows; what is left is for rows that come near, and for the record.
 const ROWS_MAX: usize = 112;
 
 /// So many of those look that are kept from a slot which is free.
@@ -153,19 +153,22 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
     if !asks_for_kept && (passes_over || before.holders.len() != after.holders.len()) {
         woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Check))));
     }
-    // Another one may be dead, too: the next one, unless that has answered just now, or one that keeps the one that asks from a slot.
-    let has_answered = |waiter: &&WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
-    let granted: Vec<&WaiterState> = after.waiters.iter().filter(|waiter| waiter.grant.is_some()).collect();
-    let next_is_alive = !granted.is_empty() && granted.iter().all(has_answered);
-    if asks_for_kept || passes_over && !next_is_alive {
-        // Those ahead of it; all, if none asks that waits.
+    // Another waiter may be dead, too: one that was granted the lock now, unless it has answered lately, or one that keeps the one that asks
+    // from a slot.
+    let has_answered = |waiter: &WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
+    let next_may_be_dead = || {
+        let mut granted = after.waiters.iter().filter(|waiter| waiter.grant.is_some()).peekable();
+        granted.peek().is_none() || !granted.all(has_answered)
+    };
+    if asks_for_kept || passes_over && next_may_be_dead() {
+        let is_called =
+            |waiter: &WaiterState| facts.found.row_of(&waiter.token).is_some_and(|row| row.value.called.is_some());
+        let waited_for = after.waiters.iter().filter(|waiter| is_willing(waiter) && is_called(waiter)).count();
+        let most = CALLS_MAX.saturating_sub(waited_for).min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
+        // Those ahead of the one that asks; all, if it does not wait.
         let ahead = after.waiters.iter().take_while(|waiter| facts.asking != Some(&waiter.token));
-        let willing = ahead.filter(|waiter| is_willing(waiter));
-        let is_called = |row: &&Row| row.value.called.is_some();
-        let waited_for = facts.found.rows.iter().filter(is_called).count();
-        let most = CALLED.saturating_sub(waited_for).min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
-        let is_news = |waiter: &&WaiterState| facts.found.row_of(&waiter.token).is_some_and(|row| !is_called(&row));
-        woken.extend(willing.filter(is_news).take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
+        let uncalled = ahead.filter(|waiter| is_willing(waiter) && !is_called(waiter));
+        woken.extend(uncalled.take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
     }
     woken
 }
@@ -183,16 +186,22 @@ fn count_changed(found: &Found, after: &LockState) -> usize {
 }
 
 impl Place {
-    /// Returns what is known after another look that found a holder with a lease of `ttl`, or none. A hold that was there then ends
-    /// after `ended_ms`, as it is stored.
-    pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, ended_ms: u64, look: Look) -> Self {
+    /// Returns what is known after another look that found a holder with a lease of `ttl`, or none. Every hold that was there then
+    /// ends after `ends_after_ms`, as ends are stored.
+    pub(super) fn after(
+        before: Option<Self>,
+        found: bool,
+        ttl: Option<Duration>,
+        ends_after_ms: u64,
+        look: Look,
+    ) -> Self {
         let now = Moment::now();
         let (seen, watch, keep_alive_at) = match before {
             Some(before) => (before.seen, before.watch, before.keep_alive_at),
             None => (None, None, now + KEEP_ALIVE),
         };
-        // The clocks of two processes differ. What counts is that a hold has ended after that one.
-        let seen = Seen::after(seen, found, ttl, ended_ms.saturating_add(1));
+        // Not by the time of this look: the clocks of two processes differ.
+        let seen = Seen::after(seen, found, ttl, ends_after_ms.saturating_add(1));
         let look_at = now + look.within;
         let over_at = seen.as_ref().and_then(Seen::over_at);
         Place { seen, look_at: over_at.map_or(look_at, |over_at| over_at.min(look_at)), watch, keep_alive_at }

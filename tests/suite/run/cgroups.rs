@@ -44,9 +44,9 @@ impl Delegated {
         entries.map(|entry| entry.expect("our own group").path()).filter(|path| path.is_dir()).collect()
     }
 
-    /// No group is left below this one. A process that gets no processor for long to exit on keeps its group.
+    /// No group is left below this one. A process that gets no processor, and so does not exit, keeps its group.
     #[track_caller]
-    fn is_empty(&self) {
+    fn has_none_below(&self) {
         let below = self.below();
         if !below.is_empty() {
             late(&format!("{below:?} is left"));
@@ -143,7 +143,7 @@ on_every_store!(a_daemon_goes_back_to_its_group, |store| {
         let cgroup = fs::read_to_string(format!("/proc/{daemon}/cgroup")).expect("it lives");
         let name = group.0.file_name().and_then(|name| name.to_str()).expect("a plain name");
         assert!(cgroup.lines().any(|line| line.starts_with("0::") && line.ends_with(name)), "{cgroup}");
-        group.is_empty();
+        group.has_none_below();
     });
 });
 
@@ -157,6 +157,6 @@ on_every_store!(a_group_is_removed_under_what_is_exiting, |store| {
         run.wait_and_leave(|output| {
             output.exited(0).silent();
         });
-        group.is_empty();
+        group.has_none_below();
     }
 });
