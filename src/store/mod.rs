@@ -14,7 +14,6 @@ mod from_state;
 pub mod fuzz;
 mod postgres;
 mod redis;
-mod seen;
 mod url;
 
 use std::time::Duration;

@@ -53,6 +53,7 @@ fn held_as(purpose: Purpose) -> &'static str {
         Purpose::Run => "run",
         Purpose::Hand => "by-hand",
         Purpose::Kept => "kept",
+        Purpose::Forgotten => "forgotten",
     }
 }
 

@@ -27,6 +27,9 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
             Some(left) if holding.revoked => {
                 format!("revoked; free when its command has been stopped, within {}", span(left))
             }
+            Some(left) if holding.purpose == Purpose::Forgotten => {
+                format!("free when its command has been stopped, within {}", span(left))
+            }
             Some(left) => format!("lease ends in {}", span(left)),
             None => "the lease never expires".into(),
         };
@@ -42,6 +45,7 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
             Purpose::Run => {}
             Purpose::Hand => parts.push("acquired by hand".into()),
             Purpose::Kept => parts.push("kept after its run".into()),
+            Purpose::Forgotten => parts.push("lost by the store, and known to a waiter".into()),
         }
         parts.push(format!("fence {}", holding.fence));
         line("", &format!("{lease}; {}", parts.join(", ")));

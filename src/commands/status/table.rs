@@ -86,6 +86,7 @@ fn state(holding: &Holding) -> &'static str {
         (true, _, _) => "revoked",
         (false, Purpose::Hand, _) => "by hand",
         (false, Purpose::Kept, _) => "kept",
+        (false, Purpose::Forgotten, _) => "forgotten",
         (false, Purpose::Run, true) => "shared",
         (false, Purpose::Run, false) => "held",
     }
@@ -97,7 +98,7 @@ fn colour(column: usize, cell: &str) -> Option<Colour> {
         (STATE, "free") => Some(Colour::Faint),
         (STATE, "held" | "shared") => Some(Colour::Green),
         (STATE, "by hand" | "kept" | "withheld") => Some(Colour::Yellow),
-        (STATE, "revoked") => Some(Colour::Red),
+        (STATE, "revoked" | "forgotten") => Some(Colour::Red),
         (LAST_RUN, failed) if failed.starts_with("status") || failed.starts_with("signal") => Some(Colour::Red),
         _ => None,
     }

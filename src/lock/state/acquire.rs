@@ -16,8 +16,8 @@ pub struct Ask<'a> {
     pub request: Option<&'a Token>,
     /// What to do if the lock is held.
     pub on_held: OnHeld,
-    /// The holder that this waiter has seen when it last looked, unless it has waited for the end of that one's lease since.
-    pub seen: Option<Seen>,
+    /// The holder that this waiter has seen last.
+    pub seen: Option<&'a Seen>,
 }
 
 /// What a request does if the lock is held.
@@ -32,11 +32,21 @@ pub enum OnHeld {
     Leave,
 }
 
-/// That a waiter has seen a holder with a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A holder that a waiter has seen: should the store lose its data, the command may still run for as long as the lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// When that was, in Unix time.
-    pub at_unix_ms: u64,
+    /// The holder.
+    pub held: Held,
+    /// What [`LockState::ended_unix_ms`] returned then.
+    pub ended_unix_ms: u64,
+}
+
+impl Seen {
+    /// Returns what a waiter remembers that has found this holder when a hold had ended last at `ended_unix_ms`. Nothing of one whose lease
+    /// never ends, since nobody could wait for that; nor of a waiter to which the lock was granted.
+    pub fn of(held: Option<&Held>, ended_unix_ms: u64) -> Option<Self> {
+        held.filter(|held| held.ttl_ms.is_some()).map(|held| Seen { held: held.clone(), ended_unix_ms })
+    }
 }
 
 /// The answer to a request for the lock.
@@ -58,9 +68,8 @@ pub enum Acquired {
         /// The place in the queue, from 0, if it waits. `None` for one that was to wait: too many do, or its token shares the lock
         /// already.
         place: Option<usize>,
-        /// A run held the lock when this waiter last looked, and has not released it: the store may have forgotten it with its
-        /// data, and its command may still run. The waiter must let that one's lease pass before it asks without [`Ask::seen`].
-        is_forgotten: bool,
+        /// What [`LockState::ended_unix_ms`] returns, for [`Seen::of`].
+        ended_unix_ms: u64,
     },
     /// It is not wanted: what [`Claim::once_per`] asks for is done.
     Done {
@@ -84,11 +93,11 @@ impl LockState {
         if self.is_cancelled(token, now, facts) {
             return Ok(self.unchanged(Acquired::Cancelled, Vec::new()));
         }
-        let mut ended = self.drop_ended(Some(token), now, facts);
+        self.drop_ended(Some(token), now, facts);
         if self.position(token).is_some_and(|at| self.holders[at].is_shared) && ask.claim.mode != Mode::Shared {
             // A grant would say that it holds the lock alone.
-            let first = self.first_held(now, facts);
-            return Ok(self.applied(Acquired::Held { first, place: None, is_forgotten: false }, now, facts));
+            let held = self.held_by(self.first_held(now, facts), None);
+            return Ok(self.applied(held, now, facts));
         }
         if let Some(at) = self.position(token) {
             self.answer_again(at, ask, now, facts);
@@ -96,21 +105,20 @@ impl LockState {
             let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
             return Ok(self.applied(mine, now, facts));
         }
-        if let Some(waiter) = self.waiters.iter().find(|it| it.token == *token && it.mode != ask.claim.mode) {
+        if self.waiters.iter().any(|it| it.token == *token && it.mode != ask.claim.mode) {
             // It does not want what it waits for.
-            ended += usize::from(waiter.grant.is_some());
             self.leave(token);
         }
         if let Some(began_unix_ms) = self.done_since(ask.claim.once_per, now) {
             self.leave(token);
             return Ok(self.applied(Acquired::Done { began_unix_ms }, now, facts));
         }
+        if let Some(seen) = ask.seen.filter(|seen| self.has_forgotten(seen)) {
+            self.put_back(seen, now, facts)?;
+        }
         let granted = self.heard_of(token);
-        // Where nothing has ended, and nobody holds what was held just now, the store has lost it.
-        let seen = ask.seen.filter(|_| ended == 0);
-        let is_forgotten = granted.is_none() && seen.is_some_and(|seen| self.has_forgotten(seen));
         let mode = ask.claim.mode;
-        let may_have = granted.is_some() || !is_forgotten && self.has_room(mode) && self.is_next(token, facts);
+        let may_have = granted.is_some() || self.has_room(mode) && self.is_next(token, facts);
         if may_have {
             let fence = self.next_fence(now)?;
             if let Some(slot) = granted.or_else(|| self.free_slot(mode, facts)) {
@@ -120,23 +128,59 @@ impl LockState {
             }
         }
         let place = match ask.on_held {
-            OnHeld::Wait { max } => self.join(ask, max, seen.filter(|_| is_forgotten), now, facts),
+            OnHeld::Wait { max } => self.join(ask, max, now, facts),
             OnHeld::Leave => {
                 self.leave(token);
                 None
             }
         };
         let applied = self.applied((), now, facts);
-        let first = self.first_held(now, facts);
-        let answer = Acquired::Held { first, place, is_forgotten };
+        let answer = self.held_by(self.first_held(now, facts), place);
         Ok(Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms })
+    }
+
+    fn held_by(&self, first: Option<Held>, place: Option<usize>) -> Acquired {
+        Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }
+    }
+
+    /// Returns whether the store has forgotten a holder: nobody holds the lock, and no hold has ended since it was seen. That somebody was
+    /// granted the lock says nothing: who granted it need not have seen the holder.
+    fn has_forgotten(&self, seen: &Seen) -> bool {
+        self.holders.is_empty() && self.ended_unix_ms() <= seen.ended_unix_ms
+    }
+
+    /// Makes one a holder again that the store has forgotten, until its command has ended, or its lease: it may have been renewed just
+    /// before. It is alone with the lock, as nobody knows how it held it; and what was granted meanwhile is not.
+    fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) -> Result<(), FenceExhausted> {
+        let Held { who, since_ms, ends_ms: _, ttl_ms, token } = seen.held.clone();
+        // A fence of its own: the one that it had is forgotten.
+        self.fence = self.next_fence(now)?;
+        self.epoch = facts.epoch();
+        let lease = Some(Lease { ends_ms: ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)), ttl_ms });
+        let fence = self.fence;
+        self.holders.push(HolderState {
+            token,
+            who,
+            since_ms,
+            fence,
+            lease,
+            purpose: Purpose::Forgotten,
+            ..HolderState::default()
+        });
+        for waiter in &mut self.waiters {
+            waiter.grant = None;
+        }
+        Ok(())
     }
 
     /// The holder at this place asks again. The lease begins anew, except that of a command's run if the lock is asked for by hand
     /// under its token. Also one that was revoked: the answer that the lock is its own promises a whole lease, and its renewals will
     /// say that it was revoked.
     pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) {
-        let holder = &self.holders[at];
+        let holder = &mut self.holders[at];
+        if holder.purpose == Purpose::Forgotten {
+            holder.purpose = purpose_of(ask.claim);
+        }
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
         let lease = (holder.lease.is_some() && is_its_own).then(|| self.new_lease(ask.claim.ttl, now, facts));
         let holder = &mut self.holders[at];
@@ -172,7 +216,7 @@ impl LockState {
             who: claim.holder.clone(),
             since_ms: now.ms,
             lease,
-            purpose: if claim.by_hand { Purpose::Hand } else { Purpose::Run },
+            purpose: purpose_of(claim),
             is_released: false,
             revoked_by: None,
             request: ask.request.cloned(),
@@ -210,13 +254,14 @@ impl LockState {
         is_granted || self.holders.iter().any(|holder| holder.slot == slot)
     }
 
-    /// Returns whether a holder that was seen then is gone without a trace: no run has ended since.
-    pub(super) fn has_forgotten(&self, seen: Seen) -> bool {
-        self.held() == 0 && self.ended_unix_ms() < seen.at_unix_ms
-    }
-
-    /// Returns when a hold ended last, in milliseconds of Unix time; 0 if none is known.
+    /// Returns when a hold ended last, in milliseconds of Unix time; 0 if none is known. Whatever the clock says, it rises with each hold that
+    /// ends.
     pub fn ended_unix_ms(&self) -> u64 {
         self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms)
     }
+}
+
+/// Returns what the lock is held for by this claim.
+fn purpose_of(claim: &Claim) -> Purpose {
+    if claim.by_hand { Purpose::Hand } else { Purpose::Run }
 }

@@ -58,6 +58,9 @@ impl LockState {
             return self.unchanged(Renewed::NotMine(held), Vec::new());
         };
         let holder = &mut self.holders[at];
+        if holder.purpose == Purpose::Forgotten {
+            return self.unchanged(Renewed::NotMine(None), Vec::new());
+        }
         if let Some(by) = &holder.revoked_by {
             let by = by.clone();
             return self.unchanged(Renewed::Revoked(by), Vec::new());
@@ -100,12 +103,14 @@ impl LockState {
 
     /// Drops what has ended: the holders whose lease has run out or whose processes are gone, the waiters that are dead, and the
     /// grants that were not claimed in time. The caller hands off what has become free. `asking`, who asks now, is alive.
-    ///
-    /// Returns how many have ended.
-    pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) -> usize {
+    pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) {
         self.void_other_epochs(facts);
-        let before = self.held();
+        let leased = |state: &Self| state.holders.iter().filter(|holder| holder.lease.is_some()).count();
+        let before = leased(self);
         self.holders.retain(|holder| holder.is_in_force(now, facts));
+        if leased(self) < before {
+            self.note_end(now);
+        }
         let is_there =
             |waiter: &super::WaiterState| Some(&waiter.token) == asking || facts.presence(waiter) != Presence::Gone;
         self.waiters.retain(is_there);
@@ -113,7 +118,6 @@ impl LockState {
             waiter.end_grant_unless_in_time(now);
         }
         self.cancelled.retain(|cancelled| now.ms < cancelled.until_ms);
-        (before - self.held()) as usize
     }
 
     /// Returns when a lease or a grant ends next.

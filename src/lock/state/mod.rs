@@ -67,8 +67,9 @@ pub struct LockState {
     /// The last run that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
-    /// When a hold ended that is not recorded as the last run, in Unix time: a run of which nothing else was known any more, or a kept
-    /// lock. 0 if none has since that run. Where each client tells the time, also what makes the end of that run later than earlier ends.
+    /// When a hold ended that is not recorded as the last run, in Unix time: a lease that has run out, a run of which nothing else was known
+    /// any more, a kept lock. 0 if none has since that run, unless the end of that was no later than the one before it by the clock: then
+    /// this is.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
     /// What has succeeded; a later run that failed does not hide it.
@@ -135,6 +136,9 @@ pub enum Purpose {
     Hand,
     /// Its run has ended and is recorded as the last one; the lock is kept.
     Kept,
+    /// The store had forgotten it, and a waiter that had seen it put it back: a command may still run under it. It cannot be renewed, as it
+    /// was told that the lock is not its own, or will be; and nobody holds the lock beside it.
+    Forgotten,
 }
 
 impl Purpose {

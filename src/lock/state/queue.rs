@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Ask, Facts, Held, LockState, Now, Presence, Seen};
+use super::{Applied, Ask, Facts, Held, LockState, Now, Presence, Purpose};
 use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
@@ -34,9 +34,6 @@ pub struct WaiterState {
     /// It did not claim what was granted to it. Until it asks again it counts as [`Presence::Silent`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unresponsive: bool,
-    /// The store has forgotten the holder that it saw then, in Unix time: it must not be granted the lock before it asks again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seen_unix_ms: Option<u64>,
 }
 
 /// A slot that is reserved for a waiter until it claims it.
@@ -110,6 +107,7 @@ impl LockState {
             }
             Some(at) => {
                 self.holders.remove(at);
+                self.note_end(now);
             }
             None => self.leave(token),
         }
@@ -132,20 +130,10 @@ impl LockState {
         self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(facts)
     }
 
-    /// Joins the queue at its end, unless `max` wait already, or stays where it is. Returns the place, from 0. `forgotten` is what the
-    /// store has forgotten.
-    pub(super) fn join(
-        &mut self,
-        ask: &Ask<'_>,
-        max: Option<u32>,
-        forgotten: Option<Seen>,
-        now: Now,
-        facts: &impl Facts,
-    ) -> Option<usize> {
+    /// Joins the queue at its end, unless `max` wait already, or stays where it is. Returns the place, from 0.
+    pub(super) fn join(&mut self, ask: &Ask<'_>, max: Option<u32>, now: Now, facts: &impl Facts) -> Option<usize> {
         let claim = ask.claim;
-        let seen_unix_ms = forgotten.map(|seen| seen.at_unix_ms);
         if let Some(place) = self.waiters.iter().position(|waiter| waiter.token == claim.token) {
-            self.waiters[place].seen_unix_ms = seen_unix_ms;
             return Some(place);
         }
         // One that was granted the lock does not wait any more, and one that is silent will not be granted it.
@@ -162,7 +150,6 @@ impl LockState {
             joined_ms: now.ms,
             grant: None,
             is_unresponsive: false,
-            seen_unix_ms,
         });
         Some(self.waiters.len() - 1)
     }
@@ -172,11 +159,17 @@ impl LockState {
         self.waiters.retain(|waiter| waiter.token != *token);
     }
 
-    /// A waiter has asked, so it is there. Returns the slot that was granted to it, if one was.
+    /// A waiter has asked, so it is there. Returns the slot that was granted to it, if one was and is still free: a store may have
+    /// overlooked the grant.
     pub(super) fn heard_of(&mut self, token: &Token) -> Option<u32> {
-        let waiter = self.waiters.iter_mut().find(|waiter| waiter.token == *token)?;
-        waiter.is_unresponsive = false;
-        waiter.grant.map(|grant| grant.slot)
+        let at = self.waiters.iter().position(|waiter| waiter.token == *token)?;
+        self.waiters[at].is_unresponsive = false;
+        let grant = self.waiters[at].grant.take()?;
+        if !self.has_room(self.waiters[at].mode) || self.has_slot(grant.slot) {
+            return None;
+        }
+        self.waiters[at].grant = Some(grant);
+        Some(grant.slot)
     }
 
     /// Returns whether nobody is ahead of this request that could be granted the lock.
@@ -189,6 +182,9 @@ impl LockState {
     /// would then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
     pub fn has_room(&self, mode: Mode) -> bool {
         let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
+        if self.holders.iter().any(|holder| holder.purpose == Purpose::Forgotten) {
+            return false;
+        }
         let share = || self.holders.iter().map(|it| it.is_shared).chain(granted().map(|it| it == Mode::Shared));
         match mode {
             Mode::Shared => share().all(|shares| shares),
@@ -209,13 +205,11 @@ impl LockState {
             if outstanding + granted.len() >= facts.grants_max() {
                 break;
             }
-            let waiter = &self.waiters[at];
-            if !waiter.is_willing(facts) {
+            if !self.waiters[at].is_willing(facts) {
                 continue;
             }
-            let seen = waiter.seen_unix_ms.map(|at_unix_ms| Seen { at_unix_ms });
-            let mode = waiter.mode;
-            if !self.has_room(mode) || seen.is_some_and(|seen| self.has_forgotten(seen)) {
+            let mode = self.waiters[at].mode;
+            if !self.has_room(mode) {
                 break;
             }
             let Some(slot) = self.free_slot(mode, facts) else { break };

@@ -86,7 +86,9 @@ impl LockState {
     /// Releases by hand. A command that runs under the lock counts on it, so it holds it until it has ended; then the lock is not
     /// kept.
     fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
-        let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, facts));
+        // Of one that was forgotten nobody knows whether a command runs under it.
+        let is_its_own = |holder: &HolderState| holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
+        let at = self.position(token).filter(|at| is_its_own(&self.holders[*at]));
         let Some(at) = at else { return Released::NotMine(self.first_held(now, facts)) };
         if self.holders[at].purpose == Purpose::Run {
             self.holders[at].is_released = true;
@@ -110,10 +112,11 @@ impl LockState {
         let Some(at) = self.position(token) else {
             // Its lease had run out, and others may have had the lock since: how their runs ended stays. But a careful waiter wants to
             // hear that a command is dead whose lock was lost.
-            self.lost_unix_ms = now.unix_ms;
+            self.note_end(now);
             return Released::NotMine(None);
         };
-        let is_in_force = self.holders[at].is_in_force(now, facts);
+        let holder = &self.holders[at];
+        let is_in_force = holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
         if is_in_force && self.holders[at].purpose != Purpose::Run && retain != Retain::Not {
             // It was done, and the answer was lost.
             return Released::Retained;
@@ -138,13 +141,20 @@ impl LockState {
         Released::Retained
     }
 
-    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays; that the lock
-    /// was held until now is noted, or a waiter that saw it would think that the store has forgotten it.
+    /// Notes that a hold is over, or a waiter that saw it would think that the store has forgotten it. Two ends are told apart even if the
+    /// clock shows the same, or was set back.
+    pub(super) fn note_end(&mut self, now: Now) {
+        self.lost_unix_ms = self.ended_unix_ms().saturating_add(1).max(now.unix_ms);
+    }
+
+    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays.
     pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
-        if holder.purpose == Purpose::Kept {
-            self.lost_unix_ms = now.unix_ms;
-        } else {
-            self.lost_unix_ms = 0;
+        let before = self.ended_unix_ms();
+        self.note_end(now);
+        if holder.purpose != Purpose::Kept {
+            if before < now.unix_ms {
+                self.lost_unix_ms = 0;
+            }
             self.last = Some(LastRun {
                 who: holder.who.clone(),
                 started_unix_ms: now.unix_of(holder.since_ms),

@@ -58,7 +58,7 @@ impl LockState {
                 continue;
             };
             from.push(holder.held());
-            let runs = holder.purpose == Purpose::Run;
+            let runs = matches!(holder.purpose, Purpose::Run | Purpose::Forgotten);
             if runs && !at_once && lease.ends_ms.is_some() {
                 free_at_ms = free_at_ms.max(lease.ends_ms);
                 holder.revoked_by = Some(by.clone());

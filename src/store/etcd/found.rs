@@ -266,55 +266,7 @@ pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, re
     record
 }
 
-/// Returns the time after which every hold in this state ends, in milliseconds of Unix time: the last end that is stored, or the fence if that is
-/// later. A fence is, as a rule, the time at which it was given out.
-pub(super) fn ends_after(state: &LockState) -> u64 {
-    state.ended_unix_ms().max(state.fence)
-}
-
-/// Makes sure that a hold which has ended between these states has ended after [`ends_after`] of the first, though the clocks of the processes
-/// that wrote them differ: by that a waiter knows that the hold which it saw has ended. What is shown of the last run stays.
-pub(super) fn order_ends(before: &LockState, after: &mut LockState) {
-    let is_new_run = after.last.is_some() && after.last != before.last;
-    let is_new_loss = after.lost_unix_ms > 0 && after.lost_unix_ms != before.lost_unix_ms;
-    // That one of several has gone says nothing of the others.
-    let are_gone = !before.holders.is_empty() && after.holders.is_empty();
-    let earliest = ends_after(before).saturating_add(1);
-    if (is_new_run || is_new_loss || are_gone) && *after != LockState::default() && after.ended_unix_ms() < earliest {
-        after.lost_unix_ms = earliest;
-    }
-}
-
 /// Returns how many whole seconds a lease has that ends at `ends_ms`, no less than is left of it.
 pub(super) fn seconds_until(ends_ms: u64, now_ms: u64) -> u64 {
     ends_ms.saturating_sub(now_ms).div_ceil(1000).max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lock::holder::Holder;
-    use crate::lock::state::LastRun;
-
-    fn run(ended_unix_ms: u64) -> LastRun {
-        LastRun { who: Holder::default(), started_unix_ms: 0, ended_unix_ms, ending: None }
-    }
-
-    #[test]
-    fn a_hold_ends_after_those_before_it_whatever_the_clock_says() {
-        let holders = vec![stranger(&Token::parse("t").expect("is a token"), 0)];
-        let before = LockState { key: "k".into(), holders, last: Some(run(100)), ..LockState::default() };
-        let after = |last: LastRun, lost_unix_ms: u64| {
-            let mut after = LockState { key: "k".into(), last: Some(last), lost_unix_ms, ..LockState::default() };
-            order_ends(&before, &mut after);
-            (after.last.map_or(0, |last| last.ended_unix_ms), after.lost_unix_ms)
-        };
-        assert_eq!(after(run(90), 0), (90, 101));
-        assert_eq!(after(run(200), 0), (200, 0));
-        assert_eq!(after(run(100), 90), (100, 101));
-        assert_eq!(after(run(100), 0), (100, 101));
-        let mut same = before.clone();
-        order_ends(&before, &mut same);
-        assert_eq!(same, before);
-    }
 }

@@ -171,9 +171,8 @@ impl Store for EtcdStore {
             IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
-        let seen = self.place.as_ref().and_then(|place| place.seen).filter(|seen| !seen.is_over());
-        let seen = seen.map(|seen| state::Seen { at_unix_ms: seen.at_ms });
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen };
+        let seen = self.place.as_ref().and_then(|place| place.seen.clone());
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         // A token of the user's own may have been used before, and one of which a request was not answered.
@@ -181,7 +180,7 @@ impl Store for EtcdStore {
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
         // An earlier attempt of this claim may have been carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
-        let Committed { answer, now_ms, ends_after_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
+        let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {
             Acquired::Mine { fence, slot, .. } => {
@@ -193,13 +192,12 @@ impl Store for EtcdStore {
                 self.tidy();
                 Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
             }
-            Acquired::Held { first, place, is_forgotten } => {
-                let ttl = first.as_ref().and_then(|held| held.ttl_ms).map(Duration::from_millis);
-                let found = first.is_some() && !is_forgotten;
+            Acquired::Held { first, place, ended_unix_ms } => {
+                let seen = state::Seen::of(first.as_ref(), ended_unix_ms);
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
                 let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, ends_after_ms, look));
+                self.place = waits.map(|(look, _)| Place::after(before, seen, look));
                 if self.place.is_none() {
                     self.leave();
                     self.tidy();

@@ -12,7 +12,7 @@ use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
-use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope, ends_after, order_ends};
+use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::waiting::{self, Look};
@@ -42,8 +42,6 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    /// The time after which every hold ends that is there then, see [`ends_after`].
-    pub(super) ends_after_ms: u64,
     /// If the one that asks waits now: when it looks again, and how many came before it.
     pub(super) waits: Option<(Look, u64)>,
 }
@@ -87,7 +85,6 @@ impl EtcdStore {
             let before = found.state(subject.asking, &self.observed, now_ms);
             let mut state = before.clone();
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
-            order_ends(&before, &mut state);
             let has_called = found.rows.iter().any(|row| row.value.called.is_some());
             let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
             if !found.has_all_rows && (calls_more || !facts.has_enough(&state)) {
@@ -153,7 +150,7 @@ impl EtcdStore {
                 let found = found.left_by(asking, &state, &change)?;
                 Some(Left { key: subject.key.clone(), found })
             });
-            return Ok(Committed { answer: applied.answer, now_ms, ends_after_ms: ends_after(&state), waits });
+            return Ok(Committed { answer: applied.answer, now_ms, waits });
         }
     }
 

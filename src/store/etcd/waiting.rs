@@ -17,10 +17,9 @@ use super::facts::{EtcdFacts, is_willing};
 use super::failure::Failure;
 use super::found::{Found, Row};
 use super::http::Connection;
-use crate::lock::state::{LockState, WaiterState, millis};
+use crate::lock::state::{LockState, Seen, WaiterState, millis};
 use crate::lock::token::Token;
 use crate::store::Wakeup;
-use crate::store::seen::Seen;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
@@ -186,25 +185,14 @@ fn count_changed(found: &Found, after: &LockState) -> usize {
 }
 
 impl Place {
-    /// Returns what is known after another look that found a holder with a lease of `ttl`, or none. Every hold that was there then
-    /// ends after `ends_after_ms`, as ends are stored.
-    pub(super) fn after(
-        before: Option<Self>,
-        found: bool,
-        ttl: Option<Duration>,
-        ends_after_ms: u64,
-        look: Look,
-    ) -> Self {
+    /// Returns what is known after another look, which may have `seen` a holder.
+    pub(super) fn after(before: Option<Self>, seen: Option<Seen>, look: Look) -> Self {
         let now = Moment::now();
-        let (seen, watch, keep_alive_at) = match before {
+        let (seen_before, watch, keep_alive_at) = match before {
             Some(before) => (before.seen, before.watch, before.keep_alive_at),
             None => (None, None, now + KEEP_ALIVE),
         };
-        // Not by the time of this look: the clocks of two processes differ.
-        let seen = Seen::after(seen, found, ttl, ends_after_ms.saturating_add(1));
-        let look_at = now + look.within;
-        let over_at = seen.as_ref().and_then(Seen::over_at);
-        Place { seen, look_at: over_at.map_or(look_at, |over_at| over_at.min(look_at)), watch, keep_alive_at }
+        Place { seen: seen.or(seen_before), look_at: now + look.within, watch, keep_alive_at }
     }
 }
 

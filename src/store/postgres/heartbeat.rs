@@ -10,12 +10,12 @@ use super::failure::Failure;
 use super::reading::read_record;
 use super::schema::Tables;
 use super::waiting::{LOOKERS, Look, STAND_INS};
-use crate::lock::state::millis;
+use crate::lock::state::{HolderState, Seen, millis};
 use crate::store::Claim;
 use crate::sys::clock::Moment;
 
 /// What a waiter learns from its row, and from those beside it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct OwnRow {
     /// Whether it was granted the lock, or is passed over until it asks again.
     is_to_ask: bool,
@@ -28,11 +28,11 @@ pub(super) struct OwnRow {
     /// When the next lease or grant ends, if one does, in milliseconds of Unix time.
     ends_ms: Option<u64>,
     /// Whether somebody holds the lock.
-    pub(super) is_held: bool,
-    /// The longest of the holders' leases.
-    pub(super) ttl: Option<Duration>,
+    is_held: bool,
+    /// The holder that has the longest lease.
+    pub(super) seen: Option<Seen>,
     /// When this was so, in milliseconds of Unix time by the server's clock.
-    pub(super) now_ms: u64,
+    now_ms: u64,
 }
 
 /// The present time of the server, as a table.
@@ -97,7 +97,7 @@ impl OwnRow {
         let number = |text: &String| text.parse::<u64>().map_err(|_| STRANGE);
         let state = record.as_deref().map(read_record).transpose()?.unwrap_or_default();
         let grant_ends_ms = grant_ends_ms.as_ref().map(number).transpose()?;
-        let leases = || state.holders.iter().filter_map(|holder| holder.lease);
+        let longest = state.holders.iter().map(HolderState::held).max_by_key(|held| held.ttl_ms);
         Ok(OwnRow {
             is_to_ask: is_to_ask == "t",
             is_called: is_called == "t",
@@ -105,7 +105,7 @@ impl OwnRow {
             behind: behind.parse().map_err(|_| STRANGE)?,
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
             is_held: !state.holders.is_empty(),
-            ttl: leases().filter_map(|lease| lease.ttl_ms).max().map(Duration::from_millis),
+            seen: Seen::of(longest.as_ref(), state.ended_unix_ms()),
             now_ms: number(now_ms)?,
         })
     }

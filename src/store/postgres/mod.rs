@@ -170,9 +170,8 @@ impl Store for PostgresStore {
             IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
-        let seen = self.place.as_ref().and_then(|place| place.seen).filter(|seen| !seen.is_over());
-        let seen = seen.map(|seen| state::Seen { at_unix_ms: seen.at_ms });
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen };
+        let seen = self.place.as_ref().and_then(|place| place.seen.clone());
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         let answer_by = match if_held {
@@ -197,13 +196,12 @@ impl Store for PostgresStore {
                 self.place = None;
                 Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
             }
-            Acquired::Held { first, place, is_forgotten } => {
-                let ttl = first.as_ref().and_then(|held| held.ttl_ms).map(Duration::from_millis);
-                let found = first.is_some() && !is_forgotten;
+            Acquired::Held { first, place, ended_unix_ms } => {
+                let seen = state::Seen::of(first.as_ref(), ended_unix_ms);
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
                 let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, found, ttl, now_ms, look));
+                self.place = waits.map(|(look, _)| Place::after(before, seen, look));
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }

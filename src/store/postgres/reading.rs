@@ -118,14 +118,7 @@ impl Found {
 
     /// Returns the state, with the waiters that were read.
     pub(super) fn state(&self, subject: Subject<'_>) -> LockState {
-        let mut waiters = self.facts(subject).after_missed_turns();
-        if self.state == LockState::default() {
-            // The record was deleted. What they have waited for may still run: each asks for itself when it does not any more.
-            for waiter in &mut waiters {
-                waiter.seen_unix_ms = waiter.seen_unix_ms.or(Some(self.now_ms));
-            }
-        }
-        LockState { waiters, ..self.state.clone() }
+        LockState { waiters: self.facts(subject).after_missed_turns(), ..self.state.clone() }
     }
 
     /// Returns when a lease or a grant was to end next.
@@ -232,7 +225,6 @@ mod tests {
             joined_ms: NOW_MS - 60_000,
             grant: grant.map(|grant| grant.expect("is a grant")),
             is_unresponsive: !is_granted && *is_unresponsive,
-            seen_unix_ms: None,
         };
         let looks_at_ms = NOW_MS.saturating_add_signed(*looks_in).to_string();
         let looked_at_ms = (NOW_MS - looked_ago).to_string();
@@ -318,8 +310,8 @@ mod tests {
                 let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.acquire(&ask, facts).expect("the fence grows");
                 let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
                 let without_place = |answer| match answer {
-                    crate::lock::state::Acquired::Held { first, place, is_forgotten } => {
-                        crate::lock::state::Acquired::Held { first, place: place.map(|_| 0), is_forgotten }
+                    crate::lock::state::Acquired::Held { first, place, ended_unix_ms } => {
+                        crate::lock::state::Acquired::Held { first, place: place.map(|_| 0), ended_unix_ms }
                     }
                     answer => answer,
                 };

@@ -16,9 +16,8 @@ use super::PostgresStore;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::heartbeat::OwnRow;
-use crate::lock::state::millis;
+use crate::lock::state::{Seen, millis};
 use crate::lock::token::Token;
-use crate::store::seen::Seen;
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -51,7 +50,7 @@ const POLL: (Duration, Duration, Duration) =
     (Duration::from_millis(100), Duration::from_millis(60), Duration::from_secs(1));
 
 /// Our place in the queue: what we know since we last looked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Place {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
@@ -162,13 +161,11 @@ fn poll_every(turn: usize) -> Duration {
 }
 
 impl Place {
-    /// Returns what is known after another look, at `now_ms` on the server's clock, that found a holder with a lease of `ttl`, or none.
-    pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now_ms: u64, look: Look) -> Self {
+    /// Returns what is known after another look, which may have `seen` a holder.
+    pub(super) fn after(before: Option<Self>, seen: Option<Seen>, look: Look) -> Self {
         let now = Moment::now();
-        let seen = Seen::after(before.and_then(|before| before.seen), found, ttl, now_ms);
-        // Nobody wakes us when the lease of a holder has passed that the store has forgotten.
-        let over_at = seen.as_ref().and_then(Seen::over_at);
-        let look_at = look.within.map(|within| now + within).into_iter().chain(over_at).min();
+        let seen = seen.or_else(|| before?.seen);
+        let look_at = look.within.map(|within| now + within);
         let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
         Place { seen, look_at, check_at, watch: None, poll_at }
     }
@@ -191,8 +188,8 @@ impl Place {
 
     /// Notes what was read of our own row.
     fn learn(&mut self, own: &OwnRow) {
-        if own.is_held {
-            self.seen = Seen::after(self.seen, true, own.ttl, own.now_ms);
+        if own.seen.is_some() {
+            self.seen.clone_from(&own.seen);
         }
         if self.poll_at.is_some() {
             let every = poll_every(own.turn);
@@ -223,7 +220,20 @@ impl PostgresStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        let Some(mut place) = self.place else { return Ok(Wakeup::TryAgain) };
+        let Some(mut place) = self.place.take() else { return Ok(Wakeup::TryAgain) };
+        let wakeup = self.sleep_in_place(&mut place, claim, until, waiter, observer);
+        self.place = Some(place);
+        wakeup
+    }
+
+    fn sleep_in_place(
+        &mut self,
+        place: &mut Place,
+        claim: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, Failure> {
         loop {
             // A notification may have come already, with an answer.
             if place.poll_at.is_none() {
@@ -245,7 +255,7 @@ impl PostgresStore {
                 return Ok(Wakeup::TryAgain);
             }
             let is_worth_a_look = if place.check_at <= now {
-                self.check(claim, &mut place)?
+                self.check(claim, place)?
             } else if place.poll_at.is_some_and(|at| at <= now) {
                 let own = self.poll(claim)?;
                 // One that is called, and may have to look from now on at each beat, finds out what it is to do.
@@ -253,7 +263,6 @@ impl PostgresStore {
             } else {
                 false
             };
-            self.place = Some(place);
             if is_worth_a_look {
                 return Ok(Wakeup::TryAgain);
             }

@@ -5,26 +5,27 @@
 --       2 ttl       of the lease in ms; 0: it never expires
 --       3 who       JSON of the holder's particulars
 --       4 wait      1: wait in the queue; 0: do not wait (any more)
---       5 caution   the ttl of the holder that a waiter has seen when it last looked, in ms; 0: none, or waited for
---       6 seen      when that was, as the answer has told it
---       7 hand      1: it is taken by hand; 0: for a command of lockrun's
---       8 slots     how many may hold the lock at once; 0: all that share it
---       9 request   which request this is, under a token of the user's own; empty: the only one under its token
---      10 max       how many may wait before one does not join the queue; empty: any number
---      11 once      the lock is not wanted if a run that began less than so many ms ago has ended with 0; 0: in any case
+--       5 seen      JSON of the holder that a waiter has seen last: {token, who, since, ttl, and ended, as the answer has told it};
+--                   empty: none
+--       6 hand      1: it is taken by hand; 0: for a command of lockrun's
+--       7 slots     how many may hold the lock at once; 0: all that share it
+--       8 request   which request this is, under a token of the user's own; empty: the only one under its token
+--       9 max       how many may wait before one does not join the queue; empty: any number
+--      10 once      the lock is not wanted if a run that began less than so many ms ago has ended with 0; 0: in any case
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
---       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, now, withheld}
+--       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, ended, withheld}
 --                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock;
+--                   ended: when a hold ended last;
 --                   withheld: for how long nothing is granted yet, after a failover
 --       {2, began, now, granted, told}
 --                   it is not wanted: when the run began that has succeeded
 --                   granted and told are tokens of waiters, or '' (see confirm_handoff)
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
-local CAUTION, SEEN, HAND, SLOTS = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
-local REQUEST = ARGV[9] ~= '' and ARGV[9] or nil
-local MAX, ONCE = tonumber(ARGV[10]), tonumber(ARGV[11])
+local SEEN, HAND, SLOTS = decoded(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
+local REQUEST = ARGV[8] ~= '' and ARGV[8] or nil
+local MAX, ONCE = tonumber(ARGV[9]), tonumber(ARGV[10])
 
 -- A short lease is watched for its end so long after it, within the second that a crash may cost, and by so many: it ends so often,
 -- as far as those know that look.
@@ -114,7 +115,7 @@ local function ask_those_ahead()
 end
 
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
-  return {0, {}, 0, REFRESH, '', '', now, 0}
+  return {0, {}, 0, REFRESH, '', '', last_end(), 0}
 end
 
 if not ends_of(TOKEN) then
@@ -134,39 +135,45 @@ if granted and own.fence and own.slots == 0 and SLOTS > 0 then
   -- It shares the lock: a grant would say that it holds it alone.
   local handed, told = hand_over()
   expire_holders()
-  return {0, holder(), -1, REFRESH, handed, told, now, 0}
+  return {0, holder(), -1, REFRESH, handed, told, last_end(), 0}
 end
 local done = ONCE > 0 and last_run().done
 done = done and math.abs(now - done) < ONCE and not (granted and own.fence) and done
 if done or redis.call('ZSCORE', QUEUE, TOKEN) and (own.slots or SLOTS) ~= SLOTS then
   -- It does not want what it waits for.
-  redis.call('ZREM', HOLDERS, TOKEN)
   drop_waiter(TOKEN)
-  ended, granted = ended + (granted and 1 or 0), nil
+  granted = nil
 end
 if done then
   local handed, told = hand_over()
   expire_holders()
   return {2, done, now, handed, told}
 end
-local mine, forgotten = granted
-local handed, told, patience = '', '', math.huge
-if not mine and withheld == 0 then
-  -- A holder that was there at our last look has not let its lease run out.
-  if CAUTION > 0 and ended == 0 and is_forgotten(SEEN) then
-    forgotten, patience = SEEN, CAUTION
-  elseif has_room(SLOTS, survey()) then
-    local ahead = first_waiters(1)[1]
-    mine = not ahead or ahead == TOKEN
-  end
+local room = survey(TOKEN)
+if SEEN.token and not (own.fence or room.held) and last_end() <= SEEN.ended then
+  -- The holder that we have seen is forgotten: nobody holds the lock, and no hold has ended since. (That somebody was granted it says
+  -- nothing: who granted it need not have seen the holder.) It holds it again until its command has ended, or its lease, which may have
+  -- been renewed just before; alone, as nobody knows how it held it; and under another fence, as the old one is forgotten.
+  redis.call('DEL', HOLDERS)
+  take_hold(SEEN.token, SEEN.ttl, {who = SEEN.who, since = SEEN.since, slot = 0, forgotten = true})
+  set_lease(SEEN.token, now + SEEN.ttl)
+  room.forgotten, granted = true, nil
+elseif granted and not own.fence and not has_room(SLOTS, room) then
+  redis.call('ZREM', HOLDERS, TOKEN)
+  granted = nil
+end
+local mine, handed, told = granted, '', ''
+if not mine and withheld == 0 and has_room(SLOTS, room) then
+  local ahead = first_waiters(1)[1]
+  mine = not ahead or ahead == TOKEN
 end
 
 if mine then
   local info = info_of(TOKEN)
-  local leads = info.leads
+  local leads = info.leads or info.forgotten
   if not info.fence then
     -- A slot that was granted and not claimed is another's by now.
-    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, survey(TOKEN)), hand = HAND or nil,
+    info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, room), hand = HAND or nil,
       request = REQUEST, slots = SLOTS == 0 and 0 or nil, several = SLOTS > 1 or nil, once = ONCE > 0 and ONCE or nil}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
@@ -174,6 +181,9 @@ if mine then
     -- Two have been told that it is theirs, so neither takes it back.
     info.request = nil
     set_info(TOKEN, info)
+  end
+  if info.forgotten then
+    info.hand = HAND or nil
   end
   -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
@@ -218,22 +228,17 @@ if WAIT then
     info = {who = cjson.decode(WHO), slots = SLOTS, most = most, joined = now}
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
-  -- Nobody is to grant it what may have been forgotten.
-  info.seen = forgotten
   set_info(TOKEN, info)
   -- Its own next look is not one of the others'.
   expect(TOKEN, 0)
-  look_in = math.min(patience, look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3]))
+  look_in = look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3])
   -- After the last sign of life.
   redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
   redis.call('PEXPIRE', HEARTBEATS, REFRESH_MAX + LATE)
 elseif place then
   drop_waiter(TOKEN)
 end
--- Not one that may have been forgotten.
-if ended > 0 or first[1] or CAUTION > 0 and not forgotten or place and not WAIT or FAILOVER and not forgotten then
-  handed, told = hand_over()
-end
+handed, told = hand_over()
 if WAIT and not ends_of(TOKEN) then
   -- One that has handed it over watches it, too.
   look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed ~= '' and FIRST_LOOK or REFRESH_MAX)
@@ -243,4 +248,4 @@ if WAIT and not ends_of(TOKEN) then
   expect(TOKEN, look_in)
 end
 expire_holders()
-return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, told, now, withheld}
+return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, told, last_end(), withheld}

@@ -83,14 +83,6 @@ local function note_lease(ttl, by_hand)
   end
 end
 
--- Notes that a lease has run out while nothing is granted: nobody takes its holder's place, and to those that have seen it, it must not look as
--- if it were forgotten.
-local function note_end()
-  local last = last_run()
-  last.lost = now
-  redis.call('SET', LAST, cjson.encode(last))
-end
-
 -- Returns in how many ms a waiter at this place looks again at the latest: the first few and the last one do when grants are possible
 -- again, a little after each other.
 local function look_after_failover(place, is_last)

@@ -39,6 +39,7 @@ use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
+use crate::lock::state::Seen;
 use crate::lock::token::Token;
 use crate::net::tls::Tls;
 use crate::store::diagnostic::Diagnostic;
@@ -157,10 +158,7 @@ impl RedisStore {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let seen = self.place.as_ref().and_then(|place| place.seen.as_ref());
-        // How long to be careful, and since when; nothing of a holder can run any more whose lease has passed.
-        let caution = seen.map_or(0, |seen| if seen.is_over() { 0 } else { millis(seen.ttl) });
-        let seen = seen.map_or(0, |seen| seen.at_ms);
-        let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(caution).arg(seen);
+        let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(seen_json(seen));
         let script = script.arg(u8::from(claim.by_hand)).arg(slots(claim.mode)).arg(request(claim));
         let script = script.arg(max_waiting(if_held)).arg(claim.once_per.map_or(0, millis)).take();
         let sent_at = Moment::now();
@@ -214,12 +212,12 @@ impl Store for RedisStore {
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 Ok(Tried::Mine(grant))
             }
-            Ok(AcquireReply::NotMine { held, ttl, look_in, handed, now }) => {
+            Ok(AcquireReply::NotMine { held, seen, look_in, handed }) => {
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 if if_held == IfHeld::Leave {
                     self.forget(claim);
                 } else if held.place.is_some() {
-                    self.place = Some(Place::after(self.place.take(), held.holder.is_some(), ttl, now, look_in));
+                    self.place = Some(Place::after(self.place.take(), seen.map(|seen| *seen), look_in));
                 } else {
                     self.forget(claim);
                     return Ok(Tried::QueueFull(held));
@@ -372,6 +370,15 @@ fn slots(mode: Mode) -> u32 {
         Mode::Slots(slots) => slots,
         Mode::Shared => 0,
     }
+}
+
+/// The holder that a waiter has seen as the acquire script takes it.
+fn seen_json(seen: Option<&Seen>) -> String {
+    seen.map_or_else(String::new, |Seen { held, ended_unix_ms }| {
+        let (token, ttl) = (held.token.as_str(), held.ttl_ms);
+        json!({ "token": token, "who": held.who, "since": held.since_ms, "ttl": ttl, "ended": ended_unix_ms })
+            .to_string()
+    })
 }
 
 /// How many may wait before the claim does not join the queue; nothing: any number.

@@ -9,8 +9,9 @@ end
 -- a user, if by one; `succeeded`: it has ended with 0, and had the lock until then. Of one whose particulars are lost, it only notes
 -- that it has ended; and of a kept lock, whose run was written down when it ended.
 local function note(info, ending, request, succeeded)
-  local last, before = ending, last_run()
+  local last, before, ended = ending, last_run(), last_end()
   if info.fence and not info.kept then
+    last.lost = ended >= now and ended + 1 or nil
     last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
     last.done, last.till = before.done, before.till
     if succeeded then
@@ -23,7 +24,7 @@ local function note(info, ending, request, succeeded)
     end
   else
     last = before
-    last.lost = now
+    last.lost = math.max(now, ended + 1)
   end
   last.request = request
   redis.call('SET', LAST, cjson.encode(last))

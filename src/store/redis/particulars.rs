@@ -13,6 +13,7 @@ use crate::store::Past;
 pub(super) struct Info {
     /// `None`: it is lost.
     pub(super) who: Option<Holder>,
+    pub(super) since: u64,
     pub(super) ttl: u64,
     pub(super) fence: u64,
     pub(super) slot: u32,
@@ -32,20 +33,27 @@ impl Info {
         let info: Json = serde_json::from_slice(text).unwrap_or_default();
         Info {
             who: holder(&info["who"]),
+            since: number(&info["since"]).unwrap_or_default(),
             ttl: number(&info["ttl"]).unwrap_or_default(),
             fence: number(&info["fence"]).unwrap_or_default(),
             slot: number(&info["slot"]).and_then(|slot| u32::try_from(slot).ok()).unwrap_or_default(),
             has_slots: info["several"] == true,
-            purpose: match (info["hand"] == true, info["kept"] == true) {
-                (true, true) => Purpose::Kept,
-                (true, false) => Purpose::Hand,
-                _ => Purpose::Run,
-            },
+            purpose: purpose(&info),
             slots: number(&info["slots"]),
             value: info["value"].as_str().map(str::to_owned),
             joined: number(&info["joined"]),
             is_revoked: !info["revoked"].is_null(),
         }
+    }
+}
+
+/// Reads what a holder holds the lock for.
+pub(super) fn purpose(info: &Json) -> Purpose {
+    match (info["hand"] == true, info["kept"] == true, info["forgotten"] == true) {
+        (_, _, true) => Purpose::Forgotten,
+        (true, true, _) => Purpose::Kept,
+        (true, false, _) => Purpose::Hand,
+        _ => Purpose::Run,
     }
 }
 

@@ -3,19 +3,19 @@
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
 --       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: slots, several, once, value, place, hand,
---                   kept, released, revoked, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it is granted
---                   the lock, and {leads, probed, seen}. slots: how many it lets hold the lock at once; 0: all that share it, which
+--                   kept, released, revoked, forgotten, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it
+--                   is granted the lock, and {leads, probed}. slots: how many it lets hold the lock at once; 0: all that share it, which
 --                   is kept of holders too; most: the greatest such number up to its place, or MANY; several: a holder has said
 --                   that there are several slots; once: for how many ms no other run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were
 --                   asked for a sign of life for its sake; request: which request of a user under a token of the user's own it
 --                   was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
---                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; seen: when it saw a
---                   holder that is forgotten; released: it is released by hand while one does; revoked: who has
---                   revoked it; it cannot be renewed
+--                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; released: it
+--                   is released by hand while one does; revoked: who has revoked it; forgotten: it was forgotten, and a waiter that
+--                   had seen it put it back; neither can be renewed
 --       3 fence     the fencing token that was given out last; never expires
---       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when one ended whose particulars
---                   were forgotten before; done: when the last run began that has ended with 0 by itself; till: until when no other is
+--       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when a hold ended that is not
+--                   written down, or what makes the end of that run later than the one before it; done: when the last run began that has ended with 0 by itself; till: until when no other is
 --                   wanted
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 heartbeats  sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
@@ -24,7 +24,7 @@
 --                   of the run that used it; never expires
 --       9 failover  what `failover.lua` needs; only where there can be failovers
 
-local call = redis.call
+local C = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
 -- For how long a lease that has run out is remembered.
@@ -102,15 +102,15 @@ end
 
 -- Makes `token` a holder with these particulars, beside what all holders have.
 local function take_hold(token, ttl, info)
-  info.since, info.fence, info.ttl = now, next_fence(), ttl
+  info.since, info.fence, info.ttl = info.since or now, next_fence(), ttl
   set_info(token, info)
 end
 
 -- Begins a holder's lease anew, for `ttl` from now. One that was revoked, too, if it is asked for again: the answer that the lock is
 -- its own promises a whole lease, and its renewals will say that it was revoked.
 local function begin_lease(token, ttl, info)
-  if info.ttl ~= ttl then
-    info.ttl = ttl
+  if info.ttl ~= ttl or info.forgotten then
+    info.ttl, info.forgotten = ttl, nil
     set_info(token, info)
   end
   set_lease(token, ttl == 0 and math.huge or now + ttl)
@@ -148,4 +148,17 @@ local function last_run()
   local last = decoded(redis.call('GET', LAST))
   last.ended, last.lost, last.done = tonumber(last.ended) or 0, tonumber(last.lost), tonumber(last.done)
   return last
+end
+
+-- When a hold ended last: it rises with each that ends, whatever the clock says.
+local function last_end()
+  local last = last_run()
+  return math.max(last.ended, last.lost or 0)
+end
+
+-- Notes that a hold has ended, or to a waiter that has seen it, it would look as if it were forgotten.
+local function note_end()
+  local last = last_run()
+  last.lost = math.max(now, last_end() + 1)
+  redis.call('SET', LAST, cjson.encode(last))
 end

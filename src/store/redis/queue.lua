@@ -70,8 +70,9 @@ local function mark_unresponsive(token)
   redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
 
--- Takes a waiter out of the queue, with what is known about it.
+-- Takes a waiter out of the queue, with what is known about it and what was granted to it.
 local function drop_waiter(token)
+  redis.call('ZREM', HOLDERS, token)
   remove_waiter(token)
   redis.call('HDEL', INFO, token)
 end
@@ -87,11 +88,11 @@ local function drop_ended_leases()
     if redis.call('ZSCORE', QUEUE, token) then
       unclaimed = true
     else
+      has_held = has_held or not info_of(token).joined
       redis.call('HDEL', INFO, token)
-      has_held = true
     end
   end
-  if has_held and withheld > 0 then
+  if has_held then
     note_end()
   end
   if unclaimed then
@@ -107,6 +108,7 @@ end
 -- Notes in `room` that one more holds the lock, or was granted it.
 local function occupy(room, token, info)
   room.count, room.taken[info.slot or 0] = room.count + 1, true
+  room.held, room.forgotten = room.held or not info.joined, room.forgotten or info.forgotten
   if info.slots == 0 then
     room.sharing = room.sharing + 1
   elseif redis.call('ZSCORE', QUEUE, token) then
@@ -114,8 +116,8 @@ local function occupy(room, token, info)
   end
 end
 
--- How many hold the lock, or were granted it, how many of them share it, which slots they have, and who was granted one and has not
--- claimed it. Without `but`.
+-- How many hold the lock, or were granted it, how many of them share it, which slots they have, who was granted one and has not
+-- claimed it, whether somebody holds it already, and whether that was forgotten. Without `but`.
 local function survey(but)
   local room = {count = 0, sharing = 0, taken = {}, granted = {}}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
@@ -128,14 +130,7 @@ end
 
 -- Whether one that lets so many hold the lock may hold it beside those, if nobody is ahead of it.
 local function fits(slots, room)
-  return slots == 0 and room.sharing == room.count or room.sharing == 0 and room.count < slots
-end
-
--- Whether a holder that was seen then is gone without a trace: deleted, or lost with the server's data. Its command may still run,
--- until it hears of that or its lease is over.
-local function is_forgotten(seen)
-  local last = last_run()
-  return redis.call('ZCARD', HOLDERS) == 0 and math.max(last.ended, last.lost or 0) < seen
+  return not room.forgotten and (slots == 0 and room.sharing == room.count or room.sharing == 0 and room.count < slots)
 end
 
 -- Whether one that lets so many hold the lock may be granted it now, beside those that hold it or were granted it. Not if a waiter
@@ -264,8 +259,6 @@ local function hand_over()
           mail(behind, next_beat())
         end
       end
-      break
-    elseif info.seen and is_forgotten(info.seen) then
       break
     end
     info.slot, info.since, info.leads = lowest_slot(info.slots, room), now, nil

@@ -24,7 +24,8 @@ local SUCCEEDED, REQUEST = ARGV[6] == '1', ARGV[7]
 
 local info = info_of(TOKEN)
 -- One that was only granted the lock does not hold it yet.
-local holds = is_in_force(TOKEN) and info.fence
+local is_there = is_in_force(TOKEN) and info.fence
+local holds = is_there and not info.forgotten
 if HOW == 'hand' and not holds then
   -- Perhaps this very request has released it, and the answer was lost.
   if last_run().request == REQUEST then
@@ -34,7 +35,7 @@ if HOW == 'hand' and not holds then
 end
 -- It was held before the request came that is cancelled. Or what is asked was done, and the answer was lost.
 local is_others = HOW == 'cancel' and (info.request or '') ~= REQUEST
-if holds and (is_others or info.hand and (HOW == 'hold' or HOW == 'keep')) then
+if is_there and is_others or holds and info.hand and (HOW == 'hold' or HOW == 'keep') then
   return {1, '', '', 1}
 end
 allow_when_full()
@@ -43,12 +44,16 @@ if HOW == 'hand' and not info.hand then
   set_info(TOKEN, info)
   return {2}
 end
-drop_ended_leases()
 
 -- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
 if ENDING ~= '' then
   local ending = cjson.decode(ENDING)
   note(info, ending, HOW == 'hand' and REQUEST or nil, SUCCEEDED and holds and not (info.revoked or info.hand))
+else
+  drop_ended_leases()
+  if is_there then
+    note_end()
+  end
 end
 
 -- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
@@ -91,6 +96,7 @@ if DOUBT then
   redis.call('LPUSH', MAILBOX .. TOKEN, CANCELLED)
   redis.call('PEXPIRE', MAILBOX .. TOKEN, CANCELLED_TTL)
 end
+drop_ended_leases()
 local handed, told = hand_over()
 expire_holders()
 return {1, handed, told, ends and 1 or holds and 0 or -1}

@@ -15,6 +15,9 @@ if not is_in_force(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)
+if info.forgotten then
+  return {0, {}}
+end
 if info.revoked then
   return {2, cjson.encode(info.revoked)}
 end

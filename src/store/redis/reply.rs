@@ -6,6 +6,7 @@ use redis::Value;
 
 use super::particulars::{Info, past, success};
 use crate::lock::key::Key;
+use crate::lock::state::{self, Seen};
 use crate::lock::token::Token;
 use crate::store::{Done, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
 use crate::sys::clock::Moment;
@@ -25,14 +26,12 @@ pub(super) enum AcquireReply {
     NotMine {
         /// Whose it is.
         held: Held,
-        /// The length of its lease, where there is one that ends.
-        ttl: Option<Duration>,
+        /// The same as a waiter remembers it.
+        seen: Option<Box<Seen>>,
         /// When to ask again if nothing happens.
         look_in: Duration,
         /// The waiters to whom the lock was handed by this request, if it was.
         handed: Option<Handoff>,
-        /// When this was so, in milliseconds of the server's clock.
-        now: i64,
     },
 }
 
@@ -59,17 +58,16 @@ impl AcquireReply {
                 Value::Int(look_in),
                 granted,
                 told,
-                Value::Int(now),
+                Value::Int(ended),
                 Value::Int(withheld),
             ] => {
                 let withheld = millis(*withheld).filter(|span| !span.is_zero());
                 let place = u64::try_from(*place).ok();
                 Ok(AcquireReply::NotMine {
                     held: Held { withheld, place, ..read_holder(holder).unwrap_or_default() },
-                    ttl: read_ttl(holder),
+                    seen: read_seen(holder, *ended).map(Box::new),
                     look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
                     handed: handed(granted, told),
-                    now: *now,
                 })
             }
             [Value::Int(2), Value::Int(began), Value::Int(now), granted, told] => {
@@ -218,11 +216,13 @@ fn millis(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// The length of the lease of a holder as above.
-fn read_ttl(holder: &Value) -> Option<Duration> {
-    let [_, _, Value::BulkString(info), _] = fields(holder) else { return None };
-    let ttl = Info::read(info).ttl;
-    (ttl > 0).then(|| Duration::from_millis(ttl))
+/// Reads a holder as above, as a waiter remembers it, and when a hold ended last.
+fn read_seen(holder: &Value, ended: i64) -> Option<Seen> {
+    let [_, _, Value::BulkString(info), token] = fields(holder) else { return None };
+    let Info { who, since, ttl, .. } = Info::read(info);
+    let ttl_ms = Some(ttl).filter(|ttl| *ttl > 0);
+    let held = state::Held { who: who?, since_ms: since, ends_ms: None, ttl_ms, token: read_token(token)? };
+    Seen::of(Some(&held), u64::try_from(ended).unwrap_or_default())
 }
 
 fn handed(granted: &Value, told: &Value) -> Option<Handoff> {
@@ -312,12 +312,12 @@ mod tests {
             Value::Int(0),
         ]);
         let asked = AcquireReply::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let AcquireReply::NotMine { held, ttl, look_in, handed: Some(handed), now: 9 } = asked else {
+        let AcquireReply::NotMine { held, seen: Some(seen), look_in, handed: Some(handed) } = asked else {
             panic!("{asked:?}")
         };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
-        assert_eq!((ttl, look_in), (Some(Duration::from_secs(30)), Duration::from_secs(8)));
+        assert_eq!((seen.held.ttl_ms, seen.ended_unix_ms, look_in), (Some(30_000), 9, Duration::from_secs(8)));
         assert_eq!((handed.granted.as_str(), handed.told.as_str()), ("a", "b c"));
     }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use super::connection::{Connection, Failure};
 use super::reply::{Mail, read_mail};
 use super::{RedisStore, keys};
-use crate::store::seen::Seen;
+use crate::lock::state::Seen;
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
 /// Our place in the queue: what we know since we last looked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Place {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
@@ -22,11 +22,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What is known after another look, at `now` on the server's clock, that found a holder with a lease of `ttl`, or none. The
-    /// next look is due in so long.
-    pub(super) fn after(before: Option<Self>, found: bool, ttl: Option<Duration>, now: i64, look_in: Duration) -> Self {
-        let seen = before.and_then(|before| before.seen);
-        Place { seen: Seen::after(seen, found, ttl, u64::try_from(now).unwrap_or(0)), look_at: Moment::now() + look_in }
+    /// Returns what is known after another look, which may have `seen` a holder. The next one is due in so long.
+    pub(super) fn after(before: Option<Self>, seen: Option<Seen>, look_in: Duration) -> Self {
+        Place { seen: seen.or_else(|| before?.seen), look_at: Moment::now() + look_in }
     }
 }
 
@@ -40,7 +38,7 @@ impl RedisStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
         let mailbox = format!("{}mailbox:{}", keys::base(&self.server.prefix, &claim.key), claim.token.as_str());
-        let look_at = self.place.map(|place| place.look_at);
+        let look_at = self.place.as_ref().map(|place| place.look_at);
         let Some(mut until) = until.into_iter().chain(look_at).min() else { return Ok(Wakeup::TryAgain) };
         loop {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;

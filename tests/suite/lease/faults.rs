@@ -329,6 +329,19 @@ on_every_lease_store!(the_lock_is_deleted, |store| {
     }
 });
 
+// The same where somebody comes who has seen nothing, and by whose request the lock would be handed off: the next waiter has seen the
+// holder.
+on_every_lease_store!(a_newcomer_after_the_lock_was_deleted, |store| {
+    let mut scene = Scene::with_queue(store);
+    for case in &scene.cases {
+        store.server().forget_holders(&case.key);
+        let newcomer = Lockrun::new(store).key(&case.key).command(["echo", "runs"]).run();
+        assert!(newcomer.exited(75).stdout.is_empty(), "others are ahead");
+    }
+    all_lost(&mut scene);
+    scene.judge("holders deleted, and a newcomer");
+});
+
 // "The local deadline counts from before the request left": from the first one, if a waiter's claim was heard and the connection
 // closed before an answer, and the lock is known to be its own only by another request, some time later.
 on_every_lease_store!(the_answer_to_a_claim_is_lost_and_then_the_network, |store| {

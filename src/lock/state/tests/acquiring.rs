@@ -93,31 +93,134 @@ fn asked_again_a_revoked_lease_is_whole() {
     assert!(matches!(lock.renew("a", None), Renewed::Revoked(_)));
 }
 
+/// What a waiter remembers that looks now.
+fn seen(lock: &Lock) -> Option<Seen> {
+    Seen::of(lock.state.first_held(lock.world.now, &lock.world).as_ref(), lock.state.ended_unix_ms())
+}
+
+fn careful<'a>(claim: &'a Claim, seen: Option<&'a Seen>) -> Ask<'a> {
+    Ask { on_held: OnHeld::Wait { max: None }, seen, ..ask(claim) }
+}
+
 #[test]
 fn a_holder_that_the_store_has_forgotten_is_waited_for() {
     let mut lock = Lock::new();
-    let claim = claim("b", 1);
-    let careful = Ask { on_held: OnHeld::Wait { max: None }, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
-    // The lock was held at START. Now nobody does, and no run has ended.
+    lock.acquire("a", 1);
+    let (b, c) = (claim("b", 1), claim("c", 1));
+    lock.ask(&careful(&b, None));
+    lock.ask(&careful(&c, None));
+    let seen = seen(&lock);
+    lock.state.holders.clear();
     lock.pass(1000);
-    let answer = lock.ask(&careful);
-    assert!(matches!(answer, Acquired::Held { first: None, place: Some(0), is_forgotten: true }), "{answer:?}");
-    // Nobody else has it handed to this waiter either.
-    assert_eq!(held(&lock.acquire("c", 1)), (None, None));
-    assert_eq!((lock.granted.len(), lock.holders().len()), (0, 0));
+    // One that knows of nothing has it granted to the next waiter, which knows better. Nobody gets it then, in whatever mode.
+    assert_eq!(slot(&lock.acquire("d", 1)), None);
+    assert_eq!(lock.granted, ["b"]);
+    assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))), (Some("a"), Some(0)));
+    for slots in [0, 1, 8] {
+        assert_eq!(held(&lock.acquire("d", slots)).0, Some("a"));
+    }
+    assert_eq!((lock.holders(), lock.look_in), (vec!["a"], Some(30_000)));
+    // It learns that it has lost the lock.
+    assert_eq!(lock.renew("a", None), Renewed::NotMine(None));
+    assert!(matches!(lock.release("a", Release::ByHand), Released::NotMine(Some(_))));
     // Its command is dead, as its release shows.
     assert_eq!(lock.release("a", DONE), Released::NotMine(None));
+    assert_eq!((lock.granted.clone(), lock.last().map(|last| last.0)), (vec!["b".to_owned()], Some("a")));
+    assert_eq!(slot(&lock.ask(&careful(&b, seen.as_ref()))), Some(0));
+    // Nothing is forgotten any more, though this one has seen nothing since.
+    lock.release("b", DONE);
+    assert_eq!(lock.granted, ["c"]);
+    assert_eq!(slot(&lock.ask(&careful(&c, seen.as_ref()))), Some(0));
+}
+
+#[test]
+fn what_was_granted_to_others_is_not_if_a_holder_is_forgotten() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let (b, c) = (claim("b", 1), claim("c", 1));
+    lock.ask(&careful(&b, None));
+    lock.ask(&careful(&c, None));
+    let seen = seen(&lock);
+    lock.state.holders.clear();
+    lock.acquire("d", 1);
     assert_eq!(lock.granted, ["b"]);
-    assert_eq!(slot(&lock.ask(&careful)), Some(0));
+    // The second waiter knows better than the first one, which has not looked.
+    assert_eq!(held(&lock.ask(&careful(&c, seen.as_ref()))).0, Some("a"));
+    assert_eq!(slot(&lock.ask(&careful(&b, None))), None);
+    lock.pass(30_000);
+    assert_eq!(slot(&lock.ask(&careful(&b, None))), Some(0));
+}
+
+#[test]
+fn a_holder_that_was_put_back_holds_it_again_if_it_asks_again() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let b = claim("b", 1);
+    lock.ask(&careful(&b, None));
+    let seen = seen(&lock);
+    lock.state = LockState::default();
+    lock.ask(&careful(&b, seen.as_ref()));
+    let by_hand = Claim { by_hand: true, ttl: lasts(60), ..claim("a", 1) };
+    assert_eq!(slot(&lock.ask(&ask(&by_hand))), Some(0));
+    assert_eq!(lock.look_in, Some(60_000));
+    assert_eq!(lock.renew("a", None), Renewed::Mine);
+    assert_eq!(lock.release("a", Release::ByHand), Released::Free);
 }
 
 #[test]
 fn a_holder_whose_lease_has_run_out_is_not_forgotten() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
-    let claim = claim("b", 1);
-    let careful = Ask { on_held: OnHeld::Wait { max: None }, seen: Some(Seen { at_unix_ms: START }), ..ask(&claim) };
-    assert_eq!(slot(&lock.ask(&careful)), None);
+    let (b, c) = (claim("b", 1), claim("c", 1));
+    let seen = seen(&lock);
+    assert_eq!(slot(&lock.ask(&careful(&b, None))), None);
+    assert_eq!(slot(&lock.ask(&careful(&c, None))), None);
     lock.pass(30_000);
-    assert_eq!(slot(&lock.ask(&careful)), Some(0));
+    // Not by another one either, nor if the clock is set back then.
+    lock.acquire("d", 1);
+    lock.world.now = Now::unix(START);
+    assert_eq!(slot(&lock.ask(&careful(&b, seen.as_ref()))), Some(0));
+}
+
+#[test]
+fn a_hold_that_was_cancelled_is_not_forgotten() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let b = claim("b", 1);
+    let seen = seen(&lock);
+    lock.ask(&careful(&b, None));
+    lock.cancel("a", None, false);
+    assert_eq!(slot(&lock.ask(&careful(&b, seen.as_ref()))), Some(0));
+}
+
+#[test]
+fn ends_rise_whatever_the_clock_says() {
+    let mut lock = Lock::new();
+    let mut before = 0;
+    for now in [START, START, START - 1000, START + 1000] {
+        lock.world.now = Now::unix(now);
+        lock.acquire("a", 1);
+        lock.release("a", DONE);
+        let ended = lock.state.ended_unix_ms();
+        assert!(ended > before, "{ended}");
+        before = ended;
+    }
+    assert_eq!((before, lock.state.lost_unix_ms), (START + 1000, 0));
+}
+
+#[test]
+fn a_claim_counts_only_beside_those_that_hold_the_lock() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let b = claim("b", 1);
+    lock.ask(&careful(&b, None));
+    lock.release("a", DONE);
+    assert_eq!(lock.granted, ["b"]);
+    // A store that reads only the first waiters may overlook the grant.
+    let overlooked = std::mem::take(&mut lock.state.waiters);
+    assert_eq!(slot(&lock.acquire("c", 1)), Some(0));
+    lock.state.waiters = overlooked;
+    assert_eq!(held(&lock.ask(&careful(&b, None))), (Some("c"), Some(0)));
+    lock.release("c", DONE);
+    assert_eq!(slot(&lock.ask(&careful(&b, None))), Some(0));
 }

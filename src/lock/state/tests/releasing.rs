@@ -38,11 +38,14 @@ fn a_kept_lock_that_was_seen_is_not_forgotten_when_it_is_released() {
     lock.acquire("a", 1);
     lock.release("a", keep(lasts(60)));
     lock.pass(1000);
-    let seen = Some(Seen { at_unix_ms: lock.world.now.unix_ms });
+    let seen = Seen::of(lock.state.first_held(lock.world.now, &lock.world).as_ref(), lock.state.ended_unix_ms());
     lock.pass(1000);
     lock.release("a", Release::ByHand);
     let claim = claim("b", 1);
-    assert_eq!(slot(&lock.ask(&Ask { seen, on_held: OnHeld::Wait { max: None }, ..ask(&claim) })), Some(0));
+    assert_eq!(
+        slot(&lock.ask(&Ask { seen: seen.as_ref(), on_held: OnHeld::Wait { max: None }, ..ask(&claim) })),
+        Some(0)
+    );
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::lock::state::{
     Revoked, Seen, WaiterState, Wanted,
 };
 use crate::lock::token::Token;
-use crate::store::redis::{millis, release_args, slots, ttl_ms};
+use crate::store::redis::{millis, release_args, seen_json, slots, ttl_ms};
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 
 /// What the state has to say of a history so far, and what Redis is to be asked.
@@ -26,8 +26,8 @@ pub(super) struct Model<'a> {
     pub(super) state: LockState,
     pub(super) facts: World,
     scripts: &'a Scripts,
-    /// What a waiter has seen when it last looked: how long the holder's lease is, and when that was.
-    pub(super) seen: HashMap<String, (u64, u64)>,
+    /// The holder that a waiter has seen last.
+    pub(super) seen: HashMap<String, Seen>,
     pub(super) script: Vec<Line>,
     /// To whom the last step has granted the lock, if Redis leaves that to the next one.
     left: Vec<String>,
@@ -149,16 +149,13 @@ impl<'a> Model<'a> {
             ..claim(token, *ttl)
         };
         let on_held = if *waits { OnHeld::Wait { max: *max } } else { OnHeld::Leave };
-        let of_state = seen.map(|(_, at)| Seen { at_unix_ms: at });
-        let ask = Ask { claim: &claim, leased: true, request: claim.request.as_ref(), on_held, seen: of_state };
-        let (caution, at) = seen.unwrap_or_default();
+        let ask = Ask { claim: &claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
         let args = [
             token.clone(),
             ttl_ms(*ttl).to_string(),
             json!(claim.holder).to_string(),
             u8::from(*waits).to_string(),
-            caution.to_string(),
-            at.to_string(),
+            seen_json(seen.as_ref()),
             u8::from(*by_hand).to_string(),
             slots(*mode).to_string(),
             request.clone().unwrap_or_default(),
@@ -176,8 +173,8 @@ impl<'a> Model<'a> {
                 self.seen.remove(token);
                 Answer::new(format!("mine: fence {fence}, slot {slot}"))
             }
-            Acquired::Held { first, place, .. } => {
-                self.notes_seen(token, *waits, first.as_ref());
+            Acquired::Held { first, place, ended_unix_ms } => {
+                self.note_seen(token, *waits && place.is_some(), Seen::of(first.as_ref(), ended_unix_ms));
                 let place = place.map_or("-1".into(), |place| place.to_string());
                 let place = if *waits { format!(", place {place}") } else { String::new() };
                 Answer { holder: self.named(first.as_ref()), ..Answer::new(format!("not mine{place}")) }
@@ -386,12 +383,11 @@ impl<'a> Model<'a> {
     }
 
     /// What a waiter remembers of what it has seen.
-    fn notes_seen(&mut self, token: &str, waits: bool, first: Option<&Held>) {
-        match first {
-            _ if !waits => drop(self.seen.remove(token)),
-            Some(Held { ttl_ms: Some(ttl), .. }) => drop(self.seen.insert(token.to_owned(), (*ttl, self.facts.now))),
-            Some(_) => drop(self.seen.remove(token)),
-            None => {}
+    fn note_seen(&mut self, token: &str, waits: bool, seen: Option<Seen>) {
+        if !waits {
+            self.seen.remove(token);
+        } else if let Some(seen) = seen {
+            self.seen.insert(token.to_owned(), seen);
         }
     }
 

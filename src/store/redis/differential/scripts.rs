@@ -50,7 +50,7 @@ fn text(script: &Script) -> String {
 }
 
 fn with_time_of_history(text: &str) -> String {
-    let of_server = "local time=call('TIME')\nlocal now=time[1]*1000+math.floor(time[2] / 1000)\n";
+    let of_server = "local time=C('TIME')\nlocal now=time[1]*1000+math.floor(time[2]/1000)\n";
     assert!(text.contains(of_server), "the prelude reads the time in other words");
     framed(&text.replace(of_server, "local now = NOW\n"))
 }

@@ -6,7 +6,7 @@ use super::model::Model;
 use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{Purpose, Release, Retain, Wanted};
+use crate::lock::state::{Purpose, Release, Retain, Seen, Wanted};
 
 /// How long after the look that was expected of it a waiter counts as dead, in ms: as in `queue.lua`.
 pub(super) const LATE: u64 = 20_000;
@@ -35,8 +35,8 @@ pub(super) enum Step {
         once_per: Option<Duration>,
         ttl: Ttl,
         request: Option<String>,
-        /// The ttl of the holder that it has seen, and when that was.
-        seen: Option<(u64, u64)>,
+        /// The holder that it has seen last.
+        seen: Option<Seen>,
     },
     Reserve {
         token: String,
@@ -209,7 +209,7 @@ impl Manner {
         }
         let by_hand = random.one_in(6);
         let request = by_hand.then(|| random.of(&[None, Some("q1".to_owned()), Some("q2".to_owned())])).flatten();
-        let seen = model.seen.get(&token).copied().filter(|_| !random.one_in(6));
+        let seen = model.seen.get(&token).cloned().filter(|_| !random.one_in(6));
         Step::Acquire {
             waits: !random.one_in(4),
             max: self.max.filter(|_| random.one_in(2)),
@@ -233,7 +233,7 @@ impl Manner {
         }
         let waiter = random.of(&chosen);
         let token = waiter.token.as_str().to_owned();
-        let seen = model.seen.get(&token).copied();
+        let seen = model.seen.get(&token).cloned();
         let (mode, by_hand) = (waiter.mode, random.one_in(12));
         let once_per = self.once_per.filter(|_| random.one_in(2));
         Step::Acquire { token, waits: true, max: None, by_hand, mode, once_per, ttl: ttl(random), request: None, seen }

@@ -7,6 +7,7 @@ use serde_json::Value as Json;
 
 use crate::lock::holder::Holder;
 use crate::lock::state::{Facts, HolderState, LockState, Presence, Purpose, Success};
+use crate::store::redis::particulars::purpose;
 use crate::store::redis::slots;
 
 /// What is kept of a lock.
@@ -85,7 +86,7 @@ impl View {
                 ending: serde_json::to_value(last.ending).expect("is JSON"),
             }),
             success: state.success,
-            ended: state.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(state.lost_unix_ms),
+            ended: state.ended_unix_ms(),
             sequence: state.sequence.as_ref().map(|it| (it.last.clone(), it.place, it.fence.to_string())),
         }
     }
@@ -181,11 +182,7 @@ fn holder_of_redis(ends: &str, info: &Json) -> HolderView {
         is_shared: info["slots"].as_u64() == Some(0),
         once_per: info["once"].is_number().then(|| number(&info["once"])),
         value: string("value").map(|value| (value, number(&info["place"]))),
-        purpose: match (info["hand"].as_bool(), info["kept"].as_bool()) {
-            (Some(true), Some(true)) => Purpose::Kept,
-            (Some(true), _) => Purpose::Hand,
-            _ => Purpose::Run,
-        },
+        purpose: purpose(info),
         is_released: info["released"].as_bool().unwrap_or_default(),
         revoked_by: serde_json::from_value(info["revoked"].clone()).ok(),
         request: string("request"),
