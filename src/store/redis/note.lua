@@ -11,7 +11,7 @@ end
 local function note(info, ending, request, succeeded)
   local last, before, ended = ending, last_run(), last_end()
   if info.fence and not info.kept then
-    last.lost = ended >= now and ended + 1 or nil
+    last.lost = ended >= now and whole(ended + 1) or nil
     last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
     last.done, last.till = before.done, before.till
     if succeeded then
@@ -24,7 +24,7 @@ local function note(info, ending, request, succeeded)
     end
   else
     last = before
-    last.lost = math.max(now, ended + 1)
+    last.lost = whole(math.max(now, ended + 1))
   end
   last.request = request
   redis.call('SET', LAST, cjson.encode(last))

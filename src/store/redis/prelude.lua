@@ -159,6 +159,7 @@ end
 -- Notes that a hold has ended, or to a waiter that has seen it, it would look as if it were forgotten.
 local function note_end()
   local last = last_run()
-  last.lost = math.max(now, last_end() + 1)
+  -- As text, since a number would be rounded.
+  last.lost = whole(math.max(now, last_end() + 1))
   redis.call('SET', LAST, cjson.encode(last))
 end

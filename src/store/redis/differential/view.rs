@@ -234,5 +234,6 @@ fn command(who: &Json) -> String {
 /// A number, which Lua may have written as 1.8e+12.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times, which are exact in a double")]
 fn number(value: &Json) -> u64 {
-    value.as_f64().unwrap_or_default() as u64
+    let text = || value.as_str()?.parse().ok();
+    value.as_f64().or_else(text).unwrap_or_default() as u64
 }
