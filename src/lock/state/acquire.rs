@@ -42,10 +42,15 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Returns what a waiter remembers that has found this holder when a hold had ended last at `ended_unix_ms`. Nothing of one whose lease
-    /// never ends, since nobody could wait for that; nor of a waiter to which the lock was granted.
-    pub fn of(held: Option<&Held>, ended_unix_ms: u64) -> Option<Self> {
-        held.filter(|held| held.ttl_ms.is_some()).map(|held| Seen { held: held.clone(), ended_unix_ms })
+    /// Returns what a waiter remembers that has found this holder, if any, when a hold had ended last at `ended_unix_ms`. Nothing of one
+    /// whose lease never ends, since nobody could wait for that. What it knew `before` counts on if it has found none; or one of which too
+    /// little is known, as of a waiter to which the lock was granted.
+    pub fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64) -> Option<Self> {
+        match held {
+            Some(held) if held.ends_ms.is_none() => None,
+            Some(held) if held.ttl_ms.is_some() => Some(Seen { held: held.clone(), ended_unix_ms }),
+            _ => before,
+        }
     }
 }
 
@@ -68,7 +73,7 @@ pub enum Acquired {
         /// The place in the queue, from 0, if it waits. `None` for one that was to wait: too many do, or its token shares the lock
         /// already.
         place: Option<usize>,
-        /// What [`LockState::ended_unix_ms`] returns, for [`Seen::of`].
+        /// What [`LockState::ended_unix_ms`] returns, for [`Seen::after`].
         ended_unix_ms: u64,
     },
     /// It is not wanted: what [`Claim::once_per`] asks for is done.
@@ -94,16 +99,18 @@ impl LockState {
             return Ok(self.unchanged(Acquired::Cancelled, Vec::new()));
         }
         self.drop_ended(Some(token), now, facts);
-        if self.position(token).is_some_and(|at| self.holders[at].is_shared) && ask.claim.mode != Mode::Shared {
-            // A grant would say that it holds the lock alone.
-            let held = self.held_by(self.first_held(now, facts), None);
-            return Ok(self.applied(held, now, facts));
+        let is_not_as_asked = |holder: &HolderState| {
+            // A grant would say that it holds the lock alone, or that it has never lost it.
+            holder.is_shared && ask.claim.mode != Mode::Shared || holder.purpose == Purpose::Forgotten
+        };
+        if self.position(token).is_some_and(|at| is_not_as_asked(&self.holders[at])) {
+            return Ok(self.refused(None, now, facts));
         }
         if let Some(at) = self.position(token) {
-            self.answer_again(at, ask, now, facts);
+            let begins_lease = self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, lease, .. } = &self.holders[at];
             let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
-            return Ok(self.applied(mine, now, facts));
+            return Ok(Applied { begins_lease, ..self.applied(mine, now, facts) });
         }
         if self.waiters.iter().any(|it| it.token == *token && it.mode != ask.claim.mode) {
             // It does not want what it waits for.
@@ -113,8 +120,8 @@ impl LockState {
             self.leave(token);
             return Ok(self.applied(Acquired::Done { began_unix_ms }, now, facts));
         }
-        if let Some(seen) = ask.seen.filter(|seen| self.has_forgotten(seen)) {
-            self.put_back(seen, now, facts)?;
+        if let Some(seen) = ask.seen.filter(|seen| self.has_forgotten(seen, now)) {
+            self.put_back(seen, now, facts);
         }
         let granted = self.heard_of(token);
         let mode = ask.claim.mode;
@@ -134,53 +141,47 @@ impl LockState {
                 None
             }
         };
-        let applied = self.applied((), now, facts);
-        let answer = self.held_by(self.first_held(now, facts), place);
-        Ok(Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms })
+        Ok(self.refused(place, now, facts))
     }
 
-    fn held_by(&self, first: Option<Held>, place: Option<usize>) -> Acquired {
-        Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }
+    /// Hands off what is free, and answers that the lock is not this request's.
+    fn refused(&mut self, place: Option<usize>, now: Now, facts: &impl Facts) -> Applied<Acquired> {
+        let granted = self.hand_off(now, facts);
+        let first = self.first_held(now, facts);
+        self.unchanged(Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }, granted)
     }
 
-    /// Returns whether the store has forgotten a holder: nobody holds the lock, and no hold has ended since it was seen. That somebody was
-    /// granted the lock says nothing: who granted it need not have seen the holder.
-    fn has_forgotten(&self, seen: &Seen) -> bool {
-        self.holders.is_empty() && self.ended_unix_ms() <= seen.ended_unix_ms
+    /// Returns whether the store has forgotten a holder that a waiter has seen: no hold has ended since, and nobody holds the lock but others that
+    /// were forgotten. That somebody was granted the lock says nothing: who granted it need not have seen the holder.
+    fn has_forgotten(&self, seen: &Seen, now: Now) -> bool {
+        let held = &seen.held;
+        let is_over = held.purpose == Purpose::Kept && held.ends_ms.is_some_and(|ends_ms| ends_ms <= now.ms);
+        let is_forgotten = |holder: &HolderState| holder.purpose == Purpose::Forgotten && holder.token != held.token;
+        !is_over && self.ended_unix_ms() <= seen.ended_unix_ms && self.holders.iter().all(is_forgotten)
     }
 
-    /// Makes one a holder again that the store has forgotten, until its command has ended, or its lease: it may have been renewed just
-    /// before. It is alone with the lock, as nobody knows how it held it; and what was granted meanwhile is not.
-    fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) -> Result<(), FenceExhausted> {
-        let Held { who, since_ms, ends_ms: _, ttl_ms, token } = seen.held.clone();
-        // A fence of its own: the one that it had is forgotten.
-        self.fence = self.next_fence(now)?;
+    /// Makes one a holder again that the store has forgotten. A run is one until its command has ended, or its lease, which may have been
+    /// renewed just before; it is alone with the lock, as nobody knows how it held it. What was acquired by hand is held as before, and what
+    /// was kept is for no longer than it was.
+    fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) {
+        let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token } = seen.held.clone();
+        self.leave(&token);
         self.epoch = facts.epoch();
-        let lease = Some(Lease { ends_ms: ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)), ttl_ms });
-        let fence = self.fence;
-        self.holders.push(HolderState {
-            token,
-            who,
-            since_ms,
-            fence,
-            lease,
-            purpose: Purpose::Forgotten,
-            ..HolderState::default()
-        });
-        for waiter in &mut self.waiters {
-            waiter.grant = None;
-        }
-        Ok(())
+        let renewed_ms = ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms));
+        let (purpose, ends_ms) = match purpose {
+            Purpose::Run | Purpose::Forgotten => (Purpose::Forgotten, renewed_ms),
+            Purpose::Hand => (Purpose::Hand, renewed_ms),
+            Purpose::Kept => (Purpose::Kept, ends_ms.min(renewed_ms)),
+        };
+        let lease = Some(Lease { ends_ms, ttl_ms });
+        self.holders.push(HolderState { token, fence, who, since_ms, lease, purpose, ..HolderState::default() });
     }
 
     /// The holder at this place asks again. The lease begins anew, except that of a command's run if the lock is asked for by hand
     /// under its token. Also one that was revoked: the answer that the lock is its own promises a whole lease, and its renewals will
-    /// say that it was revoked.
-    pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) {
-        let holder = &mut self.holders[at];
-        if holder.purpose == Purpose::Forgotten {
-            holder.purpose = purpose_of(ask.claim);
-        }
+    /// say that it was revoked. Returns whether it does.
+    pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) -> bool {
+        let holder = &self.holders[at];
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
         let lease = (holder.lease.is_some() && is_its_own).then(|| self.new_lease(ask.claim.ttl, now, facts));
         let holder = &mut self.holders[at];
@@ -189,6 +190,7 @@ impl LockState {
             // Two have been told that the lock is theirs, so neither takes it back.
             holder.request = None;
         }
+        lease.is_some()
     }
 
     /// Makes the request a holder.
@@ -216,7 +218,7 @@ impl LockState {
             who: claim.holder.clone(),
             since_ms: now.ms,
             lease,
-            purpose: purpose_of(claim),
+            purpose: if claim.by_hand { Purpose::Hand } else { Purpose::Run },
             is_released: false,
             revoked_by: None,
             request: ask.request.cloned(),
@@ -259,9 +261,4 @@ impl LockState {
     pub fn ended_unix_ms(&self) -> u64 {
         self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms)
     }
-}
-
-/// Returns what the lock is held for by this claim.
-fn purpose_of(claim: &Claim) -> Purpose {
-    if claim.by_hand { Purpose::Hand } else { Purpose::Run }
 }

@@ -76,7 +76,7 @@ impl LockState {
                 *lease = renewed;
             }
         }
-        self.unchanged(Renewed::Mine, Vec::new())
+        Applied { begins_lease: true, ..self.unchanged(Renewed::Mine, Vec::new()) }
     }
 
     /// Gives out a lease of `ttl`, whose times are of this epoch.
@@ -105,12 +105,14 @@ impl LockState {
     /// grants that were not claimed in time. The caller hands off what has become free. `asking`, who asks now, is alive.
     pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) {
         self.void_other_epochs(facts);
-        let leased = |state: &Self| state.holders.iter().filter(|holder| holder.lease.is_some()).count();
-        let before = leased(self);
-        self.holders.retain(|holder| holder.is_in_force(now, facts));
-        if leased(self) < before {
-            self.note_end(now);
+        let has_ended = |holder: &HolderState| !holder.is_in_force(now, facts);
+        let ended_leases = self.holders.iter().filter(|holder| holder.lease.is_some() && has_ended(holder));
+        if let Some(since_ms) = ended_leases.map(|holder| holder.since_ms).max() {
+            // Later than all ends that a waiter can have seen before it saw the holder, and no more: where the store has gone back to an older
+            // state, the holder after this one may be forgotten.
+            self.note_end(now.unix_of(since_ms).saturating_add(1));
         }
+        self.holders.retain(|holder| holder.is_in_force(now, facts));
         let is_there =
             |waiter: &super::WaiterState| Some(&waiter.token) == asking || facts.presence(waiter) != Presence::Gone;
         self.waiters.retain(is_there);

@@ -67,9 +67,9 @@ pub struct LockState {
     /// The last run that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
-    /// When a hold ended that is not recorded as the last run, in Unix time: a lease that has run out, a run of which nothing else was known
-    /// any more, a kept lock. 0 if none has since that run, unless the end of that was no later than the one before it by the clock: then
-    /// this is.
+    /// When a hold ended that is not recorded as the last run, in Unix time: one that was cancelled, a run of which nothing else was known any
+    /// more, a kept lock; of a lease that has run out, a time no later than its end. 0 if none has since that run, unless the end of that was
+    /// no later than the one before it by the clock: then this is.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
     /// What has succeeded; a later run that failed does not hide it.
@@ -136,8 +136,8 @@ pub enum Purpose {
     Hand,
     /// Its run has ended and is recorded as the last one; the lock is kept.
     Kept,
-    /// The store had forgotten it, and a waiter that had seen it put it back: a command may still run under it. It cannot be renewed, as it
-    /// was told that the lock is not its own, or will be; and nobody holds the lock beside it.
+    /// The store had forgotten it, and a waiter that had seen a command run under it put it back: that may still run. It cannot be renewed,
+    /// as its lockrun was told that the lock is not its own, or will be; and nobody holds the lock beside it.
     Forgotten,
 }
 
@@ -275,6 +275,15 @@ pub struct Applied<T> {
     pub granted: Vec<Token>,
     /// When a lease or a grant ends next. Some process must look at the lock then, by any operation, or nobody gets what is free.
     pub look_at_ms: Option<u64>,
+    /// Whether the lease of the one that asks, which held the lock already, began anew; its end may be the same as before.
+    pub begins_lease: bool,
+}
+
+impl<T> Applied<T> {
+    /// Returns an answer after which there is nothing to do.
+    pub fn only(answer: T) -> Self {
+        Applied { answer, granted: Vec::new(), look_at_ms: None, begins_lease: false }
+    }
 }
 
 /// A holder as others see it: also a waiter to which the lock was granted.
@@ -286,8 +295,12 @@ pub struct Held {
     pub since_ms: u64,
     /// When its lease ends, if it has one that does.
     pub ends_ms: Option<u64>,
-    /// The length of its lease, if that ends.
+    /// The length of its lease, if that ends and is known.
     pub ttl_ms: Option<u64>,
+    /// What it holds the lock for.
+    pub purpose: Purpose,
+    /// Its fencing token; 0: it has none yet.
+    pub fence: u64,
     /// Its token. For comparing: it is a secret.
     pub token: Token,
 }
@@ -304,7 +317,7 @@ impl LockState {
         if !has_times && self.waiters.is_empty() && self.cancelled.is_empty() {
             self.epoch.clear();
         }
-        Applied { answer, granted, look_at_ms: self.next_end() }
+        Applied { granted, look_at_ms: self.next_end(), ..Applied::only(answer) }
     }
 
     /// Returns where the holder with this token stands.
@@ -320,6 +333,11 @@ impl LockState {
 }
 
 impl HolderState {
+    /// Returns whether its lease can be renewed.
+    pub fn is_renewable(&self) -> bool {
+        self.revoked_by.is_none() && self.purpose != Purpose::Forgotten
+    }
+
     /// Returns the holder as others see it.
     pub fn held(&self) -> Held {
         let lease = self.lease.as_ref();
@@ -328,6 +346,8 @@ impl HolderState {
             since_ms: self.since_ms,
             ends_ms: lease.and_then(|lease| lease.ends_ms),
             ttl_ms: lease.and_then(|lease| lease.ttl_ms),
+            purpose: self.purpose,
+            fence: self.fence,
             token: self.token.clone(),
         }
     }

@@ -65,6 +65,8 @@ impl WaiterState {
             since_ms: grant.since_ms,
             ends_ms: Some(grant.ends_ms),
             ttl_ms: None,
+            purpose: Purpose::default(),
+            fence: 0,
             token: self.token.clone(),
         })
     }
@@ -107,7 +109,7 @@ impl LockState {
             }
             Some(at) => {
                 self.holders.remove(at);
-                self.note_end(now);
+                self.note_end(now.unix_ms);
             }
             None => self.leave(token),
         }

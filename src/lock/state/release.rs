@@ -112,7 +112,7 @@ impl LockState {
         let Some(at) = self.position(token) else {
             // Its lease had run out, and others may have had the lock since: how their runs ended stays. But a careful waiter wants to
             // hear that a command is dead whose lock was lost.
-            self.note_end(now);
+            self.note_end(now.unix_ms);
             return Released::NotMine(None);
         };
         let holder = &self.holders[at];
@@ -141,16 +141,16 @@ impl LockState {
         Released::Retained
     }
 
-    /// Notes that a hold is over, or a waiter that saw it would think that the store has forgotten it. Two ends are told apart even if the
-    /// clock shows the same, or was set back.
-    pub(super) fn note_end(&mut self, now: Now) {
-        self.lost_unix_ms = self.ended_unix_ms().saturating_add(1).max(now.unix_ms);
+    /// Notes that a hold has ended at `unix_ms`, or a waiter that saw it would think that the store has forgotten it. Two ends are told apart
+    /// even if the clock shows the same, or was set back.
+    pub(super) fn note_end(&mut self, unix_ms: u64) {
+        self.lost_unix_ms = self.ended_unix_ms().saturating_add(1).max(unix_ms);
     }
 
     /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays.
     pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
         let before = self.ended_unix_ms();
-        self.note_end(now);
+        self.note_end(now.unix_ms);
         if holder.purpose != Purpose::Kept {
             if before < now.unix_ms {
                 self.lost_unix_ms = 0;

@@ -1,6 +1,6 @@
 //! Sequences: each run reserves a value, and a value that was used never comes up again.
 
-use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, SequenceState, Value};
+use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, Purpose, SequenceState, Value};
 use crate::lock::claim::Mode;
 use crate::lock::token::Token;
 
@@ -71,11 +71,15 @@ impl LockState {
         self.drop_ended(Some(token), now, facts);
         let granted = self.hand_off(now, facts);
         if let Some(at) = self.position(token) {
-            self.answer_again(at, ask, now, facts);
+            if self.holders[at].purpose == Purpose::Forgotten {
+                // So is what it had reserved.
+                return Ok(self.unchanged(Reserved::Cancelled, granted));
+            }
+            let begins_lease = self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, value, .. } = &self.holders[at];
             let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
             let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
-            return Ok(self.unchanged(mine, granted));
+            return Ok(Applied { begins_lease, ..self.unchanged(mine, granted) });
         }
         let value = match self.choose_value(wanted) {
             Ok(value) => value,

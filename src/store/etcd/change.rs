@@ -68,8 +68,8 @@ pub(super) struct Draft<'a> {
     pub(super) facts: &'a EtcdFacts<'a>,
     pub(super) before: &'a LockState,
     pub(super) after: &'a LockState,
-    /// Whether the lease of the one that asks begins anew.
-    pub(super) refreshes: bool,
+    /// Whether the lease of the one that asks begins anew, see [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
+    pub(super) begins_lease: bool,
     /// Whether the lock was not read, but is as we left it, see [`Found::left_by`].
     pub(super) is_from_memory: bool,
     /// Whether the record is written even if it stays as it is.
@@ -116,7 +116,9 @@ impl Draft<'_> {
             let old = self.found().lease_of(&holder.token);
             match lease.ends_ms {
                 None => change.operations.extend(old.map(|_| Operation::Delete(names.life(&holder.token)))),
-                Some(_) if before.is_some_and(|it| it.lease == holder.lease) && !(is_own && self.refreshes) => continue,
+                Some(_) if before.is_some_and(|it| it.lease == holder.lease) && !(is_own && self.begins_lease) => {
+                    continue;
+                }
                 Some(ends_ms) => {
                     let seconds = seconds_until(ends_ms, self.facts.now_ms);
                     let lease = leases.of(&holder.token, seconds);
@@ -188,7 +190,7 @@ impl Draft<'_> {
 
     fn change_record(&self, change: &mut Change, changes_grants: bool) {
         let found = self.found();
-        let record = record_of(self.after, self.before, found, self.facts.asking.filter(|_| self.refreshes));
+        let record = record_of(self.after, self.before, found, self.facts.asking.filter(|_| self.begins_lease));
         let text = json(&record);
         let changes_record = record != found.stored;
         // Whoever has seen the lock before this must not act on what has changed since.

@@ -73,7 +73,7 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     diagnostics.push(trial::diagnose(store, &key));
     let _ = store.once(on(&key), |state, _| {
         *state = LockState::default();
-        Ok(Applied { answer: (), granted: Vec::new(), look_at_ms: None })
+        Ok(Applied::only(()))
     });
     store.tidy();
     Ok(())

@@ -235,10 +235,10 @@ impl Found {
     }
 }
 
-/// Returns a holder of which nothing is known but that it lives.
+/// Returns a holder of which nothing is known but that it lives: not for how long.
 fn stranger(token: &Token, now_ms: u64) -> HolderState {
     const UNKNOWN_MS: u64 = 1000;
-    let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: Some(UNKNOWN_MS) };
+    let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: None };
     HolderState {
         token: token.clone(),
         since_ms: now_ms,
@@ -249,14 +249,14 @@ fn stranger(token: &Token, now_ms: u64) -> HolderState {
 }
 
 /// Returns a state as it is stored: without waiters, and without holders of which only their life was found `before`. The lease of the
-/// `refreshed` one ends as the state says, and those that were changed; the others as it was stored.
-pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, refreshed: Option<&Token>) -> LockState {
+/// `renewed` one ends as the state says, and those that were changed; the others as it was stored.
+pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, renewed: Option<&Token>) -> LockState {
     let mut record = LockState { waiters: Vec::new(), ..state.clone() };
     let was_there = |token: &Token| before.holders.iter().any(|holder| holder.token == *token);
     record.holders.retain(|holder| !found.is_stranger(&holder.token) || !was_there(&holder.token));
     for holder in &mut record.holders {
         let old = |state: &LockState| state.holders.iter().find(|it| it.token == holder.token).map(|it| it.lease);
-        if refreshed != Some(&holder.token)
+        if renewed != Some(&holder.token)
             && old(before).is_some_and(|lease| lease == holder.lease)
             && let Some(stored) = old(&found.stored)
         {

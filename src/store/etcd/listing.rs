@@ -160,7 +160,7 @@ impl EtcdStore {
             if is_prunable {
                 *state = LockState::default();
             }
-            Ok(Applied { answer: is_prunable, granted: Vec::new(), look_at_ms: None })
+            Ok(Applied::only(is_prunable))
         });
         pruned.map(|committed| committed.answer)
     }

@@ -157,12 +157,12 @@ impl EtcdStore {
 
 /// What an operation by the claim is about.
 fn by(claim: &Claim) -> Subject<'_> {
-    Subject { asking: Some(&claim.token), refreshes: true, ..on(&claim.key) }
+    Subject { asking: Some(&claim.token), ..on(&claim.key) }
 }
 
 /// What an operation on a lock is about.
 fn on(key: &Key) -> Subject<'_> {
-    Subject { key, asking: None, may_wait: false, needs_all_waiters: false, refreshes: false }
+    Subject { key, asking: None, may_wait: false, needs_all_waiters: false }
 }
 
 impl Store for EtcdStore {
@@ -193,11 +193,10 @@ impl Store for EtcdStore {
                 Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
-                let seen = state::Seen::of(first.as_ref(), ended_unix_ms);
+                let before = self.place.take();
+                self.place = waits.map(|(look, _)| Place::after(before, first.as_ref(), ended_unix_ms, look));
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
-                let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, seen, look));
                 if self.place.is_none() {
                     self.leave();
                     self.tidy();
@@ -237,7 +236,7 @@ impl Store for EtcdStore {
             let is_done = facts.may_be_done && matches!(applied.answer, state::Released::NotMine(_));
             let answer = before.take().filter(|_| is_done).unwrap_or(applied.answer);
             before = Some(answer.clone());
-            Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms }
+            Applied { answer, ..applied }
         });
         let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
         self.tidy();
@@ -249,7 +248,7 @@ impl Store for EtcdStore {
         let voids_late_requests = in_flight && claim.request.is_none();
         // The request has taken its time already.
         let timeout = self.timeout / 2;
-        let subject = Subject { may_wait: true, refreshes: false, ..by(claim) };
+        let subject = Subject { may_wait: true, ..by(claim) };
         let cancelled = self.until_answered(subject, timeout, |state, facts| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         });

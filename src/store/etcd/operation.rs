@@ -32,8 +32,6 @@ pub(super) struct Subject<'a> {
     pub(super) may_wait: bool,
     /// Whether all waiters matter, not only the first.
     pub(super) needs_all_waiters: bool,
-    /// Whether its lease begins anew if it holds the lock.
-    pub(super) refreshes: bool,
 }
 
 /// An operation that was carried out.
@@ -98,7 +96,7 @@ impl EtcdStore {
                 facts: &facts,
                 before: &before,
                 after: &state,
-                refreshes: subject.refreshes,
+                begins_lease: applied.begins_lease,
                 is_from_memory,
                 // Of those that join at once, no more than are allowed.
                 forces: may_be_done || subject.needs_all_waiters && joins(&before, &state),

@@ -11,7 +11,7 @@ use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{HolderState, Now, Purpose};
+use crate::lock::state::Now;
 use crate::lock::token::Token;
 use crate::store::{Renewed, from_state};
 use crate::sys::clock::Moment;
@@ -19,7 +19,7 @@ use crate::sys::clock::Moment;
 impl EtcdStore {
     /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for).
     pub(super) fn renew_lease(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, Failure> {
-        let subject = Subject { asking: Some(token), refreshes: true, ..on(key) };
+        let subject = Subject { asking: Some(token), ..on(key) };
         let committed = match self.once(subject, |state, facts| Ok(state.renew(token, ttl, facts))) {
             Err(failure) if failure.is_no_space() && self.keep_alive_holder(key, token)? => return Ok(Renewed::Mine),
             outcome => outcome?,
@@ -34,9 +34,7 @@ impl EtcdStore {
         let scope = self.scope(Subject { asking: Some(token), ..on(key) });
         let before = self.read(&scope, deadline)?;
         let Some(lease) = before.lease_of(token) else { return Ok(false) };
-        let is_renewable =
-            |it: &HolderState| it.token == *token && it.revoked_by.is_none() && it.purpose != Purpose::Forgotten;
-        let is_ours = before.stored.holders.iter().any(is_renewable);
+        let is_ours = before.stored.holders.iter().any(|holder| holder.token == *token && holder.is_renewable());
         let responses = self.client.exchange(&[api::keep_alive(lease), scope.request()], Effect::Reads, deadline)?;
         let [kept, read] = &responses[..] else { return Err(Failure::Closed) };
         if let Some(failure) = Failure::of_response(kept) {

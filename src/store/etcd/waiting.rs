@@ -17,7 +17,7 @@ use super::facts::{EtcdFacts, is_willing};
 use super::failure::Failure;
 use super::found::{Found, Row};
 use super::http::Connection;
-use crate::lock::state::{LockState, Seen, WaiterState, millis};
+use crate::lock::state::{Held, LockState, Seen, WaiterState, millis};
 use crate::lock::token::Token;
 use crate::store::Wakeup;
 use crate::sys::clock::Moment;
@@ -185,14 +185,15 @@ fn count_changed(found: &Found, after: &LockState) -> usize {
 }
 
 impl Place {
-    /// Returns what is known after another look, which may have `seen` a holder.
-    pub(super) fn after(before: Option<Self>, seen: Option<Seen>, look: Look) -> Self {
+    /// Returns what is known after another look, which has found this holder, if any, when a hold had ended last at `ended_unix_ms`.
+    pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look: Look) -> Self {
         let now = Moment::now();
-        let (seen_before, watch, keep_alive_at) = match before {
+        let (seen, watch, keep_alive_at) = match before {
             Some(before) => (before.seen, before.watch, before.keep_alive_at),
             None => (None, None, now + KEEP_ALIVE),
         };
-        Place { seen: seen.or(seen_before), look_at: now + look.within, watch, keep_alive_at }
+        let seen = Seen::after(seen, held, ended_unix_ms);
+        Place { seen, look_at: now + look.within, watch, keep_alive_at }
     }
 }
 
@@ -207,14 +208,20 @@ impl EtcdStore {
         let (Some(mut place), Some((row, lease))) = (self.place.take(), self.own_row.clone()) else {
             return Ok(Wakeup::TryAgain);
         };
+        let watches = self.keep_watch(&mut place, &row);
+        let wakeup = watches.and_then(|()| self.sleep_until(&mut place, lease, until, waiter, observer));
+        self.place = Some(place);
+        wakeup
+    }
+
+    /// Sees to it that we watch our row at the member that answers us.
+    fn keep_watch(&mut self, place: &mut Place, row: &str) -> Result<(), Failure> {
         if place.watch.as_ref().is_none_or(|(member, _)| *member != self.client.member) {
-            place.watch = Some((self.client.member, self.watch_row(&row)?));
+            place.watch = Some((self.client.member, self.watch_row(row)?));
             // It may have changed before that.
             place.look_at = Moment::now();
         }
-        let wakeup = self.sleep_until(&mut place, lease, until, waiter, observer);
-        self.place = Some(place);
-        wakeup
+        Ok(())
     }
 
     /// Watches our row from now on.

@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::reading::read_record;
 use super::schema::Tables;
 use super::waiting::{LOOKERS, Look, STAND_INS};
-use crate::lock::state::{HolderState, Seen, millis};
+use crate::lock::state::{Held, HolderState, millis};
 use crate::store::Claim;
 use crate::sys::clock::Moment;
 
@@ -27,10 +27,10 @@ pub(super) struct OwnRow {
     behind: usize,
     /// When the next lease or grant ends, if one does, in milliseconds of Unix time.
     ends_ms: Option<u64>,
-    /// Whether somebody holds the lock.
-    is_held: bool,
-    /// The holder that has the longest lease.
-    pub(super) seen: Option<Seen>,
+    /// The holder whose lease ends first.
+    pub(super) held: Option<Held>,
+    /// When a hold ended last, see [`LockState::ended_unix_ms`](crate::lock::state::LockState::ended_unix_ms).
+    pub(super) ended_unix_ms: u64,
     /// When this was so, in milliseconds of Unix time by the server's clock.
     now_ms: u64,
 }
@@ -97,15 +97,16 @@ impl OwnRow {
         let number = |text: &String| text.parse::<u64>().map_err(|_| STRANGE);
         let state = record.as_deref().map(read_record).transpose()?.unwrap_or_default();
         let grant_ends_ms = grant_ends_ms.as_ref().map(number).transpose()?;
-        let longest = state.holders.iter().map(HolderState::held).max_by_key(|held| held.ttl_ms);
+        let first =
+            state.holders.iter().min_by_key(|holder| holder.lease.and_then(|lease| lease.ends_ms).unwrap_or(u64::MAX));
         Ok(OwnRow {
             is_to_ask: is_to_ask == "t",
             is_called: is_called == "t",
             turn: turn.parse().map_err(|_| STRANGE)?,
             behind: behind.parse().map_err(|_| STRANGE)?,
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
-            is_held: !state.holders.is_empty(),
-            seen: Seen::of(longest.as_ref(), state.ended_unix_ms()),
+            held: first.map(HolderState::held),
+            ended_unix_ms: state.ended_unix_ms(),
             now_ms: number(now_ms)?,
         })
     }
@@ -124,7 +125,7 @@ impl OwnRow {
 
     /// Returns whether nobody holds the lock, nor was granted it.
     pub(super) fn is_free(&self) -> bool {
-        !self.is_held && self.ends_ms.is_none()
+        self.held.is_none() && self.ends_ms.is_none()
     }
 
     /// Returns whether it is worth a look at the lock for a waiter with so many others ahead.

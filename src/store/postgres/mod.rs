@@ -197,11 +197,10 @@ impl Store for PostgresStore {
                 Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
-                let seen = state::Seen::of(first.as_ref(), ended_unix_ms);
+                let before = self.place.take();
+                self.place = waits.map(|(look, _)| Place::after(before, first.as_ref(), ended_unix_ms, look));
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
-                let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, seen, look));
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }
@@ -237,7 +236,7 @@ impl Store for PostgresStore {
             let is_done = facts.may_be_done && matches!(applied.answer, state::Released::NotMine(_));
             let answer = before.take().filter(|_| is_done).unwrap_or(applied.answer);
             before = Some(answer.clone());
-            Applied { answer, granted: applied.granted, look_at_ms: applied.look_at_ms }
+            Applied { answer, ..applied }
         });
         let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
         Ok(from_state::released(answer, Now::unix(now_ms)))

@@ -16,7 +16,7 @@ use super::PostgresStore;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::heartbeat::OwnRow;
-use crate::lock::state::{Seen, millis};
+use crate::lock::state::{Held, Seen, millis};
 use crate::lock::token::Token;
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
@@ -161,10 +161,10 @@ fn poll_every(turn: usize) -> Duration {
 }
 
 impl Place {
-    /// Returns what is known after another look, which may have `seen` a holder.
-    pub(super) fn after(before: Option<Self>, seen: Option<Seen>, look: Look) -> Self {
+    /// Returns what is known after another look, which has found this holder, if any, when a hold had ended last at `ended_unix_ms`.
+    pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look: Look) -> Self {
         let now = Moment::now();
-        let seen = seen.or_else(|| before?.seen);
+        let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
         let look_at = look.within.map(|within| now + within);
         let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
         Place { seen, look_at, check_at, watch: None, poll_at }
@@ -188,9 +188,7 @@ impl Place {
 
     /// Notes what was read of our own row.
     fn learn(&mut self, own: &OwnRow) {
-        if own.seen.is_some() {
-            self.seen.clone_from(&own.seen);
-        }
+        self.seen = Seen::after(self.seen.take(), own.held.as_ref(), own.ended_unix_ms);
         if self.poll_at.is_some() {
             let every = poll_every(own.turn);
             self.poll_at = Some(Moment::now() + own.turn_in(own.turn).map_or(every, |turn_in| turn_in.min(every)));

@@ -5,8 +5,8 @@
 --       2 ttl       of the lease in ms; 0: it never expires
 --       3 who       JSON of the holder's particulars
 --       4 wait      1: wait in the queue; 0: do not wait (any more)
---       5 seen      JSON of the holder that a waiter has seen last: {token, who, since, ttl, and ended, as the answer has told it};
---                   empty: none
+--       5 seen      JSON of the holder that a waiter has seen last: {token, info: its particulars, should it be forgotten, and ended, as
+--                   the answer has told it; with ends, if it is kept: until when it holds the lock at most}; empty: none
 --       6 hand      1: it is taken by hand; 0: for a command of lockrun's
 --       7 slots     how many may hold the lock at once; 0: all that share it
 --       8 request   which request this is, under a token of the user's own; empty: the only one under its token
@@ -15,7 +15,8 @@
 -- Reply {1, fence, slot, granted, told}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, ended, withheld}
---                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock;
+--                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock, or is of
+--                   one that was forgotten;
 --                   ended: when a hold ended last;
 --                   withheld: for how long nothing is granted yet, after a failover
 --       {2, began, now, granted, told}
@@ -126,13 +127,13 @@ local ended = drop_ended_leases()
 
 -- A waiter that asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
 -- others pass.)
-if redis.call('LINDEX', MAILBOX .. TOKEN, 0) then
+if unread_since(TOKEN) then
   redis.call('DEL', MAILBOX .. TOKEN)
 end
 
 local granted, own = ends_of(TOKEN), info_of(TOKEN)
-if granted and own.fence and own.slots == 0 and SLOTS > 0 then
-  -- It shares the lock: a grant would say that it holds it alone.
+if granted and own.fence and (own.slots == 0 and SLOTS > 0 or own.forgotten) then
+  -- A grant would say that it holds the lock alone, or that it has never lost it.
   local handed, told = hand_over()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, told, last_end(), 0}
@@ -150,15 +151,20 @@ if done then
   return {2, done, now, handed, told}
 end
 local room = survey(TOKEN)
-if SEEN.token and not (own.fence or room.held) and last_end() <= SEEN.ended then
-  -- The holder that we have seen is forgotten: nobody holds the lock, and no hold has ended since. (That somebody was granted it says
-  -- nothing: who granted it need not have seen the holder.) It holds it again until its command has ended, or its lease, which may have
-  -- been renewed just before; alone, as nobody knows how it held it; and under another fence, as the old one is forgotten.
-  redis.call('DEL', HOLDERS)
-  take_hold(SEEN.token, SEEN.ttl, {who = SEEN.who, since = SEEN.since, slot = 0, forgotten = true})
-  set_lease(SEEN.token, now + SEEN.ttl)
-  room.forgotten, granted = true, nil
-elseif granted and not own.fence and not has_room(SLOTS, room) then
+if SEEN.token and not (own.fence or room.held or info_of(SEEN.token).fence) and last_end() <= SEEN.ended
+  and now < (SEEN.ends or math.huge) then
+  -- The holder that we have seen is forgotten: no hold has ended since, and nobody holds the lock but others that were forgotten. (That
+  -- somebody was granted it says nothing: who granted it need not have seen the holder.) So it holds it again, for a whole lease, which
+  -- may have been renewed just before. One under which a command ran is alone with the lock, as nobody knows how it held it.
+  remove_waiter(SEEN.token)
+  set_info(SEEN.token, SEEN.info)
+  set_lease(SEEN.token, math.min(now + SEEN.info.ttl, SEEN.ends or math.huge))
+  if FAILOVER then
+    note_lease(SEEN.info.ttl, SEEN.info.hand)
+  end
+  room = survey(TOKEN)
+end
+if granted and not own.fence and (not has_room(SLOTS, room) or room.taken[own.slot]) then
   redis.call('ZREM', HOLDERS, TOKEN)
   granted = nil
 end
@@ -170,9 +176,8 @@ end
 
 if mine then
   local info = info_of(TOKEN)
-  local leads = info.leads or info.forgotten
+  local leads = info.leads
   if not info.fence then
-    -- A slot that was granted and not claimed is another's by now.
     info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, room), hand = HAND or nil,
       request = REQUEST, slots = SLOTS == 0 and 0 or nil, several = SLOTS > 1 or nil, once = ONCE > 0 and ONCE or nil}
     take_hold(TOKEN, TTL, info)
@@ -181,9 +186,6 @@ if mine then
     -- Two have been told that it is theirs, so neither takes it back.
     info.request = nil
     set_info(TOKEN, info)
-  end
-  if info.forgotten then
-    info.hand = HAND or nil
   end
   -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then

@@ -36,8 +36,14 @@ end
 if not pending or told == 0 or listening then
   return {'', ''}
 end
-local next_ones = first_waiters(told * 2, true)
-for _, token in ipairs(next_ones) do
-  mail(token, wait)
+local next_ones = {}
+for token in waiters() do
+  if not unread_since(token) then
+    next_ones[#next_ones + 1] = token
+    mail(token, wait)
+  end
+  if #next_ones >= told * 2 then
+    break
+  end
 end
 return {next_ones[1] and GRANTED or '', table.concat(next_ones, ' ')}

@@ -39,7 +39,7 @@ use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::Seen;
+use crate::lock::state::{Purpose, Seen};
 use crate::lock::token::Token;
 use crate::net::tls::Tls;
 use crate::store::diagnostic::Diagnostic;
@@ -209,15 +209,17 @@ impl Store for RedisStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         match self.ask(claim, if_held) {
             Ok(AcquireReply::Mine(grant, handed)) => {
+                self.place = None;
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 Ok(Tried::Mine(grant))
             }
-            Ok(AcquireReply::NotMine { held, seen, look_in, handed }) => {
+            Ok(AcquireReply::NotMine { held, first, ended_unix_ms, look_in, handed }) => {
+                let before = self.place.take();
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 if if_held == IfHeld::Leave {
                     self.forget(claim);
                 } else if held.place.is_some() {
-                    self.place = Some(Place::after(self.place.take(), seen.map(|seen| *seen), look_in));
+                    self.place = Some(Place::after(before, first.as_deref(), ended_unix_ms, look_in));
                 } else {
                     self.forget(claim);
                     return Ok(Tried::QueueFull(held));
@@ -225,6 +227,7 @@ impl Store for RedisStore {
                 Ok(Tried::Held(held))
             }
             Ok(AcquireReply::Done(done, handed)) => {
+                self.place = None;
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 self.forget(claim);
                 Ok(Tried::Done(done))
@@ -375,9 +378,19 @@ fn slots(mode: Mode) -> u32 {
 /// The holder that a waiter has seen as the acquire script takes it.
 fn seen_json(seen: Option<&Seen>) -> String {
     seen.map_or_else(String::new, |Seen { held, ended_unix_ms }| {
-        let (token, ttl) = (held.token.as_str(), held.ttl_ms);
-        json!({ "token": token, "who": held.who, "since": held.since_ms, "ttl": ttl, "ended": ended_unix_ms })
-            .to_string()
+        let (since, fence, ttl) = (held.since_ms, held.fence.to_string(), held.ttl_ms);
+        let mut info = json!({ "who": held.who, "since": since, "fence": fence, "slot": 0, "ttl": ttl });
+        let mut seen = json!({ "token": held.token.as_str(), "ended": ended_unix_ms });
+        match held.purpose {
+            Purpose::Run | Purpose::Forgotten => info["forgotten"] = json!(true),
+            Purpose::Hand => info["hand"] = json!(true),
+            Purpose::Kept => {
+                (info["hand"], info["kept"]) = (json!(true), json!(true));
+                seen["ends"] = json!(held.ends_ms);
+            }
+        }
+        seen["info"] = info;
+        seen.to_string()
     })
 }
 

@@ -11,8 +11,8 @@
 --                   was that took the lock;
 --                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
 --                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; released: it
---                   is released by hand while one does; revoked: who has revoked it; forgotten: it was forgotten, and a waiter that
---                   had seen it put it back; neither can be renewed
+--                   is released by hand while one does; revoked: who has revoked it; forgotten: a command ran under it, it was
+--                   forgotten, and a waiter that had seen it put it back; what is revoked or was forgotten cannot be renewed
 --       3 fence     the fencing token that was given out last; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when a hold ended that is not
 --                   written down, or what makes the end of that run later than the one before it; done: when the last run began that has ended with 0 by itself; till: until when no other is
@@ -24,6 +24,7 @@
 --                   of the run that used it; never expires
 --       9 failover  what `failover.lua` needs; only where there can be failovers
 
+-- What is sent says `C(` for each call, which is shorter.
 local C = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
@@ -109,8 +110,8 @@ end
 -- Begins a holder's lease anew, for `ttl` from now. One that was revoked, too, if it is asked for again: the answer that the lock is
 -- its own promises a whole lease, and its renewals will say that it was revoked.
 local function begin_lease(token, ttl, info)
-  if info.ttl ~= ttl or info.forgotten then
-    info.ttl, info.forgotten = ttl, nil
+  if info.ttl ~= ttl then
+    info.ttl = ttl
     set_info(token, info)
   end
   set_lease(token, ttl == 0 and math.huge or now + ttl)
@@ -156,10 +157,10 @@ local function last_end()
   return math.max(last.ended, last.lost or 0)
 end
 
--- Notes that a hold has ended, or to a waiter that has seen it, it would look as if it were forgotten.
-local function note_end()
+-- Notes that a hold has ended at this time, or to a waiter that has seen it, it would look as if it were forgotten.
+local function note_end(at)
   local last = last_run()
   -- As text, since a number would be rounded.
-  last.lost = whole(math.max(now, last_end() + 1))
+  last.lost = whole(math.max(at, last_end() + 1))
   redis.call('SET', LAST, cjson.encode(last))
 end

@@ -82,18 +82,21 @@ end
 -- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
 -- nobody else will see that it has.
 local function drop_ended_leases()
-  local ended, unclaimed, has_held = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, false
+  local ended, unclaimed, since = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, 0
   for _, token in ipairs(ended) do
     redis.call('ZREM', HOLDERS, token)
     if redis.call('ZSCORE', QUEUE, token) then
       unclaimed = true
     else
-      has_held = has_held or not info_of(token).joined
+      local info = info_of(token)
+      since = math.max(since, not info.joined and math.min(tonumber(info.since) or now, now) or 0)
       redis.call('HDEL', INFO, token)
     end
   end
-  if has_held then
-    note_end()
+  if since > 0 then
+    -- Later than all ends that a waiter can have seen before it saw the holder, and no more: where the server has gone back to an
+    -- older state, the holder after this one may be forgotten.
+    note_end(since + 1)
   end
   if unclaimed then
     for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, now, whole(now - GRACE + LATE))) do
@@ -108,7 +111,7 @@ end
 -- Notes in `room` that one more holds the lock, or was granted it.
 local function occupy(room, token, info)
   room.count, room.taken[info.slot or 0] = room.count + 1, true
-  room.held, room.forgotten = room.held or not info.joined, room.forgotten or info.forgotten
+  room.held, room.forgotten = room.held or not (info.joined or info.forgotten), room.forgotten or info.forgotten
   if info.slots == 0 then
     room.sharing = room.sharing + 1
   elseif redis.call('ZSCORE', QUEUE, token) then
@@ -117,7 +120,7 @@ local function occupy(room, token, info)
 end
 
 -- How many hold the lock, or were granted it, how many of them share it, which slots they have, who was granted one and has not
--- claimed it, whether somebody holds it already, and whether that was forgotten. Without `but`.
+-- claimed it, whether somebody holds it already that was not forgotten, and whether one was. Without `but`.
 local function survey(but)
   local room = {count = 0, sharing = 0, taken = {}, granted = {}}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
@@ -150,9 +153,8 @@ local function has_room(slots, room)
   return true
 end
 
--- The waiters that are alive, not granted the lock yet, and listening as far as we know; or only those that have taken all their
--- mail. A function that gives one after the other, in their turn. Those among them that have died are removed.
-local function waiters(without_mail)
+-- The waiters that are alive, not granted the lock yet, and listening as far as we know. A function that gives one after the other, in their turn. Those among them that have died are removed.
+local function waiters()
   local batch, next_one, from = {}, 1, 0
   return function()
     while true do
@@ -169,8 +171,7 @@ local function waiters(without_mail)
         drop_waiter(token)
       else
         from = from + 1
-        local passed_by = without_mail and unread_since(token) or is_unresponsive(token)
-        if not passed_by and not ends_of(token) then
+        if not is_unresponsive(token) and not ends_of(token) then
           return token
         end
       end
@@ -179,9 +180,9 @@ local function waiters(without_mail)
 end
 
 -- The first of these waiters, at most so many.
-local function first_waiters(count, without_mail)
+local function first_waiters(count)
   local first = {}
-  local next_waiter = waiters(without_mail)
+  local next_waiter = waiters()
   while #first < count do
     local token = next_waiter()
     if not token then

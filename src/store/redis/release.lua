@@ -50,9 +50,10 @@ if ENDING ~= '' then
   local ending = cjson.decode(ENDING)
   note(info, ending, HOW == 'hand' and REQUEST or nil, SUCCEEDED and holds and not (info.revoked or info.hand))
 else
+  -- First those that have ended before: this end is the latest.
   drop_ended_leases()
   if is_there then
-    note_end()
+    note_end(now)
   end
 end
 

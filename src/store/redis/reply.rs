@@ -6,7 +6,7 @@ use redis::Value;
 
 use super::particulars::{Info, past, success};
 use crate::lock::key::Key;
-use crate::lock::state::{self, Seen};
+use crate::lock::state;
 use crate::lock::token::Token;
 use crate::store::{Done, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
 use crate::sys::clock::Moment;
@@ -27,7 +27,9 @@ pub(super) enum AcquireReply {
         /// Whose it is.
         held: Held,
         /// The same as a waiter remembers it.
-        seen: Option<Box<Seen>>,
+        first: Option<Box<state::Held>>,
+        /// When a hold ended last.
+        ended_unix_ms: u64,
         /// When to ask again if nothing happens.
         look_in: Duration,
         /// The waiters to whom the lock was handed by this request, if it was.
@@ -65,7 +67,8 @@ impl AcquireReply {
                 let place = u64::try_from(*place).ok();
                 Ok(AcquireReply::NotMine {
                     held: Held { withheld, place, ..read_holder(holder).unwrap_or_default() },
-                    seen: read_seen(holder, *ended).map(Box::new),
+                    first: read_first(holder).map(Box::new),
+                    ended_unix_ms: u64::try_from(*ended).unwrap_or_default(),
                     look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
                     handed: handed(granted, told),
                 })
@@ -216,13 +219,16 @@ fn millis(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Reads a holder as above, as a waiter remembers it, and when a hold ended last.
-fn read_seen(holder: &Value, ended: i64) -> Option<Seen> {
-    let [_, _, Value::BulkString(info), token] = fields(holder) else { return None };
-    let Info { who, since, ttl, .. } = Info::read(info);
+/// Reads a holder as above, as a waiter remembers it.
+fn read_first(holder: &Value) -> Option<state::Held> {
+    let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
+        return None;
+    };
+    let Info { who, since: since_ms, ttl, purpose, fence, .. } = Info::read(info);
+    let ends_ms =
+        u64::try_from(*expires_in).ok().map(|left| since_ms.saturating_add_signed(*since).saturating_add(left));
     let ttl_ms = Some(ttl).filter(|ttl| *ttl > 0);
-    let held = state::Held { who: who?, since_ms: since, ends_ms: None, ttl_ms, token: read_token(token)? };
-    Seen::of(Some(&held), u64::try_from(ended).unwrap_or_default())
+    Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, fence, token: read_token(token)? })
 }
 
 fn handed(granted: &Value, told: &Value) -> Option<Handoff> {
@@ -312,12 +318,13 @@ mod tests {
             Value::Int(0),
         ]);
         let asked = AcquireReply::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let AcquireReply::NotMine { held, seen: Some(seen), look_in, handed: Some(handed) } = asked else {
+        let AcquireReply::NotMine { held, first: Some(first), ended_unix_ms, look_in, handed: Some(handed) } = asked
+        else {
             panic!("{asked:?}")
         };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
-        assert_eq!((seen.held.ttl_ms, seen.ended_unix_ms, look_in), (Some(30_000), 9, Duration::from_secs(8)));
+        assert_eq!((first.ttl_ms, first.fence, ended_unix_ms, look_in), (Some(30_000), 3, 9, Duration::from_secs(8)));
         assert_eq!((handed.granted.as_str(), handed.told.as_str()), ("a", "b c"));
     }
 

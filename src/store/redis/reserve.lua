@@ -14,7 +14,7 @@
 --       {2, last}   step: there is no integer after that one, or it is none itself
 --       {3, last}   value: the last one is another by now; '' if there is none
 --       {4, ms}     nothing is reserved for so long, after a failover
---       {}          it was cancelled before it came
+--       {}          it was cancelled before it came, or what it had reserved was forgotten
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
 local STEPS = tonumber(ARGV[7])
@@ -41,6 +41,10 @@ local function next_after(value)
 end
 
 local info = info_of(TOKEN)
+if info.forgotten then
+  -- So is what it had reserved.
+  return {}
+end
 if not (info.fence and ends_of(TOKEN)) then
   if withheld > 0 then
     return {4, withheld}

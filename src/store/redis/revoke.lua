@@ -52,10 +52,10 @@ end
 table.sort(ended, function(info, other)
   return is_less(info.fence or '', other.fence or '')
 end)
+drop_ended_leases()
 for _, info in ipairs(ended) do
   note(info, {})
 end
-drop_ended_leases()
 local handed, told = hand_over()
 expire_holders()
 return {2, taken, free_in, untold, handed, told}

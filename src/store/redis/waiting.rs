@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::connection::{Connection, Failure};
 use super::reply::{Mail, read_mail};
 use super::{RedisStore, keys};
-use crate::lock::state::Seen;
+use crate::lock::state::{Held, Seen};
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -22,9 +22,11 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns what is known after another look, which may have `seen` a holder. The next one is due in so long.
-    pub(super) fn after(before: Option<Self>, seen: Option<Seen>, look_in: Duration) -> Self {
-        Place { seen: seen.or_else(|| before?.seen), look_at: Moment::now() + look_in }
+    /// Returns what is known after another look, which has found this holder, if any, when a hold had ended last at `ended_unix_ms`. The next
+    /// one is due in so long.
+    pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look_in: Duration) -> Self {
+        let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
+        Place { seen, look_at: Moment::now() + look_in }
     }
 }
 

@@ -95,7 +95,7 @@ fn asked_again_a_revoked_lease_is_whole() {
 
 /// What a waiter remembers that looks now.
 fn seen(lock: &Lock) -> Option<Seen> {
-    Seen::of(lock.state.first_held(lock.world.now, &lock.world).as_ref(), lock.state.ended_unix_ms())
+    Seen::after(None, lock.state.first_held(lock.world.now, &lock.world).as_ref(), lock.state.ended_unix_ms())
 }
 
 fn careful<'a>(claim: &'a Claim, seen: Option<&'a Seen>) -> Ask<'a> {
@@ -145,14 +145,15 @@ fn what_was_granted_to_others_is_not_if_a_holder_is_forgotten() {
     lock.acquire("d", 1);
     assert_eq!(lock.granted, ["b"]);
     // The second waiter knows better than the first one, which has not looked.
-    assert_eq!(held(&lock.ask(&careful(&c, seen.as_ref()))).0, Some("a"));
+    assert_eq!(slot(&lock.ask(&careful(&c, seen.as_ref()))), None);
+    assert_eq!(lock.holders(), ["a"]);
     assert_eq!(slot(&lock.ask(&careful(&b, None))), None);
     lock.pass(30_000);
     assert_eq!(slot(&lock.ask(&careful(&b, None))), Some(0));
 }
 
 #[test]
-fn a_holder_that_was_put_back_holds_it_again_if_it_asks_again() {
+fn a_run_that_was_put_back_is_not_acquired_again() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     let b = claim("b", 1);
@@ -160,11 +161,106 @@ fn a_holder_that_was_put_back_holds_it_again_if_it_asks_again() {
     let seen = seen(&lock);
     lock.state = LockState::default();
     lock.ask(&careful(&b, seen.as_ref()));
+    assert_eq!(lock.state.holders[0].fence, START);
     let by_hand = Claim { by_hand: true, ttl: lasts(60), ..claim("a", 1) };
-    assert_eq!(slot(&lock.ask(&ask(&by_hand))), Some(0));
-    assert_eq!(lock.look_in, Some(60_000));
+    for claim in [claim("a", 1), by_hand] {
+        assert_eq!(held(&lock.ask(&careful(&claim, None))), (Some("a"), None));
+        assert_eq!(lock.look_in, Some(30_000));
+    }
+    assert_eq!(lock.reserve("a", &Wanted::Next { from: 1, step: 1 }), Reserved::Cancelled);
+    assert_eq!(lock.renew("a", None), Renewed::NotMine(None));
+}
+
+#[test]
+fn what_was_acquired_by_hand_is_held_as_before_if_it_is_forgotten() {
+    let mut lock = Lock::new();
+    let by_hand = Claim { by_hand: true, ..claim("a", 1) };
+    lock.ask(&ask(&by_hand));
+    let b = claim("b", 1);
+    lock.ask(&careful(&b, None));
+    let seen = seen(&lock);
+    lock.state = LockState::default();
+    lock.pass(10_000);
+    assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("a"));
+    assert_eq!(lock.look_in, Some(30_000));
     assert_eq!(lock.renew("a", None), Renewed::Mine);
+    assert_eq!(slot(&lock.ask(&ask(&by_hand))), Some(0));
     assert_eq!(lock.release("a", Release::ByHand), Released::Free);
+    assert_eq!(slot(&lock.ask(&careful(&b, seen.as_ref()))), Some(0));
+}
+
+#[test]
+fn what_was_kept_is_for_no_longer_than_before_if_it_is_forgotten() {
+    for (passed, left) in [(10_000, Some(20_000)), (30_000, None)] {
+        let mut lock = Lock::new();
+        lock.acquire("a", 1);
+        lock.release("a", keep(lasts(30)));
+        let b = claim("b", 1);
+        lock.ask(&careful(&b, None));
+        let seen = seen(&lock);
+        lock.state = LockState::default();
+        lock.pass(passed);
+        let is_acquired = slot(&lock.ask(&careful(&b, seen.as_ref()))).is_some();
+        assert_eq!((is_acquired, lock.look_in), (left.is_none(), left.or(Some(30_000))));
+    }
+}
+
+#[test]
+fn waiters_that_have_seen_different_holders_put_back_both() {
+    let mut lock = Lock::new();
+    let (b, c) = (claim("b", 1), claim("c", 1));
+    lock.acquire("a", 1);
+    lock.ask(&careful(&b, None));
+    let seen_early = seen(&lock);
+    lock.release("a", DONE);
+    lock.pass(10_000);
+    lock.acquire("d", 1);
+    let seen_late = seen(&lock);
+    lock.state = LockState::default();
+    lock.ask(&careful(&b, seen_early.as_ref()));
+    lock.ask(&careful(&c, seen_late.as_ref()));
+    assert_eq!(lock.holders(), ["a", "d"]);
+    lock.ask(&careful(&c, seen_late.as_ref()));
+    assert_eq!(lock.holders(), ["a", "d"]);
+    lock.release("a", DONE);
+    assert_eq!(slot(&lock.ask(&careful(&b, None))), None);
+    lock.release("d", DONE);
+    assert_eq!(lock.granted, ["b"]);
+}
+
+#[test]
+fn a_holder_is_forgotten_where_an_older_state_is_restored() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let restored = lock.state.clone();
+    lock.pass(1000);
+    lock.release("a", DONE);
+    lock.pass(30_000);
+    lock.acquire("d", 1);
+    let b = claim("b", 1);
+    lock.ask(&careful(&b, None));
+    let seen = seen(&lock);
+    lock.state = restored;
+    // The lease of `a` was restored, and has run out since.
+    assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("d"));
+}
+
+#[test]
+fn a_holder_of_which_too_little_is_known_is_not_remembered() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let before = seen(&lock);
+    let b = claim("b", 1);
+    lock.ask(&careful(&b, None));
+    lock.release("a", DONE);
+    let first = lock.state.first_held(lock.world.now, &lock.world);
+    assert_eq!(first.as_ref().map(|held| held.token.as_str()), Some("b"));
+    assert_eq!(Seen::after(before.clone(), first.as_ref(), 0), before);
+    assert_eq!(Seen::after(before.clone(), None, 0), before);
+    lock.ask(&careful(&b, None));
+    let for_ever =
+        lock.state.first_held(lock.world.now, &lock.world).map(|held| Held { ends_ms: None, ttl_ms: None, ..held });
+    assert_eq!(Seen::after(before, for_ever.as_ref(), 0), None);
 }
 
 #[test]

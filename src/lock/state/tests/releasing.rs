@@ -38,7 +38,8 @@ fn a_kept_lock_that_was_seen_is_not_forgotten_when_it_is_released() {
     lock.acquire("a", 1);
     lock.release("a", keep(lasts(60)));
     lock.pass(1000);
-    let seen = Seen::of(lock.state.first_held(lock.world.now, &lock.world).as_ref(), lock.state.ended_unix_ms());
+    let held = lock.state.first_held(lock.world.now, &lock.world);
+    let seen = Seen::after(None, held.as_ref(), lock.state.ended_unix_ms());
     lock.pass(1000);
     lock.release("a", Release::ByHand);
     let claim = claim("b", 1);

@@ -5,7 +5,7 @@ use super::*;
 const USED: Release = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain: Retain::Not };
 
 impl Lock {
-    fn reserve(&mut self, name: &str, wanted: &Wanted) -> Reserved {
+    pub(super) fn reserve(&mut self, name: &str, wanted: &Wanted) -> Reserved {
         let claim = claim(name, 1);
         let applied = self.state.reserve(&ask(&claim), wanted, &self.world).expect("a fence is left");
         self.done(applied)

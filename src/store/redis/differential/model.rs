@@ -122,6 +122,11 @@ impl<'a> Model<'a> {
                 self.facts.silent.clear();
                 self.line(step, redis::cmd("FLUSHALL"), Reader::Nothing, Answer::default(), false);
             }
+            Step::ForgetHolders => {
+                self.state.holders.clear();
+                self.line(step, self.run(&self.scripts.forget, &[], ""), Reader::Nothing, Answer::default(), false);
+                is_left = true;
+            }
             Step::Fence(fence) => {
                 self.state.fence = *fence;
                 let command = redis::cmd("SET").arg("fence").arg(fence).take();
@@ -174,7 +179,7 @@ impl<'a> Model<'a> {
                 Answer::new(format!("mine: fence {fence}, slot {slot}"))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
-                self.note_seen(token, *waits && place.is_some(), Seen::of(first.as_ref(), ended_unix_ms));
+                self.note_seen(token, *waits && place.is_some(), first.as_ref(), ended_unix_ms);
                 let place = place.map_or("-1".into(), |place| place.to_string());
                 let place = if *waits { format!(", place {place}") } else { String::new() };
                 Answer { holder: self.named(first.as_ref()), ..Answer::new(format!("not mine{place}")) }
@@ -383,10 +388,9 @@ impl<'a> Model<'a> {
     }
 
     /// What a waiter remembers of what it has seen.
-    fn note_seen(&mut self, token: &str, waits: bool, seen: Option<Seen>) {
-        if !waits {
-            self.seen.remove(token);
-        } else if let Some(seen) = seen {
+    fn note_seen(&mut self, token: &str, waits: bool, held: Option<&Held>, ended_unix_ms: u64) {
+        let before = self.seen.remove(token).filter(|_| waits);
+        if let Some(seen) = Seen::after(before, held.filter(|_| waits), ended_unix_ms) {
             self.seen.insert(token.to_owned(), seen);
         }
     }

@@ -17,6 +17,8 @@ pub(super) struct Scripts {
     pub(super) prune: String,
     /// Makes a waiter fall silent.
     pub(super) silence: String,
+    /// Loses the holders.
+    pub(super) forget: String,
 }
 
 impl Scripts {
@@ -32,6 +34,7 @@ impl Scripts {
             list: of_lockrun(&LIST),
             prune: of_lockrun(&PRUNE),
             silence: server.load(&framed(include_str!("silence.lua"))),
+            forget: server.load(&framed(include_str!("forget.lua"))),
         }
     }
 }

@@ -70,6 +70,8 @@ pub(super) enum Step {
     },
     /// The store loses all its data.
     Forget,
+    /// It loses the holders.
+    ForgetHolders,
     /// This fence was given out last.
     Fence(u64),
     /// A cancelled request under a token that holds nothing: any request hands off what is free.
@@ -189,7 +191,7 @@ impl Manner {
                 if listening.is_empty() { Step::Look } else { Step::FallSilent(random.of(&listening)) }
             }
             35 => Step::Prune { unused_for: random.of(&[0, 1, 5_000, 60_000]), really: random.one_in(2) },
-            36 if random.one_in(8) => Step::Forget,
+            36 if random.one_in(8) => random.of(&[Step::Forget, Step::ForgetHolders]),
             37 => Step::Look,
             38 => self.claim(model, random),
             _ => Step::Status,

@@ -1,0 +1,7 @@
+-- The holders are lost, and what was granted is not.
+for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+  if not redis.call('ZSCORE', QUEUE, token) then
+    redis.call('ZREM', HOLDERS, token)
+    redis.call('HDEL', INFO, token)
+  end
+end
