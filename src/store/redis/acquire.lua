@@ -123,7 +123,7 @@ if not ends_of(TOKEN) then
   refuse_if_lost()
 end
 
-local ended = drop_ended_leases()
+local ended = drop_ended()
 
 -- A waiter that asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
 -- others pass.)
@@ -132,14 +132,19 @@ if unread_since(TOKEN) then
 end
 
 local granted, own = ends_of(TOKEN), info_of(TOKEN)
-if granted and own.fence and (own.slots == 0 and SLOTS > 0 or own.forgotten) then
+if own.fence and not granted then
+  -- Its lease was deleted alone: it is a new one.
+  redis.call('HDEL', INFO, TOKEN)
+  own = {}
+end
+if own.fence and (own.slots == 0 and SLOTS > 0 or own.forgotten) then
   -- A grant would say that it holds the lock alone, or that it has never lost it.
   local handed, told = hand_over()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, told, last_end(), 0}
 end
 local done = ONCE > 0 and last_run().done
-done = done and math.abs(now - done) < ONCE and not (granted and own.fence) and done
+done = done and math.abs(now - done) < ONCE and not own.fence and done
 if done or redis.call('ZSCORE', QUEUE, TOKEN) and (own.slots or SLOTS) ~= SLOTS then
   -- It does not want what it waits for.
   drop_waiter(TOKEN)
@@ -151,7 +156,7 @@ if done then
   return {2, done, now, handed, told}
 end
 local room = survey(TOKEN)
-if SEEN.token and not (own.fence or room.held or info_of(SEEN.token).fence) and last_end() <= SEEN.ended
+if SEEN.token and not (own.fence or room.held or ends_of(SEEN.token) and info_of(SEEN.token).fence) and last_end() <= SEEN.ended
   and now < (SEEN.ends or math.huge) then
   -- The holder that we have seen is forgotten: no hold has ended since, and nobody holds the lock but others that were forgotten. (That
   -- somebody was granted it says nothing: who granted it need not have seen the holder.) So it holds it again, for a whole lease, which
@@ -220,7 +225,7 @@ if WAIT then
   if place and is_refused() and overdue(TOKEN) < GRACE then
     for _, token in ipairs(those_ahead()) do
       if is_silent(token) then
-        mark_unresponsive(token)
+        pass_by(token)
       end
     end
   elseif not place then

@@ -59,13 +59,13 @@ local function unread_since(token)
   return oldest and tonumber(string.match(oldest, '^%d+'))
 end
 
-local function is_unresponsive(token)
+local function is_passed_by(token)
   local since = unread_since(token)
   return since and now - since >= GRACE
 end
 
 -- The others pass this waiter by until it looks again.
-local function mark_unresponsive(token)
+local function pass_by(token)
   redis.call('LPUSH', MAILBOX .. token, whole(now - GRACE) .. ' 0')
   redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
@@ -78,10 +78,10 @@ local function drop_waiter(token)
 end
 
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
--- not claim it keeps its place, marked as unresponsive. So do all that have missed a look, as the waiters of a whole machine have
--- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
+-- not claim it keeps its place, and the others pass it by. So it goes with all that have missed a look, as the
+-- waiters of a machine that is cut off have: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
 -- nobody else will see that it has.
-local function drop_ended_leases()
+local function drop_ended()
   local ended, unclaimed, since = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, 0
   for _, token in ipairs(ended) do
     redis.call('ZREM', HOLDERS, token)
@@ -100,8 +100,8 @@ local function drop_ended_leases()
   end
   if unclaimed then
     for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, now, whole(now - GRACE + LATE))) do
-      if not is_unresponsive(token) then
-        mark_unresponsive(token)
+      if not is_passed_by(token) then
+        pass_by(token)
       end
     end
   end
@@ -171,7 +171,7 @@ local function waiters()
         drop_waiter(token)
       else
         from = from + 1
-        if not is_unresponsive(token) and not ends_of(token) then
+        if not is_passed_by(token) and not ends_of(token) then
           return token
         end
       end

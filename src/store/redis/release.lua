@@ -51,7 +51,7 @@ if ENDING ~= '' then
   note(info, ending, HOW == 'hand' and REQUEST or nil, SUCCEEDED and holds and not (info.revoked or info.hand))
 else
   -- First those that have ended before: this end is the latest.
-  drop_ended_leases()
+  drop_ended()
   if is_there then
     note_end(now)
   end
@@ -97,7 +97,7 @@ if DOUBT then
   redis.call('LPUSH', MAILBOX .. TOKEN, CANCELLED)
   redis.call('PEXPIRE', MAILBOX .. TOKEN, CANCELLED_TTL)
 end
-drop_ended_leases()
+drop_ended()
 local handed, told = hand_over()
 expire_holders()
 return {1, handed, told, ends and 1 or holds and 0 or -1}

@@ -26,7 +26,7 @@ if not ends_of(TOKEN) then
   -- It has reserved nobody knows what.
   refuse_if_lost()
 end
-if drop_ended_leases() > 0 then
+if drop_ended() > 0 then
   hand_over()
 end
 

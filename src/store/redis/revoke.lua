@@ -52,7 +52,7 @@ end
 table.sort(ended, function(info, other)
   return is_less(info.fence or '', other.fence or '')
 end)
-drop_ended_leases()
+drop_ended()
 for _, info in ipairs(ended) do
   note(info, {})
 end

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::support::calm::in_time;
-use crate::support::hand::{expires_in, throughout};
+use crate::support::hand::{expires_in, status, throughout, token};
 use crate::support::holder::is_free;
 use crate::support::proxy::Mode;
 use crate::support::store::{on_every_lease_store, on_every_store};
@@ -149,6 +149,18 @@ on_every_lease_store!(a_lease_that_is_not_ours_ends_the_command_at_once, |store|
     server.forget_holders("taken");
     eventually(LONG, "the run has ended", || run.has_ended());
     run.wait().exited(79);
+});
+
+// "Each acquisition of a key gets a number greater than every earlier one": also one that asks again under its token, and whose record is gone, acquires the lock anew.
+on_every_lease_store!(what_is_acquired_anew_has_a_greater_fence, |store| {
+    let fence = || {
+        token(store, "fence", &["--token", "callback:42", "--ttl", "10m"]);
+        status(store, "fence")["holders"][0]["fence"].as_u64().expect("a number")
+    };
+    let first = fence();
+    assert_eq!(fence(), first, "it held the lock");
+    store.server().forget_holders("fence");
+    assert!(fence() > first, "it did not hold the lock any more");
 });
 
 // "Keeps the lease alive from a background thread": from a store that is slower than the renewals are frequent, too, which
