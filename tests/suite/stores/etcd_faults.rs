@@ -8,8 +8,11 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::hand::{is_held, release, token};
+use crate::support::proxy::Mode;
 use crate::support::tls::Certificates;
-use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
+use crate::support::{
+    Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, memory, stays_true_for, witness,
+};
 
 fn run(url: &str) -> Output {
     Lockrun::at(url).key("k").command(["echo", "ran"]).run()
@@ -224,6 +227,33 @@ fn a_run_that_ends_after_one_by_a_fast_clock() {
     eventually(LONG, "the second one has run", || queue.begun() == ["1"]);
     queue.signal_all(Signal::SIGCONT);
     drop(queue.end());
+}
+
+// "Deleted by hand": first the record alone, so that nothing is known of the holder but that it lives. The waiter remembers what it has seen
+// before, and waits for as long as the command may run.
+#[test]
+fn a_record_is_deleted_and_then_the_rest() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let (proxy, records) = (store.proxy(), memory::directory());
+    let record = records.path().join("record");
+    let terms = ["--ttl", "12s", "--kill-after", "500ms"];
+    let old = Lockrun::at(&proxy.url()).key("k").args(terms).command(witness::command(&record, "old", &[]));
+    let mut old = old.spawn();
+    old.wait_for_line("ready");
+    let next = Lockrun::new(&store).key("k").args(["--wait", "-v"]).command(witness::command(&record, "next", &[]));
+    let mut next = next.spawn();
+    next.wait_for_stderr("waiting");
+    proxy.set(Mode::Swallow);
+    etcd.delete_record("k");
+    etcd.hang_up();
+    eventually(LONG, "the waiter has looked", || etcd.requests() > 0);
+    etcd.lives("k").iter().for_each(|life| etcd.delete(&life.key));
+    next.wait_for_line("ready");
+    eventually(LONG, "the next holder stamps", || witness::lives(&record).len() == 2);
+    next.kill_everything();
+    let margin = witness::smallest_margin(&witness::lives(&record)).expect("two lives");
+    assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
 }
 
 // A transaction of etcd's has 128 operations at the most. However many could have the lock at once, it goes to some of them at a time.

@@ -149,10 +149,16 @@ impl Etcd {
         self.ask("/v3/kv/put", &json!({ "key": STANDARD.encode(key), "value": STANDARD.encode(value) }));
     }
 
+    /// Deletes the record of a lock, and nothing else.
+    #[track_caller]
+    pub(crate) fn delete_record(&self, key: &str) {
+        self.delete(&record_of(key));
+    }
+
     /// Changes the record of a lock.
     #[track_caller]
     pub(crate) fn edit(&self, key: &str, change: impl FnOnce(&mut Value)) {
-        let name = format!("{PREFIX}state/{}", encoded(key));
+        let name = record_of(key);
         let stored = self.keys(&name).into_iter().find(|stored| stored.key == name).expect("the lock was used");
         let mut state = serde_json::from_str(&stored.value).expect("JSON");
         change(&mut state);
@@ -316,6 +322,11 @@ impl Member {
             let _ = child.wait();
         }
     }
+}
+
+/// The key of a lock's record.
+fn record_of(key: &str) -> String {
+    format!("{PREFIX}state/{}", encoded(key))
 }
 
 /// A lock's name as it stands in the names of its keys.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::super::tests::{ask, claim, mode, token};
+use super::promises::are_allowed;
 use super::*;
 use crate::lock::claim::{Claim, Mode};
 use crate::lock::lease::Ttl;
@@ -17,6 +18,13 @@ fn slots_of(mode: Mode) -> u32 {
 
 impl History {
     pub(super) fn ask(&mut self, client: usize, slots: u32, by_hand: bool, on_held: OnHeld) {
+        if self.is_forgotten(client) {
+            if self.believes(&self.clients[client]) {
+                self.has_looked = false;
+                return;
+            }
+            self.gone(client);
+        }
         let name = self.name(client);
         let claim = Claim { by_hand, ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&name, slots) };
         let leased = !self.on_files || by_hand;
@@ -28,7 +36,9 @@ impl History {
         let ahead: Vec<_> = ahead.into_iter().filter(|waiter| waiter.token != claim.token).collect();
         let shares = |it: &HolderState| it.token == claim.token && it.is_shared && self.ends(it) > self.now();
         let is_refused = slots > 0 && self.state.holders.iter().any(shares);
-        let request = Ask { leased, on_held, ..ask(&claim) };
+        let seen = self.clients[client].seen.take().filter(|_| on_held != OnHeld::Leave);
+        let beside = self.held_beside(client, seen.as_ref());
+        let request = Ask { leased, on_held, seen: seen.as_ref(), ..ask(&claim) };
         let answer = self.apply(|state, world| state.acquire(&request, world).expect("a fence is left"));
         let is_new = !self.believes(&self.clients[client]);
         match answer {
@@ -44,7 +54,8 @@ impl History {
                     self.clients[client].by_hand = by_hand;
                     self.clients[client].has_value = false;
                 }
-                self.acquired(client, fence, Some(mode));
+                assert!(!is_new || are_allowed(mode, &beside), "{client} holds it as {mode:?}, beside {beside:?}");
+                self.acquired(client, fence);
                 let until = if leased { self.promised(client, by_hand) } else { Some(u64::MAX) };
                 if !leased {
                     self.world.slots.insert(slot);
@@ -56,11 +67,12 @@ impl History {
                 }
             }
             Acquired::Held { place: None, .. } if is_refused => {}
-            Acquired::Held { place, .. } => {
+            Acquired::Held { first, place, ended_unix_ms } => {
                 assert!(is_new, "it has it");
                 assert_eq!(place.is_some(), on_held != OnHeld::Leave);
                 let client = &mut self.clients[client];
                 (client.is_waiting, client.holds_until) = (place.is_some(), None);
+                client.seen = place.and_then(|_| Seen::after(seen, first.as_ref(), ended_unix_ms));
                 // What it asked for at first counts.
                 client.slots = place.map_or(slots, |place| slots_of(self.state.waiters[place].mode));
             }
@@ -81,7 +93,7 @@ impl History {
 
     pub(super) fn reserve(&mut self, client: usize) {
         let claim = Claim { ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&self.name(client), 1) };
-        if self.believes(&self.clients[client]) || self.clients[client].is_waiting {
+        if self.believes(&self.clients[client]) || self.clients[client].is_waiting || self.is_forgotten(client) {
             self.has_looked = false;
             return;
         }
@@ -91,7 +103,7 @@ impl History {
         match answer {
             Reserved::Mine { fence, value, slot } => {
                 assert!(!self.used.contains(&value), "{value} was used");
-                self.acquired(client, fence, None);
+                self.acquired(client, fence);
                 let until = if self.on_files { u64::MAX } else { self.now() + TTL * 1000 };
                 if self.on_files {
                     self.world.slots.insert(slot);
@@ -114,16 +126,19 @@ impl History {
         let renewed = self.apply(|state, world| state.renew(&name, ttl, world));
         assert!(self.state.holders.len() <= holders, "a renewal never creates");
         let holder = self.state.holders.iter().find(|holder| holder.token == name);
+        let is_forgotten = self.is_forgotten(client);
         match renewed {
             Renewed::Mine => {
                 assert!(holder.is_none_or(|holder| holder.revoked_by.is_none()), "what was revoked is not renewed");
                 let ends = holder.map(|holder| self.ends(holder));
                 let client = &mut self.clients[client];
-                assert!(client.holds_until.is_some_and(|until| until > self.world.now.ms), "a renewal never creates");
+                let is_its_own = client.holds_until.is_some_and(|until| until > self.world.now.ms);
+                assert!(is_its_own || is_forgotten, "a renewal never creates");
                 assert!(client.by_hand || ends >= client.holds_until, "a command's lease is never shortened");
-                client.holds_until = ends;
+                // Of one that was forgotten nobody knows that it shared the lock.
+                client.holds_until = ends.filter(|_| !is_forgotten);
             }
-            Renewed::NotMine(_) => assert!(!self.believes(&self.clients[client]), "it was its own"),
+            Renewed::NotMine(_) => assert!(!self.believes(&self.clients[client]) || is_forgotten, "it was its own"),
             Renewed::Revoked(_) => {}
         }
     }
@@ -142,6 +157,7 @@ impl History {
         let slot = before.as_ref().filter(|holder| holder.lease.is_none()).map(|holder| holder.slot);
         if released == Released::Retained {
             let ends = self.state.holders.iter().find(|holder| holder.token == name).map(|holder| self.ends(holder));
+            let ends = ends.filter(|_| !self.is_forgotten(client));
             let client = &mut self.clients[client];
             (client.holds_until, client.by_hand) = (ends, true);
             self.world.slots.retain(|taken| Some(*taken) != slot);
@@ -194,6 +210,17 @@ impl History {
             self.world.slots.remove(&holder.slot);
         }
         let Client { life, refused_until, .. } = self.clients[client];
+        let life = life + u32::from(self.is_forgotten(client));
         self.clients[client] = Client { life, refused_until, ..Client::default() };
+    }
+
+    /// The store forgets who holds the lock. A command counts on the lease that its lockrun was promised for it, whatever was added by
+    /// hand; and on a lease by hand none does.
+    pub(super) fn forget_holders(&mut self) {
+        self.forgotten.extend(self.state.holders.drain(..).map(|holder| holder.token.as_str().to_owned()));
+        let most = self.now() + TTL * 1000;
+        for client in &mut self.clients {
+            client.holds_until = client.holds_until.map(|until| until.min(most)).filter(|_| !client.by_hand);
+        }
     }
 }

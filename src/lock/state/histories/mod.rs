@@ -2,12 +2,12 @@
 //! with different numbers of slots, and sharing the lock. After each step the promises hold.
 //!
 //! What a client believes is kept apart from the state: it has the lock from the answer that said so until the end of the lease
-//! that it was promised.
+//! that it was promised. Of one that the store has forgotten little is promised: only what its waiters remember.
 
 mod clients;
 mod promises;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 
@@ -65,6 +65,8 @@ enum Step {
     Die(usize),
     /// The machine starts anew, and its clock with it: all are dead.
     Restart,
+    /// The store forgets those that hold the lock.
+    ForgetHolders,
 }
 
 /// How a client stands.
@@ -83,6 +85,8 @@ struct Client {
     is_waiting: bool,
     /// Until when a request is refused that was cancelled.
     refused_until: u64,
+    /// What it remembers as a waiter.
+    seen: Option<Seen>,
 }
 
 struct History {
@@ -92,6 +96,8 @@ struct History {
     /// The fences that were given out, and to whom.
     fences: BTreeMap<u64, String>,
     used: Vec<String>,
+    /// The names of those that held the lock when the store forgot its holders. They ask for nothing more under these.
+    forgotten: HashSet<String>,
     /// Whether the kernel holds the locks of runs.
     on_files: bool,
     /// Whether the last step has looked at what is free.
@@ -106,6 +112,7 @@ impl History {
             clients: vec![Client::default(); clients],
             fences: BTreeMap::new(),
             used: Vec::new(),
+            forgotten: HashSet::new(),
             on_files,
             has_looked: false,
         }
@@ -113,6 +120,10 @@ impl History {
 
     fn name(&self, client: usize) -> String {
         format!("{client}.{}", self.clients[client].life)
+    }
+
+    fn is_forgotten(&self, client: usize) -> bool {
+        self.forgotten.contains(&self.name(client))
     }
 
     fn now(&self) -> u64 {
@@ -139,8 +150,15 @@ impl History {
     }
 
     fn step(&mut self, step: &Step) {
-        self.has_looked =
-            !matches!(step, Step::Pass(_) | Step::Becomes { .. } | Step::Die(_) | Step::Restart | Step::Renew { .. });
+        self.has_looked = !matches!(
+            step,
+            Step::Pass(_)
+                | Step::Becomes { .. }
+                | Step::Die(_)
+                | Step::Restart
+                | Step::Renew { .. }
+                | Step::ForgetHolders
+        );
         match *step {
             Step::Pass(millis) => {
                 self.world.now = Now { ms: self.now() + millis, unix_ms: self.world.now.unix_ms + millis };
@@ -160,6 +178,7 @@ impl History {
                     self.gone(client);
                 }
             }
+            Step::Cancel { client, .. } if self.is_forgotten(client) => self.has_looked = false,
             Step::Cancel { client, is_in_flight } => {
                 let name = token(&self.name(client));
                 assert!(self.apply(|state, world| state.cancel(&name, None, is_in_flight, world)));
@@ -182,6 +201,9 @@ impl History {
                 self.world.epoch.push('+');
                 self.world.now.ms = 1000;
             }
+            // What the kernel holds is not forgotten.
+            Step::ForgetHolders if self.on_files => {}
+            Step::ForgetHolders => self.forget_holders(),
         }
         self.holds();
     }
@@ -212,6 +234,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => Just(Step::ClaimAll),
         2 => client().prop_map(Step::Die),
         1 => Just(Step::Restart),
+        1 => Just(Step::ForgetHolders),
     ];
     prop::collection::vec(step, 1..120)
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::lock::claim::Mode;
 
 /// Whether the lock may be held in this mode beside these.
-fn are_allowed(asked: Mode, beside: &[Mode]) -> bool {
+pub(super) fn are_allowed(asked: Mode, beside: &[Mode]) -> bool {
     match asked {
         Mode::Shared => beside.iter().all(|other| *other == Mode::Shared),
         Mode::Slots(slots) => beside.len() < slots as usize && !beside.contains(&Mode::Shared),
@@ -41,19 +41,26 @@ impl History {
         assert_eq!(look_at, ends.min());
     }
 
-    /// One more has the lock: never more than it allows, those that share it only beside each other, and by a greater fence than anyone
-    /// before.
-    pub(super) fn acquired(&mut self, client: usize, fence: u64, asked: Option<Mode>) {
+    /// Returns in which modes others hold the lock beside which a client would acquire it that has `seen` a holder.
+    pub(super) fn held_beside(&self, client: usize, seen: Option<&Seen>) -> Vec<Mode> {
+        let others = self.clients.iter().enumerate().filter(|(other, _)| *other != client);
+        let others = others.filter(|(_, it)| self.believes(it) && !it.has_value);
+        let counts = others.filter(|(other, _)| !self.is_forgotten(*other) || self.is_remembered(*other, seen));
+        counts.map(|(_, it)| mode(it.slots)).collect()
+    }
+
+    /// Returns whether a client that was forgotten holds the lock again, or is to, if it is the one that was `seen`: not if others may have
+    /// held the lock since.
+    fn is_remembered(&self, client: usize, seen: Option<&Seen>) -> bool {
+        let name = token(&self.name(client));
+        let is_seen = |seen: &Seen| seen.held.token == name && seen.ended_unix_ms == self.state.ended_unix_ms();
+        let is_held = self.state.holders.iter().any(|holder| holder.purpose != Purpose::Forgotten);
+        self.state.holders.iter().any(|holder| holder.token == name) || !is_held && seen.is_some_and(is_seen)
+    }
+
+    /// One more has the lock, by a greater fence than anyone before.
+    pub(super) fn acquired(&mut self, client: usize, fence: u64) {
         let name = self.name(client);
-        if let Some(asked) = asked
-            && !self.believes(&self.clients[client])
-        {
-            let others = (0..self.clients.len()).filter(|other| *other != client);
-            let others = others.filter(|other| !self.clients[*other].has_value);
-            let beside = others.filter(|other| self.believes(&self.clients[*other]));
-            let beside: Vec<_> = beside.map(|other| mode(self.clients[other].slots)).collect();
-            assert!(are_allowed(asked, &beside), "{name} holds it as {asked:?}, beside {beside:?}");
-        }
         let is_again = self.fences.get(&fence) == Some(&name);
         let greatest = self.fences.keys().next_back().copied().unwrap_or_default();
         assert!(is_again || fence > greatest, "{fence} after {greatest}");
@@ -70,15 +77,11 @@ impl History {
 
     /// What holds at any time.
     pub(super) fn holds(&self) {
-        let mut slots: Vec<_> = self.state.holders.iter().map(|holder| holder.slot).collect();
-        slots.extend(self.state.waiters.iter().filter_map(|waiter| waiter.grant.map(|grant| grant.slot)));
-        slots.sort_unstable();
-        assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "no two have the same slot: {slots:?}");
         for client in (0..self.clients.len()).filter(|client| self.believes(&self.clients[*client])) {
             let name = token(&self.name(client));
             let holder = self.state.holders.iter().find(|holder| holder.token == name);
-            let ends = self.ends(holder.expect("what a client was promised is kept"));
-            assert!(Some(ends) >= self.clients[client].holds_until);
+            assert!(holder.is_some() || self.is_forgotten(client), "what a client was promised is kept");
+            assert!(holder.is_none_or(|holder| Some(self.ends(holder)) >= self.clients[client].holds_until));
         }
         if self.has_looked {
             // Nothing that has ended is in the way: a dead waiter costs no more than its claim window.
@@ -86,6 +89,14 @@ impl History {
             let grants = self.state.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
             assert!(leases.chain(grants).all(|ends| ends > self.now()), "it has ended: {:?}", self.state);
         }
+        if self.state.holders.iter().any(|holder| self.forgotten.contains(holder.token.as_str())) {
+            // What was put back may be alone with the lock, and has the slot of one that was granted it meanwhile.
+            return;
+        }
+        let mut slots: Vec<_> = self.state.holders.iter().map(|holder| holder.slot).collect();
+        slots.extend(self.state.waiters.iter().filter_map(|waiter| waiter.grant.map(|grant| grant.slot)));
+        slots.sort_unstable();
+        assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "no two have the same slot: {slots:?}");
         // A free slot with a willing waiter is granted at once.
         let held = u32::try_from(slots.len()).expect("a few");
         let is_in_the_way =
