@@ -44,9 +44,10 @@ pub struct Seen {
 impl Seen {
     /// Returns what a waiter remembers that has found this holder, if any, when a hold had ended last at `ended_unix_ms`. Nothing of one
     /// whose lease never ends, since nobody could wait for that. What it knew `before` counts on if it has found none; or one of which too
-    /// little is known, as of a waiter to which the lock was granted.
+    /// little is known, as of a waiter to which the lock was granted; or if the store has gone back to an older state, since ends only rise.
     pub fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64) -> Option<Self> {
         match held {
+            _ if before.as_ref().is_some_and(|before| ended_unix_ms < before.ended_unix_ms) => before,
             Some(held) if held.ends_ms.is_none() => None,
             Some(held) if held.ttl_ms.is_some() => Some(Seen { held: held.clone(), ended_unix_ms }),
             _ => before,
@@ -167,6 +168,11 @@ impl LockState {
         let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token } = seen.held.clone();
         self.leave(&token);
         self.epoch = facts.epoch();
+        // What the store knew then it may have forgotten with the holder.
+        self.fence = self.fence.max(fence);
+        if self.ended_unix_ms() < seen.ended_unix_ms {
+            self.note_end(seen.ended_unix_ms);
+        }
         let renewed_ms = ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms));
         let (purpose, ends_ms) = match purpose {
             Purpose::Run | Purpose::Forgotten => (Purpose::Forgotten, renewed_ms),

@@ -108,7 +108,7 @@ impl LockState {
         let has_ended = |holder: &HolderState| !holder.is_in_force(now, facts);
         let ended_leases = self.holders.iter().filter(|holder| holder.lease.is_some() && has_ended(holder));
         if let Some(since_ms) = ended_leases.map(|holder| holder.since_ms).max() {
-            // Later than all ends that a waiter can have seen before it saw the holder, and no more: where the store has gone back to an older
+            // Later than the ends that a waiter has seen before it saw the holder, and no more: where the store has gone back to an older
             // state, the holder after this one may be forgotten.
             self.note_end(now.unix_of(since_ms).saturating_add(1));
         }

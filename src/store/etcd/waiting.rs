@@ -214,7 +214,7 @@ impl EtcdStore {
         wakeup
     }
 
-    /// Sees to it that we watch our row at the member that answers us.
+    /// Makes sure that our row is watched at the member that answers us.
     fn keep_watch(&mut self, place: &mut Place, row: &str) -> Result<(), Failure> {
         if place.watch.as_ref().is_none_or(|(member, _)| *member != self.client.member) {
             place.watch = Some((self.client.member, self.watch_row(row)?));

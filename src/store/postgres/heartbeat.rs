@@ -97,8 +97,9 @@ impl OwnRow {
         let number = |text: &String| text.parse::<u64>().map_err(|_| STRANGE);
         let state = record.as_deref().map(read_record).transpose()?.unwrap_or_default();
         let grant_ends_ms = grant_ends_ms.as_ref().map(number).transpose()?;
-        let first =
-            state.holders.iter().min_by_key(|holder| holder.lease.and_then(|lease| lease.ends_ms).unwrap_or(u64::MAX));
+        let now_ms = number(now_ms)?;
+        let ends_ms = |holder: &&HolderState| holder.lease.and_then(|lease| lease.ends_ms).unwrap_or(u64::MAX);
+        let first = state.holders.iter().filter(|holder| ends_ms(holder) > now_ms).min_by_key(ends_ms);
         Ok(OwnRow {
             is_to_ask: is_to_ask == "t",
             is_called: is_called == "t",
@@ -107,7 +108,7 @@ impl OwnRow {
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
             held: first.map(HolderState::held),
             ended_unix_ms: state.ended_unix_ms(),
-            now_ms: number(now_ms)?,
+            now_ms,
         })
     }
 

@@ -139,7 +139,7 @@ if own.fence and not granted then
 end
 if own.fence and (own.slots == 0 and SLOTS > 0 or own.forgotten) then
   -- A grant would say that it holds the lock alone, or that it has never lost it.
-  local handed, told = hand_over()
+  local handed, told = hand_off()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, told, last_end(), 0}
 end
@@ -151,7 +151,7 @@ if done or redis.call('ZSCORE', QUEUE, TOKEN) and (own.slots or SLOTS) ~= SLOTS 
   granted = nil
 end
 if done then
-  local handed, told = hand_over()
+  local handed, told = hand_off()
   expire_holders()
   return {2, done, now, handed, told}
 end
@@ -163,6 +163,13 @@ if SEEN.token and not (own.fence or room.held or ends_of(SEEN.token) and info_of
   -- may have been renewed just before. One under which a command ran is alone with the lock, as nobody knows how it held it.
   remove_waiter(SEEN.token)
   set_info(SEEN.token, SEEN.info)
+  -- What the server knew then it may have forgotten with the holder. As texts: see `next_fence`.
+  if ('%20s'):format(redis.call('GET', FENCE) or '') < ('%20s'):format(SEEN.info.fence) then
+    redis.call('SET', FENCE, SEEN.info.fence)
+  end
+  if last_end() < SEEN.ended then
+    note_end(SEEN.ended)
+  end
   set_lease(SEEN.token, math.min(now + SEEN.info.ttl, SEEN.ends or math.huge))
   if FAILOVER then
     note_lease(SEEN.info.ttl, SEEN.info.hand)
@@ -202,7 +209,7 @@ if mine then
   -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. The one that granted
   -- it to us has seen to them, as far as they did not have to wait for us.
   if ended > 0 or not granted or leads then
-    handed, told = hand_over()
+    handed, told = hand_off()
   end
   expire_holders()
   return {1, info.fence, info.slot, handed, told}
@@ -225,7 +232,7 @@ if WAIT then
   if place and is_refused() and overdue(TOKEN) < GRACE then
     for _, token in ipairs(those_ahead()) do
       if is_silent(token) then
-        pass_by(token)
+        mark_unresponsive(token)
       end
     end
   elseif not place then
@@ -245,7 +252,7 @@ if WAIT then
 elseif place then
   drop_waiter(TOKEN)
 end
-handed, told = hand_over()
+handed, told = hand_off()
 if WAIT and not ends_of(TOKEN) then
   -- One that has handed it over watches it, too.
   look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed ~= '' and FIRST_LOOK or REFRESH_MAX)

@@ -59,13 +59,13 @@ local function unread_since(token)
   return oldest and tonumber(string.match(oldest, '^%d+'))
 end
 
-local function is_passed_by(token)
+local function is_unresponsive(token)
   local since = unread_since(token)
   return since and now - since >= GRACE
 end
 
 -- The others pass this waiter by until it looks again.
-local function pass_by(token)
+local function mark_unresponsive(token)
   redis.call('LPUSH', MAILBOX .. token, whole(now - GRACE) .. ' 0')
   redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
@@ -78,9 +78,9 @@ local function drop_waiter(token)
 end
 
 -- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
--- not claim it keeps its place, and the others pass it by. So it goes with all that have missed a look, as the
--- waiters of a machine that is cut off have: otherwise each of them would be waited for in its turn. The caller hands over what has become free:
--- nobody else will see that it has.
+-- not claim it keeps its place, marked as unresponsive. So do all that have missed a look, as the waiters of a whole machine have
+-- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free: nobody else
+-- will see that it has.
 local function drop_ended()
   local ended, unclaimed, since = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, 0
   for _, token in ipairs(ended) do
@@ -94,14 +94,14 @@ local function drop_ended()
     end
   end
   if since > 0 then
-    -- Later than all ends that a waiter can have seen before it saw the holder, and no more: where the server has gone back to an
-    -- older state, the holder after this one may be forgotten.
+    -- Later than the ends that a waiter has seen before it saw the holder, and no more: where the server has gone back to an older
+    -- state, the holder after this one may be forgotten.
     note_end(since + 1)
   end
   if unclaimed then
     for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, now, whole(now - GRACE + LATE))) do
-      if not is_passed_by(token) then
-        pass_by(token)
+      if not is_unresponsive(token) then
+        mark_unresponsive(token)
       end
     end
   end
@@ -153,7 +153,8 @@ local function has_room(slots, room)
   return true
 end
 
--- The waiters that are alive, not granted the lock yet, and listening as far as we know. A function that gives one after the other, in their turn. Those among them that have died are removed.
+-- The waiters that are alive, not granted the lock yet, and listening as far as we know. A function that gives one after the other,
+-- in their turn. Those among them that have died are removed.
 local function waiters()
   local batch, next_one, from = {}, 1, 0
   return function()
@@ -171,7 +172,7 @@ local function waiters()
         drop_waiter(token)
       else
         from = from + 1
-        if not is_passed_by(token) and not ends_of(token) then
+        if not is_unresponsive(token) and not ends_of(token) then
           return token
         end
       end
@@ -247,7 +248,7 @@ end
 -- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
 -- those of the waiters that are to watch them, separated by blanks, or empty. If the next one leaves a slot unused, those
 -- that want it look soon whether it is still there.
-local function hand_over()
+local function hand_off()
   if withheld > 0 then
     return '', ''
   end

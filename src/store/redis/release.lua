@@ -98,6 +98,6 @@ if DOUBT then
   redis.call('PEXPIRE', MAILBOX .. TOKEN, CANCELLED_TTL)
 end
 drop_ended()
-local handed, told = hand_over()
+local handed, told = hand_off()
 expire_holders()
 return {1, handed, told, ends and 1 or holds and 0 or -1}

@@ -27,7 +27,7 @@ if not ends_of(TOKEN) then
   refuse_if_lost()
 end
 if drop_ended() > 0 then
-  hand_over()
+  hand_off()
 end
 
 -- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer. (Nothing
@@ -41,7 +41,7 @@ local function next_after(value)
 end
 
 local info = info_of(TOKEN)
-if info.forgotten then
+if info.forgotten and ends_of(TOKEN) then
   -- So is what it had reserved.
   return {}
 end

@@ -56,6 +56,6 @@ drop_ended()
 for _, info in ipairs(ended) do
   note(info, {})
 end
-local handed, told = hand_over()
+local handed, told = hand_off()
 expire_holders()
 return {2, taken, free_in, untold, handed, told}

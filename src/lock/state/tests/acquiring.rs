@@ -240,9 +240,40 @@ fn a_holder_is_forgotten_where_an_older_state_is_restored() {
     let b = claim("b", 1);
     lock.ask(&careful(&b, None));
     let seen = seen(&lock);
-    lock.state = restored;
+    let d = seen.as_ref().map_or(0, |seen| seen.held.fence);
+    lock.state = restored.clone();
     // The lease of `a` was restored, and has run out since.
     assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("d"));
+    assert!(lock.state.fence >= d, "the next fence is greater");
+    // Or it has not yet when the waiter looks for the first time.
+    lock.state = restored;
+    lock.world.now = Now::unix(START);
+    let Acquired::Held { first, ended_unix_ms, .. } = lock.ask(&careful(&b, seen.as_ref())) else {
+        panic!("it is held")
+    };
+    assert_eq!(first.as_ref().map(|held| held.token.as_str()), Some("a"));
+    let seen = Seen::after(seen, first.as_ref(), ended_unix_ms);
+    lock.pass(31_000);
+    assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("d"));
+}
+
+#[test]
+fn a_holder_that_died_after_it_was_put_back_is_not_put_back_again() {
+    let mut lock = Lock::new();
+    lock.acquire("late", 1);
+    let late = lock.state.clone();
+    lock.release("late", DONE);
+    lock.acquire("a", 1);
+    // The end of a run that had lost its lock is known while `a` holds it.
+    lock.pass(5000);
+    lock.release("late", DONE);
+    let (b, c) = (claim("b", 1), claim("c", 1));
+    let seen = seen(&lock);
+    lock.state = LockState { holders: Vec::new(), ..late };
+    assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("a"));
+    lock.pass(30_000);
+    assert!(slot(&lock.ask(&careful(&c, seen.as_ref()))).is_none(), "it is next to `b`");
+    assert_eq!(lock.holders(), Vec::<&str>::new());
 }
 
 #[test]
