@@ -53,6 +53,15 @@ impl Seen {
             _ => before,
         }
     }
+
+    /// Returns what the holder holds the lock for when it is put back. A run only until its command has ended. What was acquired by hand or
+    /// was kept is held as before, unless there may have been others beside it, of which nobody knows anything.
+    pub fn purpose_put_back(&self) -> Purpose {
+        match self.held.purpose {
+            purpose @ (Purpose::Hand | Purpose::Kept) if self.held.is_alone => purpose,
+            _ => Purpose::Forgotten,
+        }
+    }
 }
 
 /// The answer to a request for the lock.
@@ -161,11 +170,10 @@ impl LockState {
         !is_over && self.ended_unix_ms() <= seen.ended_unix_ms && self.holders.iter().all(is_forgotten)
     }
 
-    /// Makes one a holder again that the store has forgotten. A run is one until its command has ended, or its lease, which may have been
-    /// renewed just before; it is alone with the lock, as nobody knows how it held it. What was acquired by hand is held as before, and what
-    /// was kept is for no longer than it was.
+    /// Makes one a holder again that the store has forgotten, for a whole lease, which may have been renewed just before; what was kept for no
+    /// longer than it was. See [`Seen::purpose_put_back`].
     fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) {
-        let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token } = seen.held.clone();
+        let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token, .. } = seen.held.clone();
         self.leave(&token);
         self.epoch = facts.epoch();
         // What the store knew then it may have forgotten with the holder.
@@ -174,11 +182,8 @@ impl LockState {
             self.note_end(seen.ended_unix_ms);
         }
         let renewed_ms = ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms));
-        let (purpose, ends_ms) = match purpose {
-            Purpose::Run | Purpose::Forgotten => (Purpose::Forgotten, renewed_ms),
-            Purpose::Hand => (Purpose::Hand, renewed_ms),
-            Purpose::Kept => (Purpose::Kept, ends_ms.min(renewed_ms)),
-        };
+        let ends_ms = if purpose == Purpose::Kept { ends_ms.min(renewed_ms) } else { renewed_ms };
+        let purpose = seen.purpose_put_back();
         let lease = Some(Lease { ends_ms, ttl_ms });
         self.holders.push(HolderState { token, fence, who, since_ms, lease, purpose, ..HolderState::default() });
     }

@@ -299,6 +299,8 @@ pub struct Held {
     pub ttl_ms: Option<u64>,
     /// What it holds the lock for.
     pub purpose: Purpose,
+    /// Whether nobody can hold the lock beside it: it neither shares it nor has one of several slots.
+    pub is_alone: bool,
     /// Its fencing token; 0: it has none yet.
     pub fence: u64,
     /// Its token. For comparing: it is a secret.
@@ -347,6 +349,7 @@ impl HolderState {
             ends_ms: lease.and_then(|lease| lease.ends_ms),
             ttl_ms: lease.and_then(|lease| lease.ttl_ms),
             purpose: self.purpose,
+            is_alone: !self.is_shared && !self.has_slots,
             fence: self.fence,
             token: self.token.clone(),
         }

@@ -66,6 +66,7 @@ impl WaiterState {
             ends_ms: Some(grant.ends_ms),
             ttl_ms: None,
             purpose: Purpose::default(),
+            is_alone: self.mode == Mode::EXCLUSIVE,
             fence: 0,
             token: self.token.clone(),
         })

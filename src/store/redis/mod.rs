@@ -377,19 +377,20 @@ fn slots(mode: Mode) -> u32 {
 
 /// The holder that a waiter has seen as the acquire script takes it.
 fn seen_json(seen: Option<&Seen>) -> String {
-    seen.map_or_else(String::new, |Seen { held, ended_unix_ms }| {
+    seen.map_or_else(String::new, |seen| {
+        let Seen { held, ended_unix_ms } = seen;
         let (since, fence, ttl) = (held.since_ms, held.fence.to_string(), held.ttl_ms);
         let mut info = json!({ "who": held.who, "since": since, "fence": fence, "slot": 0, "ttl": ttl });
-        let mut seen = json!({ "token": held.token.as_str(), "ended": ended_unix_ms });
-        match held.purpose {
+        match seen.purpose_put_back() {
             Purpose::Run | Purpose::Forgotten => info["forgotten"] = json!(true),
             Purpose::Hand => info["hand"] = json!(true),
-            Purpose::Kept => {
-                (info["hand"], info["kept"]) = (json!(true), json!(true));
-                seen["ends"] = json!(held.ends_ms);
-            }
+            Purpose::Kept => (info["hand"], info["kept"]) = (json!(true), json!(true)),
         }
-        seen["info"] = info;
+        let ends_ms = held.ends_ms.filter(|_| held.purpose == Purpose::Kept);
+        let mut seen = json!({ "token": held.token.as_str(), "info": info, "ended": ended_unix_ms });
+        if let Some(ends_ms) = ends_ms {
+            seen["ends"] = json!(ends_ms);
+        }
         seen.to_string()
     })
 }

@@ -224,11 +224,12 @@ fn read_first(holder: &Value) -> Option<state::Held> {
     let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
         return None;
     };
-    let Info { who, since: since_ms, ttl, purpose, fence, .. } = Info::read(info);
+    let Info { who, since: since_ms, ttl, purpose, fence, has_slots, slots, .. } = Info::read(info);
     let ends_ms =
         u64::try_from(*expires_in).ok().map(|left| since_ms.saturating_add_signed(*since).saturating_add(left));
     let ttl_ms = Some(ttl).filter(|ttl| *ttl > 0);
-    Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, fence, token: read_token(token)? })
+    let is_alone = !has_slots && slots != Some(0);
+    Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, is_alone, fence, token: read_token(token)? })
 }
 
 fn handed(granted: &Value, told: &Value) -> Option<Handoff> {

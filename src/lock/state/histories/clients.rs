@@ -173,10 +173,11 @@ impl History {
         let holder = self.state.holders.iter().find(|holder| Some(&holder.token) == name.as_ref());
         let fence = holder.map(|holder| holder.fence);
         let by = Holder::default();
+        let held: Vec<_> = (0..self.clients.len()).map(|client| self.holds_anything(client)).collect();
         self.apply(|state, world| state.revoke(fence, &by, at_once, world));
         // Those that have nothing left do not know it yet; by then another may have the lock: that is what `--now` says.
-        for client in 0..self.clients.len() {
-            if !self.holds_anything(client) {
+        for (client, held) in held.into_iter().enumerate() {
+            if !self.holds_anything(client) && (held || !self.is_forgotten(client)) {
                 self.clients[client].holds_until = None;
             }
         }

@@ -190,6 +190,23 @@ fn what_was_acquired_by_hand_is_held_as_before_if_it_is_forgotten() {
 }
 
 #[test]
+fn what_was_acquired_by_hand_beside_others_is_alone_if_it_is_forgotten() {
+    for slots in [2, 0] {
+        let mut lock = Lock::new();
+        let by_hand = Claim { by_hand: true, ..claim("a", slots) };
+        lock.ask(&ask(&by_hand));
+        lock.pass(1);
+        lock.acquire("b", slots);
+        let c = Claim { mode: mode(2), ..claim("c", 2) };
+        lock.ask(&careful(&c, None));
+        let seen = seen(&lock);
+        lock.state = LockState::default();
+        assert_eq!(held(&lock.ask(&careful(&c, seen.as_ref()))).0, Some("a"));
+        assert_eq!(lock.granted, Vec::<&str>::new());
+    }
+}
+
+#[test]
 fn what_was_kept_is_for_no_longer_than_before_if_it_is_forgotten() {
     for (passed, left) in [(10_000, Some(20_000)), (30_000, None)] {
         let mut lock = Lock::new();
