@@ -170,8 +170,8 @@ impl LockState {
         !is_over && self.ended_unix_ms() <= seen.ended_unix_ms && self.holders.iter().all(is_forgotten)
     }
 
-    /// Makes one a holder again that the store has forgotten, for a whole lease, which may have been renewed just before; what was kept for no
-    /// longer than it was. See [`Seen::purpose_put_back`].
+    /// Makes one a holder again that the store has forgotten, as [`Seen::purpose_put_back`] says: for a whole lease, since that may have been
+    /// renewed just before. What was kept ends when it would have ended.
     fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) {
         let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token, .. } = seen.held.clone();
         self.leave(&token);

@@ -151,7 +151,8 @@ on_every_lease_store!(a_lease_that_is_not_ours_ends_the_command_at_once, |store|
     run.wait().exited(79);
 });
 
-// "Each acquisition of a key gets a number greater than every earlier one": also one that asks again under its token, and whose record is gone, acquires the lock anew.
+// "Each acquisition of a key gets a number greater than every earlier one": also one under the same token, after the holder's record was
+// lost.
 on_every_lease_store!(what_is_acquired_anew_has_a_greater_fence, |store| {
     let fence = || {
         token(store, "fence", &["--token", "callback:42", "--ttl", "10m"]);

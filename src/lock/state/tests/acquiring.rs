@@ -197,7 +197,7 @@ fn what_was_acquired_by_hand_beside_others_is_alone_if_it_is_forgotten() {
         lock.ask(&ask(&by_hand));
         lock.pass(1);
         lock.acquire("b", slots);
-        let c = Claim { mode: mode(2), ..claim("c", 2) };
+        let c = claim("c", 2);
         lock.ask(&careful(&c, None));
         let seen = seen(&lock);
         lock.state = LockState::default();
