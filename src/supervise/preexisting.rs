@@ -21,16 +21,25 @@ use super::process::{self, Process};
 /// The processes below this one before COMMAND started. Usually none.
 #[derive(Debug)]
 pub(super) struct Preexisting {
-    processes: Vec<Process>,
+    processes: Vec<Known>,
     /// The process group that is certainly not COMMAND's, if any. It is lockrun's, so its id is not reused while lockrun lives.
     group: Option<pid_t>,
+}
+
+/// What tells a process from all others.
+#[derive(Debug)]
+struct Known {
+    pid: pid_t,
+    started: Option<u64>,
 }
 
 impl Preexisting {
     /// Records the present processes. To be called before COMMAND starts, which will lead an `own_group` or not.
     pub(super) fn note(own_group: bool) -> Self {
-        let processes = if has_children() { process::descendants(own_pid(), |_| false) } else { None };
-        Preexisting { processes: processes.unwrap_or_default(), group: own_group.then(own_group_id) }
+        let found = if has_children() { process::descendants(own_pid(), |_| false) } else { None };
+        let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
+        let processes = found.into_iter().flatten().map(known).collect();
+        Preexisting { processes, group: own_group.then(own_group_id) }
     }
 
     /// Returns whether there are none.
@@ -40,8 +49,12 @@ impl Preexisting {
 
     /// Returns whether `process` is certainly not COMMAND's.
     pub(super) fn includes(&self, process: Process) -> bool {
-        let was_seen = || self.processes.iter().any(|known| known.is_the_same(process));
-        !self.is_empty() && (Some(process.group) == self.group || was_seen())
+        let has_its_id = |known: &&Known| known.pid == process.pid;
+        let was_seen = || {
+            let known = self.processes.iter().find(has_its_id);
+            known.is_some_and(|known| known.started.is_some() && known.started == process::started(known.pid))
+        };
+        !self.is_empty() && (Some(process.group()) == self.group || was_seen())
     }
 }
 

@@ -1,4 +1,8 @@
 //! Processes as /proc shows them, and signals to processes that are not children.
+//!
+//! All but the start of a process is read from /proc/PID/status. To read /proc/PID/stat may take long: recent kernels let the reader wait for a
+//! process that is executing another program, and on a busy machine that may itself wait for a processor for seconds, with the lease
+//! of the reader running out meanwhile.
 
 #![allow(unsafe_code)]
 
@@ -9,18 +13,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use libc::pid_t;
 use nix::errno::Errno;
 
+use super::preexisting::own_pid;
+
 /// A process as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: pid_t,
     pub(super) parent: pid_t,
-    pub(super) group: pid_t,
     /// The state of its main thread: `R`, `S`, `T`, `Z` and so on, see proc(5).
     state: u8,
     /// How many threads it has. The main thread counts until the process is reaped, even if it has ended.
     threads: u32,
-    /// When it started, in clock ticks after boot: together with the pid it identifies a process uniquely.
-    started: u64,
 }
 
 impl Process {
@@ -41,10 +44,17 @@ impl Process {
 
     fn has_stopped_thread(self) -> bool {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
-        threads.filter_map(|thread| fs::read(thread.path().join("stat")).ok()).any(|stat| state(&stat) == Some(b'T'))
+        let statuses = threads.filter_map(|thread| fs::read(thread.path().join("status")).ok());
+        statuses.into_iter().any(|status| field(&status, "State").is_some_and(|state| state.starts_with('T')))
     }
 
-    /// Sends it `signal`, unless another process has its id by now.
+    /// Returns its process group; -1 if it is gone.
+    pub(super) fn group(self) -> pid_t {
+        // SAFETY: a plain system call.
+        unsafe { libc::getpgid(self.pid) }
+    }
+
+    /// Sends it `signal`, unless it is gone, and what has its id by now does not descend from this process.
     pub(super) fn signal(self, signal: libc::c_int) {
         // SAFETY: plain system calls; the new descriptor, if any, is ours alone.
         let pidfd = unsafe {
@@ -59,8 +69,7 @@ impl Process {
             }
             return;
         };
-        // The descriptor refers to the process that had the id when it was opened. If the expected process still has the id, it is
-        // that process.
+        // The descriptor refers to the process that had the id when it was opened, and that is the one that is read now, or it is gone.
         if self.is_still_there() {
             let none = std::ptr::null::<libc::siginfo_t>();
             // SAFETY: a valid descriptor and no siginfo.
@@ -68,24 +77,19 @@ impl Process {
         }
     }
 
+    /// Returns whether what has its id has the same parent, or has lost that and become a child of this process.
     fn is_still_there(self) -> bool {
-        read(self.pid).is_some_and(|now| self.is_the_same(now))
-    }
-
-    /// Returns whether `other` is the same process, seen at another time.
-    pub(super) fn is_the_same(self, other: Process) -> bool {
-        (self.pid, self.started) == (other.pid, other.started)
+        read(self.pid).is_some_and(|now| now.parent == self.parent || now.parent == own_pid())
     }
 }
 
 /// Returns whether /proc shows the processes of this process's own PID namespace, by their ids in it. In a namespace of its own a
 /// process may see none, or that of the namespace outside, where the same number is another process.
 pub fn are_visible() -> bool {
-    fs::read_to_string("/proc/self/status").is_ok_and(|status| {
+    fs::read("/proc/self/status").is_ok_and(|status| {
         // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
-        let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
-        let ids = line("NSpid:").or_else(|| line("Pid:"));
-        ids.is_some_and(|ids| ids.trim() == std::process::id().to_string())
+        let ids = field(&status, "NSpid").or_else(|| field(&status, "Pid"));
+        ids.is_some_and(|ids| ids == std::process::id().to_string())
     })
 }
 
@@ -119,27 +123,36 @@ fn all() -> impl Iterator<Item = Process> {
 
 /// Reads the process `pid` from /proc.
 pub(super) fn read(pid: pid_t) -> Option<Process> {
-    parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
+    parse(pid, &fs::read(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// Parses a line of /proc/PID/stat: `pid (name) state parent group …`, with the threads as field 20 and the start as field 22. The
-/// name may hold anything, parentheses and newlines included, so the fields count from the last parenthesis.
-fn parse(pid: pid_t, stat: &[u8]) -> Option<Process> {
-    let mut fields = fields(stat)?;
-    let state = *fields.next()?.as_bytes().first()?;
-    let parent = fields.next()?.parse().ok()?;
-    let group = fields.next()?.parse().ok()?;
-    let threads = fields.nth(14)?.parse().ok()?;
-    let started = fields.nth(1)?.parse().ok()?;
-    Some(Process { pid, parent, group, state, threads, started })
+fn parse(pid: pid_t, status: &[u8]) -> Option<Process> {
+    let state = *field(status, "State")?.as_bytes().first()?;
+    let (parent, threads) = (field(status, "PPid")?.parse().ok()?, field(status, "Threads")?.parse().ok()?);
+    Some(Process { pid, parent, state, threads })
 }
 
-/// Returns the state in such a line.
+/// Returns the value in a line `name: value` of /proc/PID/status. There each line is one, as the kernel escapes a newline in a process's name,
+/// which may otherwise hold anything.
+fn field<'a>(status: &'a [u8], name: &str) -> Option<&'a str> {
+    let value = |line: &'a [u8]| line.strip_prefix(name.as_bytes())?.strip_prefix(b":");
+    let value = status.split(|byte| *byte == b'\n').find_map(value)?;
+    std::str::from_utf8(value).ok().map(str::trim)
+}
+
+/// Returns when the process `pid` started, in clock ticks after boot: together with the pid it identifies a process uniquely. May take long, see
+/// above.
+pub(super) fn started(pid: pid_t) -> Option<u64> {
+    fields(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.nth(19)?.parse().ok()
+}
+
+/// Returns the state in a line of /proc/PID/stat.
 pub(super) fn state(stat: &[u8]) -> Option<u8> {
     fields(stat)?.next()?.as_bytes().first().copied()
 }
 
-/// Returns the fields behind the name.
+/// Returns the fields of a line of /proc/PID/stat behind the name, the state first. The name may hold anything, parentheses and newlines included,
+/// so they count from the last parenthesis.
 fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     Some(std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace())
@@ -150,11 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hostile_name_does_not_shift_the_fields() {
+    fn a_hostile_name_is_taken_for_nothing_else() {
+        let status =
+            b"Name:\tPPid: 9\\nPPid:\t8 \xff\nUmask:\t0022\nState:\tS (sleeping)\nPid:\t7\nPPid:\t3\nThreads:\t4\n";
+        let process = parse(7, status).expect("is read");
+        assert_eq!((process.parent, process.state, process.threads), (3, b'S', 4));
+        assert!(parse(7, b"State:\tS (sleeping)\nPPid:\t3\n").is_none());
         let stat = b"7 (a) Z 1 (b\n) S 3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 4 0 9876 1 2";
-        let process = parse(7, stat).expect("is read");
-        assert_eq!((process.parent, process.group, process.state), (3, 5, b'S'));
-        assert_eq!((process.threads, process.started), (4, 9876));
+        assert_eq!(fields(stat).and_then(|mut fields| fields.nth(19)), Some("9876"));
         assert_eq!((state(stat), state(b"7 (a")), (Some(b'S'), None));
     }
 
@@ -170,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_process_lives_as_long_as_one_of_its_threads() {
-        let process = |state, threads| Process { pid: 7, parent: 3, group: 5, state, threads, started: 1 };
+        let process = |state, threads| Process { pid: 7, parent: 3, state, threads };
         assert!(process(b'Z', 1).is_dead());
         assert!(!process(b'Z', 2).is_dead());
         assert!(!process(b'T', 1).is_dead());

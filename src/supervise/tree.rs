@@ -125,7 +125,7 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        self.send(signal, |process| process.group == self.group || process.pid == self.command);
+        self.send(signal, |process| process.group() == self.group || process.pid == self.command);
     }
 
     /// Returns whether a CONT that reached lockrun must still be relayed, if COMMAND shares lockrun's group. A shell's `fg` continues
@@ -160,7 +160,7 @@ impl Tree {
             return;
         };
         let meant: Vec<_> = found.into_iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
-        for process in meant.iter().filter(|process| !group_has_it || process.group != self.group) {
+        for process in meant.iter().filter(|process| !group_has_it || process.group() != self.group) {
             process.signal(signal);
         }
         for process in meant.iter().filter(|process| continues && process.is_stopped()) {
