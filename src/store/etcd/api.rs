@@ -85,6 +85,27 @@ pub(super) struct Streamed {
     pub(super) result: Lease,
 }
 
+/// What a watch tells of the keys that it watches.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Watched {
+    pub(super) result: Events,
+}
+
+/// The changes that it has seen, the last one at the end.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Events {
+    pub(super) events: Vec<Event>,
+}
+
+/// A change of a key. One that was deleted has no value.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Event {
+    pub(super) kv: KeyValue,
+}
+
 /// The answer to a log-in.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -202,10 +223,15 @@ impl Operation {
 }
 
 /// Does `then` if all that is compared is so, else `otherwise`; all of it at once, and as a majority of the members has it.
-pub(super) fn transaction(compare: &[Compare], then: &[Operation], otherwise: &[Operation]) -> Request {
-    let operations = |operations: &[Operation]| operations.iter().map(Operation::json).collect::<Vec<_>>();
+pub(super) fn transaction<'a>(
+    compare: &[Compare],
+    then: impl IntoIterator<Item = &'a Operation>,
+    otherwise: &[Operation],
+) -> Request {
     let compare: Vec<Value> = compare.iter().map(Compare::json).collect();
-    request("/v3/kv/txn", &json!({ "compare": compare, "success": operations(then), "failure": operations(otherwise) }))
+    let then: Vec<Value> = then.into_iter().map(Operation::json).collect();
+    let otherwise: Vec<Value> = otherwise.iter().map(Operation::json).collect();
+    request("/v3/kv/txn", &json!({ "compare": compare, "success": then, "failure": otherwise }))
 }
 
 /// Creates a lease of this many seconds.

@@ -5,13 +5,17 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::api::{self, Compare, Operation};
+use super::api::{self, Compare, Operation, Transacted};
 use super::facts::{EtcdFacts, is_near};
 use super::found::{Found, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
 use super::http::Request;
 use super::waiting::{self, WAITER_TTL, Wake};
+use crate::lock::claim::Mode;
 use crate::lock::state::{LockState, WaiterState};
 use crate::lock::token::Token;
+
+/// With so many operations a transaction has room for those that read the lock, too: etcd accepts 128 by default.
+const OPERATIONS_MAX: usize = 100;
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and for the waiter. An attempt that is
 /// repeated uses them again.
@@ -52,14 +56,14 @@ pub(super) struct Change {
     grants: Vec<(i64, u64)>,
     /// The leases that are of no use after that.
     pub(super) ended: Vec<i64>,
-    /// The lease of the one that asks, if it holds the lock under a new one.
-    pub(super) own_lease: Option<i64>,
     /// The row of the one that asks, if it joins the queue, and the lease of that.
     pub(super) own_row: Option<(String, i64)>,
     /// The rows in which somebody is granted the lock or called then, see [`RowValue::challenge`].
     pub(super) challenges: Vec<(String, u64)>,
-    /// The record that it writes, if it does.
-    pub(super) record: Option<LockState>,
+    /// Whether it writes the record.
+    pub(super) writes_record: bool,
+    /// Whether the lock is read as the change leaves it: the one that asks holds it then, and would know it for its next operation.
+    pub(super) looks_back: bool,
 }
 
 /// What is changed, from what to what.
@@ -70,7 +74,7 @@ pub(super) struct Draft<'a> {
     pub(super) after: &'a LockState,
     /// Whether the lease of the one that asks begins anew, see [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
-    /// Whether the lock was not read, but is as we left it, see [`Found::left_by`].
+    /// Whether the lock was not read for this, see [`Known`](super::operation::Known).
     pub(super) is_from_memory: bool,
     /// Whether the record is written even if it stays as it is.
     pub(super) forces: bool,
@@ -88,21 +92,25 @@ impl Draft<'_> {
             operations: Vec::new(),
             grants: Vec::new(),
             ended: Vec::new(),
-            own_lease: None,
             own_row: None,
             challenges: Vec::new(),
-            record: None,
+            writes_record: false,
+            looks_back: false,
         };
         if self.is_from_memory {
-            let names = &self.scope.names;
-            change.compare.push(Compare::NoneBegin(names.queue.clone()));
-            let lives = self.found().lives.iter();
+            let (names, found) = (&self.scope.names, self.found());
+            // One that is granted the lock is compared by its row, and so is one that has left.
+            change.compare.extend(found.rows.is_empty().then(|| Compare::NoneBegin(names.queue.clone())));
+            let lives = found.lives.iter();
             change.compare.extend(lives.map(|life| Compare::Attached(names.life(&life.token), life.lease)));
         }
+        let record = record_of(self.after, self.before, self.found(), self.facts.asking.filter(|_| self.begins_lease));
         self.change_lives(&mut change, leases);
-        let changes_grants = self.change_rows(&mut change);
-        self.change_record(&mut change, changes_grants);
+        let changes_grants = self.change_rows(&mut change, &record);
+        self.change_record(&mut change, &record, changes_grants);
         self.join(&mut change, leases);
+        let holds = self.after.holders.iter().any(|holder| self.facts.asking == Some(&holder.token));
+        change.looks_back = holds && change.operations.len() <= OPERATIONS_MAX;
         change
     }
 
@@ -125,9 +133,6 @@ impl Draft<'_> {
                     change.grants.push((lease, seconds));
                     let key = names.life(&holder.token);
                     change.operations.push(Operation::Put { key, value: String::new(), lease });
-                    if is_own {
-                        change.own_lease = Some(lease);
-                    }
                 }
             }
             change.ended.extend(old);
@@ -144,8 +149,8 @@ impl Draft<'_> {
     }
 
     /// Writes the rows of the waiters that have changed, and of those that have to look: to show that they are alive, or because a slot may
-    /// be theirs. Returns whether it changes what is granted to whom.
-    fn change_rows(&self, change: &mut Change) -> bool {
+    /// be theirs. `record` is what the record says then. Returns whether it changes what is granted to whom.
+    fn change_rows(&self, change: &mut Change, record: &LockState) -> bool {
         let mut changes_grants = false;
         let passes_over = waiting::passes_over(self.before, self.after);
         let woken = waiting::to_wake(self.facts, self.before, self.after);
@@ -165,7 +170,9 @@ impl Draft<'_> {
             let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
             if wakes == Some(&Wake::Check) || value != row.value {
-                change.change_row(row, &value);
+                // From now on the row says when it was changed, and not when the record was.
+                let record = is_granted.then(|| to_claim_by(waiter, record)).flatten();
+                change.change_row(row, &RowValue { record, ..value });
             }
         }
         changes_grants
@@ -180,7 +187,7 @@ impl Draft<'_> {
         // One that is passed over shows that it is alive by asking again.
         let called = called.filter(|_| !waiter.is_unresponsive);
         let is_near = row.value.is_near || is_near(waiter, self.after);
-        RowValue { waiter: WaiterState { grant, ..waiter.clone() }, called, is_near }
+        RowValue { waiter: WaiterState { grant, ..waiter.clone() }, called, is_near, record: row.value.record.clone() }
     }
 
     /// Returns since when the waiter in a row has to show that it is alive.
@@ -188,23 +195,20 @@ impl Draft<'_> {
         row.value.called.filter(|_| self.facts.asking != Some(&row.value.waiter.token))
     }
 
-    fn change_record(&self, change: &mut Change, changes_grants: bool) {
-        let found = self.found();
-        let record = record_of(self.after, self.before, found, self.facts.asking.filter(|_| self.begins_lease));
-        let text = json(&record);
-        let changes_record = record != found.stored;
+    fn change_record(&self, change: &mut Change, record: &LockState, changes_grants: bool) {
+        let changes_record = *record != self.found().stored;
         // Whoever has seen the lock before this must not act on what has changed since.
         let is_needed = changes_record || changes_grants || !change.operations.is_empty() && self.changes_holders();
         if !is_needed && !self.forces {
             return;
         }
         let key = self.scope.names.state.clone();
-        change.operations.push(if record == LockState::default() && !self.forces {
+        change.operations.push(if *record == LockState::default() && !self.forces {
             Operation::Delete(key)
         } else {
-            Operation::Put { key, value: text, lease: 0 }
+            Operation::Put { key, value: json(record), lease: 0 }
         });
-        change.record = Some(record);
+        change.writes_record = true;
     }
 
     fn changes_holders(&self) -> bool {
@@ -220,7 +224,7 @@ impl Draft<'_> {
         let lease = leases.of(asking, seconds);
         change.grants.push((lease, seconds));
         let is_near = is_near(waiter, self.after);
-        let value = json(&RowValue { waiter: waiter.clone(), called: None, is_near });
+        let value = json(&RowValue { waiter: waiter.clone(), called: None, is_near, record: None });
         change.operations.push(Operation::Put { key: name.clone(), value, lease });
         change.own_row = Some((name, lease));
     }
@@ -243,11 +247,20 @@ impl Change {
         self.grants.iter().map(|(lease, _)| *lease).collect()
     }
 
-    /// Returns the requests that make the change, the transaction last. If that fails, it reads the lock anew.
+    /// Returns the requests that make the change, the transaction last. That reads the lock, too: as it was found if the change is not made,
+    /// and as the change leaves it if that [`looks_back`](Change::looks_back).
     pub(super) fn requests(&self, scope: &Scope, leases: &NewLeases) -> Vec<Request> {
         let new = self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease));
         let grants = new.map(|(lease, seconds)| api::grant(*lease, *seconds));
-        grants.chain([api::transaction(&self.compare, &self.operations, &scope.operations())]).collect()
+        let reads = scope.operations();
+        let changes = self.operations.iter().chain(reads.iter().filter(|_| self.looks_back));
+        grants.chain([api::transaction(&self.compare, changes, &reads)]).collect()
+    }
+
+    /// Returns, of the answers to all that the transaction has done, those to what reads the lock as the change leaves it.
+    pub(super) fn looked_back(&self, transacted: Transacted) -> Option<Transacted> {
+        let responses = transacted.responses.into_iter().skip(self.operations.len()).collect();
+        self.looks_back.then_some(Transacted { responses, ..transacted })
     }
 }
 
@@ -261,6 +274,12 @@ impl Scope {
     pub(super) fn with_row(self, row: Option<String>) -> Self {
         Scope { own_row: row.map_or(self.own_row, OwnRow::Named), ..self }
     }
+}
+
+/// Returns the record for the row of a waiter to which the lock is granted: one that is going to hold it alone claims it by that. Where several
+/// can hold it, the one that claims it must see the others.
+fn to_claim_by(waiter: &WaiterState, record: &LockState) -> Option<Box<LockState>> {
+    (waiter.mode == Mode::EXCLUSIVE && record.holders.is_empty()).then(|| Box::new(record.clone()))
 }
 
 /// Returns what is stored. All that is in it can be written as JSON.

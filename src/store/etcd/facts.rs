@@ -184,7 +184,7 @@ mod tests {
         let waiter = r#"{"token": "granted", "who": {}, "mode": {"slots": 8}, "joined_ms": 0,
             "grant": {"slot": 0, "since_ms": 1, "ends_ms": 0}}"#;
         let waiter = serde_json::from_str(waiter).expect("a waiter as it is stored");
-        let value = RowValue { waiter, called: None, is_near: false };
+        let value = RowValue { waiter, called: None, is_near: false, record: None };
         let row = Row { name: "row".into(), revision: 1, value, lease: 0 };
         Found {
             asked: (String::new(), String::new()),

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::api::{Compare, KeyValue, Operation, Range, Transacted};
-use super::change::Change;
 use super::facts::Observed;
 use super::failure::Failure;
 use super::keys::Names;
@@ -45,6 +44,9 @@ pub(super) struct RowValue {
     /// Whether it has been told that it is near the head of the queue, and looks at the lock again and again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_near: bool,
+    /// The record as it is while both are unchanged, where the lock is granted to the waiter and nobody holds it. By this it is claimed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) record: Option<Box<LockState>>,
 }
 
 /// A row of the queue.
@@ -207,16 +209,29 @@ impl Found {
         state
     }
 
-    /// Returns what there is after a change that leaves `state`, if the one that asks holds the lock alone then, and nobody waits.
-    pub(super) fn left_by(self, asking: &Token, state: &LockState, change: &Change) -> Option<Self> {
-        let is_alone = state.holders.len() == 1 && state.holders[0].token == *asking;
-        if !is_alone || !state.waiters.is_empty() || !self.has_all_rows {
-            return None;
-        }
-        let lease = change.own_lease.or_else(|| self.lease_of(asking))?;
-        let lives = vec![Life { token: asking.clone(), lease }];
-        let stored = change.record.clone().unwrap_or_else(|| self.stored.clone());
-        Some(Found { stored, lives, rows: Vec::new(), waiting: 0, before: 0, ..self })
+    /// Returns what the row of a waiter tells to the waiter to which the lock is granted, if that is all that it needs to claim it.
+    pub(super) fn told(kv: &KeyValue) -> Option<Self> {
+        let mut row = Row::read(kv).ok()?;
+        let stored = *row.value.record.take()?;
+        row.value.waiter.grant.is_some().then(|| Found {
+            asked: (String::new(), String::new()),
+            revision: row.revision,
+            record_revision: row.revision,
+            stored,
+            lives: Vec::new(),
+            rows: vec![row],
+            has_all_rows: false,
+            waiting: 1,
+            before: 0,
+        })
+    }
+
+    /// Returns whether the one that asks holds the lock alone, and the waiters that were read are all alive, as far as is known.
+    pub(super) fn is_held_in_peace_by(&self, asking: &Token) -> bool {
+        let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
+        let is_alive = matches!(&self.lives[..], [life] if life.token == *asking);
+        let is_quiet = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
+        is_alone && is_alive && self.rows.iter().all(is_quiet)
     }
 
     /// Returns whether this holder is not in the record.

@@ -105,20 +105,19 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what has come, without waiting. Returns whether anything has, and whether the stream goes on.
-    pub(super) fn drain(&mut self) -> (bool, bool) {
+    /// Reads what has come, without waiting. Returns it, with what HTTP adds, and whether the stream goes on.
+    pub(super) fn drain(&mut self) -> (&[u8], bool) {
         self.stream.set_deadline(Moment::from_boot(std::time::Duration::ZERO));
         self.buffer.clear();
-        loop {
+        let goes_on = loop {
             match self.more() {
-                Ok(()) if self.buffer.len() > BODY_MAX => return (true, false),
+                Ok(()) if self.buffer.len() > BODY_MAX => break false,
                 Ok(()) => {}
-                Err(Failure::Silent) => {
-                    return (!self.buffer.is_empty(), !contains(&self.buffer, "\"canceled\":true"));
-                }
-                Err(_) => return (true, false),
+                Err(Failure::Silent) => break !contains(&self.buffer, "\"canceled\":true"),
+                Err(_) => break false,
             }
-        }
+        };
+        (&self.buffer, goes_on)
     }
 
     /// Reads the head of an answer: status, date, length of the body.

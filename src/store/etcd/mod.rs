@@ -43,7 +43,7 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use client::{Client, Effect};
 use facts::{EtcdFacts, Observed};
 use failure::Failure;
-use operation::{Committed, Left, Subject};
+use operation::{Committed, Known, Subject};
 use url::Cluster;
 use waiting::Place;
 
@@ -61,8 +61,8 @@ pub struct EtcdStore {
     own_row: Option<(String, i64)>,
     /// Our place in the queue, since we have stood there once.
     place: Option<Place>,
-    /// The lock that we hold, if nobody else has anything to do with it.
-    left: Option<Left>,
+    /// What is known of the lock, if its next operation need not read it.
+    known: Option<Known>,
     /// Leases to which nothing is attached any more.
     useless: Vec<i64>,
 }
@@ -77,7 +77,7 @@ impl EtcdStore {
             observed: Observed::default(),
             own_row: None,
             place: None,
-            left: None,
+            known: None,
             useless: Vec::new(),
         })
     }
@@ -178,6 +178,9 @@ impl Store for EtcdStore {
         // A token of the user's own may have been used before, and one of which a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
+        if let Some(told) = self.place.as_mut().and_then(|place| place.told.take()) {
+            self.know(&claim.key, told);
+        }
         // An earlier attempt of this claim may have been carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;

@@ -44,10 +44,20 @@ pub(super) struct Committed<T> {
     pub(super) waits: Option<(Look, u64)>,
 }
 
-/// A lock that we hold alone, and for which nobody waits, as we left it. The next operation need not read it: it compares it.
-pub(super) struct Left {
+/// What is known of a lock before the next operation, which need not read it: its transaction compares instead that nothing of it has changed.
+pub(super) struct Known {
     key: Key,
     found: Found,
+    source: Source,
+}
+
+/// How a lock is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// The last operation has read it after it had changed it: we hold it alone.
+    LookedBack,
+    /// The watch has told that it is granted to us, to hold it alone; not who else waits.
+    Watch,
 }
 
 impl EtcdStore {
@@ -63,11 +73,11 @@ impl EtcdStore {
         let mut scope = self.scope(subject);
         let mut leases = NewLeases::default();
         let mut pauses = Pauses::default();
-        let is_known = |left: &Left| left.key == *subject.key && !self.client.may_be_done;
-        let left = self.left.take().filter(is_known);
-        let mut is_from_memory = left.is_some();
-        let mut found = match left {
-            Some(left) => left.found,
+        let is_known = |known: &Known| known.key == *subject.key && !self.client.may_be_done;
+        let known = self.known.take().filter(is_known);
+        let mut source = known.as_ref().map(|known| known.source);
+        let mut found = match known {
+            Some(known) => known.found,
             None => self.read(&scope, deadline)?,
         };
         loop {
@@ -85,9 +95,15 @@ impl EtcdStore {
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
             let has_called = found.rows.iter().any(|row| row.value.called.is_some());
             let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
-            if !found.has_all_rows && (calls_more || !facts.has_enough(&state)) {
-                // Those that were read may be dead, or do not answer: one behind them may be next.
-                scope.limit *= MORE;
+            let holds = state.holders.iter().any(|holder| Some(&holder.token) == subject.asking);
+            // One that holds it alone has nothing to hand off.
+            let has_enough =
+                if source == Some(Source::Watch) { holds } else { !calls_more && facts.has_enough(&state) };
+            if !found.has_all_rows && !has_enough {
+                if source.take().is_none() {
+                    // Those that were read may be dead, or do not answer: one behind them may be next.
+                    scope.limit *= MORE;
+                }
                 found = self.read(&scope, deadline)?;
                 continue;
             }
@@ -97,24 +113,23 @@ impl EtcdStore {
                 before: &before,
                 after: &state,
                 begins_lease: applied.begins_lease,
-                is_from_memory,
+                is_from_memory: source.is_some(),
                 // Of those that join at once, no more than are allowed.
                 forces: may_be_done || subject.needs_all_waiters && joins(&before, &state),
             };
             let change = draft.change(&mut leases);
             let waits =
                 subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
-            if change.is_empty() && is_from_memory {
-                is_from_memory = false;
+            if change.is_empty() && source.take().is_some() {
                 found = self.read(&scope, deadline)?;
                 continue;
             }
             if !change.is_empty() {
-                let (transacted, revision) = self.commit(&change, &scope, &mut leases, deadline)?;
-                if let Some(transacted) = transacted {
+                let transacted = self.commit(&change, &scope, &mut leases, deadline)?;
+                if !transacted.succeeded {
                     let lives = std::mem::take(&mut found.lives);
                     found = scope.read(transacted)?;
-                    if std::mem::take(&mut is_from_memory) {
+                    if source.take().is_some() {
                         // What is lost may have left its lease.
                         let is_there = |life: &Life| found.lives.iter().any(|it| it.lease == life.lease);
                         self.useless.extend(lives.iter().filter(|life| !is_there(life)).map(|life| life.lease));
@@ -132,10 +147,14 @@ impl EtcdStore {
                     continue;
                 }
                 change.challenges.iter().for_each(|challenge| self.observed.mark(challenge));
-                if change.record.is_some() {
-                    found.record_revision = revision;
-                    self.observed.note_record(revision);
+                if change.writes_record {
+                    self.observed.note_record(transacted.header.revision);
                 }
+                // What cannot be read does not matter until the next operation reads it.
+                let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
+                self.known = found
+                    .filter(|found| subject.asking.is_some_and(|asking| found.is_held_in_peace_by(asking)))
+                    .map(|found| Known { key: subject.key.clone(), found, source: Source::LookedBack });
             }
             self.client.may_be_done = false;
             self.useless.extend(&change.ended);
@@ -144,22 +163,19 @@ impl EtcdStore {
                 // It had one that is gone.
                 self.useless.extend(self.own_row.replace(own.clone()).map(|(_, lease)| lease));
             }
-            self.left = subject.asking.and_then(|asking| {
-                let found = found.left_by(asking, &state, &change)?;
-                Some(Left { key: subject.key.clone(), found })
-            });
             return Ok(Committed { answer: applied.answer, now_ms, waits });
         }
     }
 
-    /// Makes a change. Returns the cluster's revision, and, if another one was quicker, what that has left.
+    /// Makes a change. Returns the answers to what the transaction has done; if another one was quicker, to what reads the lock as that has left
+    /// it.
     fn commit(
         &mut self,
         change: &Change,
         scope: &Scope,
         leases: &mut NewLeases,
         deadline: Moment,
-    ) -> Result<(Option<Transacted>, i64), Failure> {
+    ) -> Result<Transacted, Failure> {
         let responses = self.client.exchange(&change.requests(scope, leases), Effect::Writes, deadline)?;
         let (last, grants) = responses.split_last().ok_or(Failure::Closed)?;
         for grant in grants {
@@ -171,9 +187,12 @@ impl EtcdStore {
             }
         }
         leases.note(change);
-        let transacted = transacted(last)?;
-        let revision = transacted.header.revision;
-        Ok((Some(transacted).filter(|transacted| !transacted.succeeded), revision))
+        transacted(last)
+    }
+
+    /// What was told of a grant to the one that asks is known for its next operation.
+    pub(super) fn know(&mut self, key: &Key, told: Found) {
+        self.known = Some(Known { key: key.clone(), found: told, source: Source::Watch });
     }
 
     /// Reads the lock.

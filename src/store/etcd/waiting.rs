@@ -11,7 +11,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::EtcdStore;
-use super::api::{self, Streamed};
+use super::api::{self, Streamed, Watched};
 use super::client::Effect;
 use super::facts::{EtcdFacts, is_willing};
 use super::failure::Failure;
@@ -69,6 +69,8 @@ pub(super) struct Place {
     watch: Option<(usize, Connection)>,
     /// When to let the lease of our row begin anew.
     keep_alive_at: Moment,
+    /// What the watch has told last, if the lock can be claimed by that.
+    pub(super) told: Option<Found>,
 }
 
 impl Look {
@@ -172,6 +174,14 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
     woken
 }
 
+/// Returns what a watch has told of a grant, if that is enough to claim it. A message that came in several parts is not read: then the lock is.
+fn told(heard: &[u8]) -> Option<Found> {
+    let lines = heard.split(|byte| *byte == b'\n');
+    let watched = lines.filter_map(|line| serde_json::from_slice::<Watched>(line).ok());
+    let last = watched.flat_map(|watched| watched.result.events).last()?;
+    Found::told(&last.kv)
+}
+
 /// Returns in how many rows a waiter is granted the lock, or passed over.
 fn count_changed(found: &Found, after: &LockState) -> usize {
     let is_changed = |row: &&Row| {
@@ -193,7 +203,7 @@ impl Place {
             None => (None, None, now + KEEP_ALIVE),
         };
         let seen = Seen::after(seen, held, ended_unix_ms);
-        Place { seen, look_at: now + look.within, watch, keep_alive_at }
+        Place { seen, look_at: now + look.within, watch, keep_alive_at, told: None }
     }
 }
 
@@ -246,14 +256,16 @@ impl EtcdStore {
                 Ok(WakeReason::Time | WakeReason::Ready | WakeReason::Resumed) => {}
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
-            let heard = place.watch.as_mut().map(|(_, watch)| watch.drain());
-            if heard.is_some_and(|(_, goes_on)| !goes_on) {
+            let (heard, goes_on) = place.watch.as_mut().map_or((&[][..], true), |(_, watch)| watch.drain());
+            let has_changed = !heard.is_empty();
+            place.told = told(heard);
+            if !goes_on {
                 place.watch = None;
                 return Ok(Wakeup::TryAgain);
             }
             let now = Moment::now();
             let is_time = until.into_iter().chain([place.look_at]).any(|at| at <= now);
-            if heard.is_some_and(|(has_changed, _)| has_changed) || is_time || observer.is_stopped() {
+            if has_changed || is_time || observer.is_stopped() {
                 return Ok(Wakeup::TryAgain);
             }
             if place.keep_alive_at <= now {
@@ -280,7 +292,40 @@ impl EtcdStore {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+
     use super::*;
+
+    /// What a watch tells of these changes of a row, each in a message of its own, as the gateway sends it.
+    fn heard(changes: &[(i64, &str)]) -> String {
+        let message = |(revision, value): &(i64, &str)| {
+            let (key, value) = (STANDARD.encode("q/1-t"), STANDARD.encode(value));
+            let kv = format!(r#"{{"key":"{key}","mod_revision":"{revision}","value":"{value}","lease":"7"}}"#);
+            let message = format!(r#"{{"result":{{"header":{{"revision":"{revision}"}},"events":[{{"kv":{kv}}}]}}}}"#);
+            format!("{:x}\r\n{message}\n\r\n", message.len() + 1)
+        };
+        changes.iter().map(message).collect()
+    }
+
+    #[test]
+    fn a_grant_is_told_with_what_is_needed_to_claim_it() {
+        let waiter = r#""token": "t", "who": {}, "mode": {"slots": 1}, "joined_ms": 0"#;
+        let near = format!(r#"{{"waiter": {{{waiter}}}, "is_near": true}}"#);
+        let grant = r#""grant": {"slot": 0, "since_ms": 1, "ends_ms": 2}"#;
+        let granted = format!(r#"{{"waiter": {{{waiter}, {grant}}}, "record": {{"fence": 9}}}}"#);
+        let bare = format!(r#"{{"waiter": {{{waiter}, {grant}}}}}"#);
+        let all = heard(&[(5, &near), (6, &granted)]);
+        let found = told(all.as_bytes()).expect("it is told");
+        assert_eq!((found.record_revision, found.stored.fence, found.rows.len()), (6, 9, 1));
+        assert_eq!(found.rows[0].name, "q/1-t");
+        // What came after the grant counts; and what cannot be read, or lacks the record, is no grant.
+        for other in
+            [heard(&[(6, &granted), (7, &near)]), heard(&[(6, &bare)]), heard(&[(6, "")]), all[..all.len() - 9].into()]
+        {
+            assert!(told(other.as_bytes()).is_none(), "{other}");
+        }
+    }
 
     #[test]
     fn neighbours_look_at_different_times() {

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::hand::{is_held, release, token};
+use crate::support::processes::send;
 use crate::support::proxy::Mode;
 use crate::support::tls::Certificates;
 use crate::support::{
@@ -254,6 +255,30 @@ fn a_record_is_deleted_and_then_the_rest() {
     next.kill_everything();
     let margin = witness::smallest_margin(&witness::lives(&record)).expect("two lives");
     assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
+}
+
+// A waiter claims the lock by what its row says of the record. If that has changed since, it is not overwritten.
+#[test]
+fn a_record_is_changed_between_grant_and_claim() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let holder = Holder::new(&store, "k");
+    let mut queue = Queue::new(&store, "k").doing("echo $LOCKRUN_FENCE >&2");
+    queue.join(1);
+    queue.stop(0..1);
+    let guardians = queue.waiter(0).processes();
+    guardians.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
+    holder.end();
+    let row = || serde_json::from_str::<Value>(&etcd.rows("k")[0].value).expect("JSON");
+    eventually(LONG, "the lock is granted to the waiter", || row()["record"].is_object());
+    let mut fence = 0;
+    etcd.edit("k", |state| {
+        fence = state["fence"].as_u64().expect("a number") + 1_000_000_000;
+        state["fence"] = json!(fence);
+    });
+    guardians.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+    let output = queue.take(0).wait();
+    assert_eq!(output.exited(0).stderr().trim(), (fence + 1).to_string());
 }
 
 // A transaction of etcd's has 128 operations at the most. However many could have the lock at once, it goes to some of them at a time.
