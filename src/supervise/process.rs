@@ -1,8 +1,7 @@
 //! Processes as /proc shows them, and signals to processes that are not children.
 //!
-//! All but the start of a process is read from /proc/PID/status. To read /proc/PID/stat may take long: recent kernels let the reader wait for a
-//! process that is executing another program, and on a busy machine that may itself wait for a processor for seconds, with the lease
-//! of the reader running out meanwhile.
+//! They are read from /proc/PID/status. To read /proc/PID/stat of another process may take long: recent kernels let the reader wait for a process that
+//! is within execve(2), and on a busy machine that may itself wait for a processor for seconds, while the lease of the reader runs out.
 
 #![allow(unsafe_code)]
 
@@ -54,8 +53,9 @@ impl Process {
         unsafe { libc::getpgid(self.pid) }
     }
 
-    /// Sends it `signal`, unless it is gone, and what has its id by now does not descend from this process.
-    pub(super) fn signal(self, signal: libc::c_int) {
+    /// Sends it `signal`, unless it is gone, or its id belongs by now to a process that does not descend from this one. `family` are the descendants
+    /// among which it was found.
+    pub(super) fn signal(self, signal: libc::c_int, family: &[Process]) {
         // SAFETY: plain system calls; the new descriptor, if any, is ours alone.
         let pidfd = unsafe {
             let fd = libc::syscall(libc::SYS_pidfd_open, self.pid, 0);
@@ -63,23 +63,24 @@ impl Process {
         };
         let Some(pidfd) = pidfd else {
             // Before Linux 5.3 there is no safer way than to check and send at once.
-            if Errno::last() == Errno::ENOSYS && self.is_still_there() {
+            if Errno::last() == Errno::ENOSYS && self.is_still_in(family) {
                 // SAFETY: plain system call.
                 unsafe { libc::kill(self.pid, signal) };
             }
             return;
         };
         // The descriptor refers to the process that had the id when it was opened, and that is the one that is read now, or it is gone.
-        if self.is_still_there() {
+        if self.is_still_in(family) {
             let none = std::ptr::null::<libc::siginfo_t>();
             // SAFETY: a valid descriptor and no siginfo.
             unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
         }
     }
 
-    /// Returns whether what has its id has the same parent, or has lost that and become a child of this process.
-    fn is_still_there(self) -> bool {
-        read(self.pid).is_some_and(|now| now.parent == self.parent || now.parent == own_pid())
+    /// Returns whether what has its id is a child of this process, or of one of its `family`: it may have lost its parent meanwhile.
+    fn is_still_in(self, family: &[Process]) -> bool {
+        let is_parent = |parent| parent == own_pid() || family.iter().any(|process| process.pid == parent);
+        read(self.pid).is_some_and(|now| is_parent(now.parent))
     }
 }
 
@@ -140,8 +141,8 @@ fn field<'a>(status: &'a [u8], name: &str) -> Option<&'a str> {
     std::str::from_utf8(value).ok().map(str::trim)
 }
 
-/// Returns when the process `pid` started, in clock ticks after boot: together with the pid it identifies a process uniquely. May take long, see
-/// above.
+/// Returns when the process `pid` started, in clock ticks after boot: together with the pid it identifies a process uniquely. May take long, as it reads
+/// /proc/PID/stat.
 pub(super) fn started(pid: pid_t) -> Option<u64> {
     fields(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.nth(19)?.parse().ok()
 }

@@ -159,12 +159,12 @@ impl Tree {
             }
             return;
         };
-        let meant: Vec<_> = found.into_iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
+        let meant: Vec<_> = found.iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
         for process in meant.iter().filter(|process| !group_has_it || process.group() != self.group) {
-            process.signal(signal);
+            process.signal(signal, &found);
         }
         for process in meant.iter().filter(|process| continues && process.is_stopped()) {
-            process.signal(libc::SIGCONT);
+            process.signal(libc::SIGCONT, &found);
         }
     }
 
@@ -270,8 +270,9 @@ impl Processes for Tree {
     fn kill(&self) {
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
-        for process in self.all().unwrap_or_default().into_iter().filter(|process| !process.is_dead()) {
-            process.signal(libc::SIGKILL);
+        let found = self.all().unwrap_or_default();
+        for process in found.iter().filter(|process| !process.is_dead()) {
+            process.signal(libc::SIGKILL, &found);
         }
         // Last: the kernel may make it wait for another process that changes the tree of cgroups.
         if let Some(cgroup) = &self.cgroup {
