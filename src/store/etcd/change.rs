@@ -99,7 +99,7 @@ impl Draft<'_> {
         };
         if self.is_from_memory {
             let (names, found) = (&self.scope.names, self.found());
-            // One that is granted the lock is compared by its row, and so is one that has left.
+            // A waiter that is granted the lock has its row compared, which also notices that it has left.
             change.compare.extend(found.rows.is_empty().then(|| Compare::NoneBegin(names.queue.clone())));
             let lives = found.lives.iter();
             change.compare.extend(lives.map(|life| Compare::Attached(names.life(&life.token), life.lease)));
@@ -158,6 +158,10 @@ impl Draft<'_> {
             let token = &row.value.waiter.token;
             let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *token) else {
                 changes_grants |= row.value.waiter.grant.is_some();
+                if self.is_from_memory {
+                    // Revisions may come again when a cluster is restored from a backup. Leases do not.
+                    change.compare.extend([row.unchanged(), Compare::Attached(row.name.clone(), row.lease)]);
+                }
                 change.operations.push(Operation::Delete(row.name.clone()));
                 change.ended.push(row.lease);
                 continue;

@@ -7,6 +7,7 @@ use super::api::{self, Admitted};
 use super::failure::Failure;
 use super::http::{Connection, Request, Response};
 use super::url::{Cluster, shown};
+use crate::lock::state::millis;
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};
 use crate::sys::backoff::Backoff;
@@ -30,8 +31,8 @@ pub(super) struct Client {
     is_idle: bool,
     /// The token of our log-in.
     token: Option<String>,
-    /// How far the clock of the member is ahead of ours, in milliseconds, as far as is known.
-    ahead_ms: i64,
+    /// What the clock of the member showed, in milliseconds of Unix time, and when that was.
+    clock: Option<(u64, Moment)>,
     /// How long the last answer took.
     pub(super) round_trip: Duration,
     /// Whether a request that writes may have been carried out of which no answer has come, since this was set to `false`.
@@ -60,16 +61,16 @@ impl Client {
             connection: None,
             is_idle: false,
             token: None,
-            ahead_ms: 0,
+            clock: None,
             round_trip: Duration::ZERO,
             may_be_done: false,
         })
     }
 
-    /// Returns the time, in milliseconds of Unix time. The member's clock is read from its answers, which tell whole seconds: ours counts
-    /// what lies between, and where the two disagree the member's does.
+    /// Returns the time, in milliseconds of Unix time: what the member's clock showed at its last answer, and the time since then. If ours is set
+    /// meanwhile, that changes nothing.
     pub(super) fn now_ms(&self) -> u64 {
-        our_ms().saturating_add_signed(self.ahead_ms)
+        self.clock.map_or_else(our_ms, |(unix_ms, at)| unix_ms.saturating_add(millis(Moment::now().since(at))))
     }
 
     /// Begins an operation.
@@ -159,7 +160,7 @@ impl Client {
                 Ok(responses) => {
                     self.round_trip = Moment::now().since(sent_at);
                     if let Some(date) = responses.iter().rev().find_map(|response| response.date) {
-                        self.ahead_ms = ahead_ms(our_ms(), date);
+                        self.clock = Some((member_ms(our_ms(), date), Moment::now()));
                     }
                     match responses
                         .iter()
@@ -248,11 +249,10 @@ fn our_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns by how much a clock that shows this `date`, in whole seconds, is ahead of ours for certain.
-fn ahead_ms(our_ms: u64, date: u64) -> i64 {
+/// Returns what a clock shows that tells this `date`, in whole seconds, in milliseconds: ours counts what lies between, unless the two disagree.
+fn member_ms(our_ms: u64, date: u64) -> u64 {
     let least = date.saturating_mul(1000);
-    let most = least.saturating_add(999);
-    i64::try_from(i128::from(our_ms.clamp(least, most)) - i128::from(our_ms)).unwrap_or(0)
+    our_ms.clamp(least, least.saturating_add(999))
 }
 
 #[cfg(test)]
@@ -271,8 +271,8 @@ mod tests {
 
     #[test]
     fn a_clock_is_compared_by_whole_seconds() {
-        for (ours, date, ahead) in [(5_000, 5, 0), (5_999, 5, 0), (6_200, 5, -201), (3_000, 5, 2_000)] {
-            assert_eq!(ahead_ms(ours, date), ahead, "{ours} {date}");
+        for (ours, date, shown) in [(5_000, 5, 5_000), (5_999, 5, 5_999), (6_200, 5, 5_999), (3_000, 5, 5_000)] {
+            assert_eq!(member_ms(ours, date), shown, "{ours} {date}");
         }
     }
 }

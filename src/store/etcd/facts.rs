@@ -24,7 +24,7 @@ const CALL_WINDOW: Duration = Duration::from_millis(400);
 /// An answer to a call counts as a sign of life for so many of these windows.
 const ANSWER_LASTS: u32 = 2;
 
-/// A window lasts for so many round trips at least, of which a claim takes two; and so long at most.
+/// A window lasts for so many round trips at least, of which a claim takes one or two; and so long at most.
 const ROUND_TRIPS: u32 = 6;
 const SLOW_WINDOW: Duration = Duration::from_secs(4);
 

@@ -44,7 +44,8 @@ pub(super) struct RowValue {
     /// Whether it has been told that it is near the head of the queue, and looks at the lock again and again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_near: bool,
-    /// The record as it is while both are unchanged, where the lock is granted to the waiter and nobody holds it. By this it is claimed.
+    /// A copy of the record as of the grant, if the lock is granted to the waiter and nobody holds it: valid while the row and the record have the
+    /// same revision. By this the lock is claimed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) record: Option<Box<LockState>>,
 }

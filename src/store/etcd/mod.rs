@@ -179,7 +179,7 @@ impl Store for EtcdStore {
         let may_wait = claim.request.is_some() || self.client.may_be_done;
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
         if let Some(told) = self.place.as_mut().and_then(|place| place.told.take()) {
-            self.know(&claim.key, told);
+            self.know(claim, told);
         }
         // An earlier attempt of this claim may have been carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));

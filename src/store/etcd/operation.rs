@@ -16,6 +16,7 @@ use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::waiting::{self, Look};
+use crate::lock::claim::Claim;
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
@@ -47,6 +48,8 @@ pub(super) struct Committed<T> {
 /// What is known of a lock before the next operation, which need not read it: its transaction compares instead that nothing of it has changed.
 pub(super) struct Known {
     key: Key,
+    /// By whom: the one that asks next.
+    token: Token,
     found: Found,
     source: Source,
 }
@@ -73,7 +76,10 @@ impl EtcdStore {
         let mut scope = self.scope(subject);
         let mut leases = NewLeases::default();
         let mut pauses = Pauses::default();
-        let is_known = |known: &Known| known.key == *subject.key && !self.client.may_be_done;
+        let is_known = |known: &Known| {
+            let is_same = known.key == *subject.key && subject.asking == Some(&known.token);
+            is_same && !subject.needs_all_waiters && !self.client.may_be_done
+        };
         let known = self.known.take().filter(is_known);
         let mut source = known.as_ref().map(|known| known.source);
         let mut found = match known {
@@ -152,9 +158,14 @@ impl EtcdStore {
                 }
                 // What cannot be read does not matter until the next operation reads it.
                 let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
-                self.known = found
-                    .filter(|found| subject.asking.is_some_and(|asking| found.is_held_in_peace_by(asking)))
-                    .map(|found| Known { key: subject.key.clone(), found, source: Source::LookedBack });
+                self.known = found.zip(subject.asking).filter(|(found, asking)| found.is_held_in_peace_by(asking)).map(
+                    |(found, asking)| Known {
+                        key: subject.key.clone(),
+                        token: asking.clone(),
+                        found,
+                        source: Source::LookedBack,
+                    },
+                );
             }
             self.client.may_be_done = false;
             self.useless.extend(&change.ended);
@@ -167,8 +178,7 @@ impl EtcdStore {
         }
     }
 
-    /// Makes a change. Returns the answers to what the transaction has done; if another one was quicker, to what reads the lock as that has left
-    /// it.
+    /// Makes a change. Returns the transaction's answers: those to its operations, or, if another one was quicker, the lock as it is now.
     fn commit(
         &mut self,
         change: &Change,
@@ -187,12 +197,19 @@ impl EtcdStore {
             }
         }
         leases.note(change);
-        transacted(last)
+        // Whether one was carried out whose answer cannot be read is not known.
+        transacted(last).inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
     }
 
     /// What was told of a grant to the one that asks is known for its next operation.
-    pub(super) fn know(&mut self, key: &Key, told: Found) {
-        self.known = Some(Known { key: key.clone(), found: told, source: Source::Watch });
+    pub(super) fn know(&mut self, claim: &Claim, told: Found) {
+        let is_ours = told.rows.iter().all(|row| {
+            let waiter = &row.value.waiter;
+            let has_our_name = self.own_row.as_ref().is_some_and(|(name, _)| *name == row.name);
+            has_our_name && (&waiter.token, waiter.mode) == (&claim.token, claim.mode)
+        });
+        let (key, token) = (claim.key.clone(), claim.token.clone());
+        self.known = is_ours.then_some(Known { key, token, found: told, source: Source::Watch });
     }
 
     /// Reads the lock.

@@ -258,7 +258,7 @@ impl EtcdStore {
             }
             let (heard, goes_on) = place.watch.as_mut().map_or((&[][..], true), |(_, watch)| watch.drain());
             let has_changed = !heard.is_empty();
-            place.told = told(heard);
+            place.told = goes_on.then(|| told(heard)).flatten();
             if !goes_on {
                 place.watch = None;
                 return Ok(Wakeup::TryAgain);
