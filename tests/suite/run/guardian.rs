@@ -384,7 +384,9 @@ fn a_stranger_that_executes_a_program_is_not_waited_for() {
     let mut run = call.sh("setsid sleep 600 & exec sleep 600").spawn();
     eventually(LONG, "the run has ended", || run.has_ended());
     let has_waited = !executes();
-    busy.iter().for_each(|busy| busy.signal(Signal::SIGKILL));
+    for busy in &busy {
+        busy.signal(Signal::SIGKILL);
+    }
     // It cannot be found by its environment while it executes a program.
     stranger.signal(Signal::SIGKILL);
     run.wait().exited(124);

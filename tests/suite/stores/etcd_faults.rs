@@ -267,7 +267,8 @@ fn a_record_is_changed_between_grant_and_claim() {
     queue.join(1);
     queue.stop(0..1);
     let guardians = queue.waiter(0).processes();
-    guardians.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
+    let signal = |signal| guardians.iter().for_each(|pid| send(*pid, signal));
+    signal(Signal::SIGSTOP);
     holder.end();
     let row = || serde_json::from_str::<Value>(&etcd.rows("k")[0].value).expect("JSON");
     eventually(LONG, "the lock is granted to the waiter", || row()["record"].is_object());
@@ -276,7 +277,7 @@ fn a_record_is_changed_between_grant_and_claim() {
         fence = state["fence"].as_u64().expect("a number") + 1_000_000_000;
         state["fence"] = json!(fence);
     });
-    guardians.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+    signal(Signal::SIGCONT);
     let output = queue.take(0).wait();
     assert_eq!(output.exited(0).stderr().trim(), (fence + 1).to_string());
 }
