@@ -15,7 +15,7 @@ use crate::support::hand::{is_held, status};
 use crate::support::processes::{children, is_alive, send, state};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
-use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, stays_true_for, witness};
+use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, memory, stays_true_for, witness};
 
 /// Two in a queue whose lock is granted to the first one. It claims the lock, and its claim is held back on its way.
 struct Scene<'a> {
@@ -353,42 +353,3 @@ on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     assert_eq!(scheduling(command), (5, nix::libc::SCHED_OTHER));
     run.kill_everything();
 });
-
-/// Becomes sleep(1) at a priority at which it hardly gets a processor while others want one. To give back its memory on the way takes it
-/// many seconds then.
-const SLOW: &str = "
-import mmap, os
-memory = mmap.mmap(-1, 256 << 20)
-memory.madvise(mmap.MADV_NOHUGEPAGE)
-for page in range(0, len(memory), mmap.PAGESIZE):
-    memory[page] = 1
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-print('ready', flush=True)
-os.execv('/bin/sleep', ['sleep', '600'])
-";
-
-// "COMMAND and all that lockrun must stop is dead", in time: recent kernels let the reader of /proc/PID/stat wait while a process, which may be
-// anybody's, executes a program.
-#[test]
-fn a_stranger_that_executes_a_program_is_not_waited_for() {
-    let store = Store::Redis(Redis::start());
-    let processors = std::thread::available_parallelism().expect("a number").get();
-    let busy = Lockrun::bare().command(["sh", "-c", "while :; do :; done"]);
-    let busy: Vec<_> = (0..2 * processors).map(|_| busy.spawn_alone()).collect();
-    let mut stranger = Lockrun::bare().command(["python3", "-c", SLOW]).spawn_alone();
-    stranger.wait_for_line("ready");
-    let executes =
-        || std::fs::read_to_string(format!("/proc/{}/comm", stranger.pid())).is_ok_and(|name| name != "sleep\n");
-    let call = Lockrun::new(&store).key("k").args(["--max-runtime", "100ms", "--kill-after", "100ms"]);
-    // One is in a session of its own.
-    let mut run = call.sh("setsid sleep 600 & exec sleep 600").spawn();
-    eventually(LONG, "the run has ended", || run.has_ended());
-    let has_waited = !executes();
-    for busy in &busy {
-        busy.signal(Signal::SIGKILL);
-    }
-    // It cannot be found by its environment while it executes a program.
-    stranger.signal(Signal::SIGKILL);
-    run.wait().exited(124);
-    assert!(!has_waited, "lockrun has waited for a process that is none of its own");
-}
