@@ -16,7 +16,7 @@
 
 use libc::pid_t;
 
-use super::process::{self, Process};
+use super::process::{self, Process, own_pid};
 
 /// The processes below this one before COMMAND started. Usually none.
 #[derive(Debug)]
@@ -49,11 +49,11 @@ impl Preexisting {
 
     /// Returns whether `process` is certainly not COMMAND's.
     pub(super) fn includes(&self, process: Process) -> bool {
-        let has_its_id = |known: &&Known| known.pid == process.pid;
-        let was_seen = || {
-            let known = self.processes.iter().find(has_its_id);
-            known.is_some_and(|known| known.started.is_some() && known.started == process::started(known.pid))
+        // The start is read only of a process that has a known id: to read it may take long.
+        let is_known = |known: &Known| {
+            known.pid == process.pid && known.started.is_some() && known.started == process::started(known.pid)
         };
+        let was_seen = || self.processes.iter().any(is_known);
         !self.is_empty() && (Some(process.group()) == self.group || was_seen())
     }
 }
@@ -73,11 +73,6 @@ fn has_children_among(kind: libc::idtype_t, id: libc::id_t) -> bool {
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WNOTHREAD;
     // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no such child at all.
     unsafe { libc::waitid(kind, id, info.as_mut_ptr(), options) != -1 }
-}
-
-pub(super) fn own_pid() -> pid_t {
-    // SAFETY: cannot fail.
-    unsafe { libc::getpid() }
 }
 
 pub(super) fn own_group_id() -> pid_t {

@@ -12,8 +12,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use libc::pid_t;
 use nix::errno::Errno;
 
-use super::preexisting::own_pid;
-
 /// A process as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
@@ -43,8 +41,8 @@ impl Process {
 
     fn has_stopped_thread(self) -> bool {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
-        let statuses = threads.filter_map(|thread| fs::read(thread.path().join("status")).ok());
-        statuses.into_iter().any(|status| field(&status, "State").is_some_and(|state| state.starts_with('T')))
+        let mut statuses = threads.filter_map(|thread| fs::read(thread.path().join("status")).ok());
+        statuses.any(|status| field(&status, "State").is_some_and(|state| state.starts_with('T')))
     }
 
     /// Returns its process group; -1 if it is gone.
@@ -77,11 +75,16 @@ impl Process {
         }
     }
 
-    /// Returns whether what has its id is a child of this process, or of one of its `family`: it may have lost its parent meanwhile.
+    /// Returns whether the process that has its id now is a child of this process or of one of the `family`: its own parent may have ended.
     fn is_still_in(self, family: &[Process]) -> bool {
         let is_parent = |parent| parent == own_pid() || family.iter().any(|process| process.pid == parent);
         read(self.pid).is_some_and(|now| is_parent(now.parent))
     }
+}
+
+pub(super) fn own_pid() -> pid_t {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpid() }
 }
 
 /// Returns whether /proc shows the processes of this process's own PID namespace, by their ids in it. In a namespace of its own a

@@ -13,8 +13,8 @@ use nix::sys::prctl;
 
 use super::cgroup::Cgroup;
 use super::ending;
-use super::preexisting::{self, Preexisting, own_group_id, own_pid};
-use super::process::{self, Process};
+use super::preexisting::{self, Preexisting, own_group_id};
+use super::process::{self, Process, own_pid};
 use super::spawn::{self, Exec, Setup};
 use super::supervisor::Processes;
 use crate::lock::ending::Ending;

@@ -85,14 +85,14 @@ pub(super) struct Streamed {
     pub(super) result: Lease,
 }
 
-/// What a watch tells of the keys that it watches.
+/// A message of a watch.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Watched {
     pub(super) result: Events,
 }
 
-/// The changes that it has seen, the last one at the end.
+/// The changes of what is watched, the last one at the end.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Events {

@@ -109,7 +109,7 @@ impl Draft<'_> {
         let changes_grants = self.change_rows(&mut change, &record);
         self.change_record(&mut change, &record, changes_grants);
         self.join(&mut change, leases);
-        let holds = self.after.holders.iter().any(|holder| self.facts.asking == Some(&holder.token));
+        let holds = self.facts.is_held_by_asking(self.after);
         change.looks_back = holds && change.operations.len() <= OPERATIONS_MAX;
         change
     }
@@ -174,7 +174,7 @@ impl Draft<'_> {
             let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
             if wakes == Some(&Wake::Check) || value != row.value {
-                // From now on the row says when it was changed, and not when the record was.
+                // A copy from before is older than the row is now.
                 let record = is_granted.then(|| to_claim_by(waiter, record)).flatten();
                 change.change_row(row, &RowValue { record, ..value });
             }

@@ -143,6 +143,11 @@ pub(super) struct EtcdFacts<'a> {
 }
 
 impl EtcdFacts<'_> {
+    /// Returns whether the one that asks holds the lock in this state.
+    pub(super) fn is_held_by_asking(&self, state: &LockState) -> bool {
+        state.holders.iter().any(|holder| self.asking == Some(&holder.token))
+    }
+
     /// Returns whether enough of the waiters in the state, without the one that asks, can be granted the lock in their turn: then nobody behind
     /// those that were read is next, nor near the head of the queue.
     pub(super) fn has_enough(&self, state: &LockState) -> bool {

@@ -210,8 +210,8 @@ impl Found {
         state
     }
 
-    /// Returns what the row of a waiter tells to the waiter to which the lock is granted, if that is all that it needs to claim it.
-    pub(super) fn told(kv: &KeyValue) -> Option<Self> {
+    /// Returns what the row of a waiter says of the lock, if that is granted to it and the row has a copy of the record. The other rows are not known.
+    pub(super) fn of_granted(kv: &KeyValue) -> Option<Self> {
         let mut row = Row::read(kv).ok()?;
         let stored = *row.value.record.take()?;
         row.value.waiter.grant.is_some().then(|| Found {
@@ -227,8 +227,8 @@ impl Found {
         })
     }
 
-    /// Returns whether the one that asks holds the lock alone, and the waiters that were read are all alive, as far as is known.
-    pub(super) fn is_held_in_peace_by(&self, asking: &Token) -> bool {
+    /// Returns whether the one that asks holds the lock alone, and none of the waiters that were read is granted it, called or passed over.
+    pub(super) fn is_held_alone_by(&self, asking: &Token) -> bool {
         let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
         let is_alive = matches!(&self.lives[..], [life] if life.token == *asking);
         let is_quiet = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;

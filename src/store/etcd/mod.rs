@@ -178,8 +178,8 @@ impl Store for EtcdStore {
         // A token of the user's own may have been used before, and one of which a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
-        if let Some(told) = self.place.as_mut().and_then(|place| place.told.take()) {
-            self.know(claim, told);
+        if let Some(granted) = self.place.as_mut().and_then(|place| place.granted.take()) {
+            self.note_grant(claim, granted);
         }
         // An earlier attempt of this claim may have been carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));

@@ -48,7 +48,7 @@ pub(super) struct Committed<T> {
 /// What is known of a lock before the next operation, which need not read it: its transaction compares instead that nothing of it has changed.
 pub(super) struct Known {
     key: Key,
-    /// By whom: the one that asks next.
+    /// The acquisition that knows it.
     token: Token,
     found: Found,
     source: Source,
@@ -59,7 +59,7 @@ pub(super) struct Known {
 enum Source {
     /// The last operation has read it after it had changed it: we hold it alone.
     LookedBack,
-    /// The watch has told that it is granted to us, to hold it alone; not who else waits.
+    /// The event of the watch says that it is granted to us, to hold it alone; not who else waits.
     Watch,
 }
 
@@ -101,7 +101,7 @@ impl EtcdStore {
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
             let has_called = found.rows.iter().any(|row| row.value.called.is_some());
             let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
-            let holds = state.holders.iter().any(|holder| Some(&holder.token) == subject.asking);
+            let holds = facts.is_held_by_asking(&state);
             // One that holds it alone has nothing to hand off.
             let has_enough =
                 if source == Some(Source::Watch) { holds } else { !calls_more && facts.has_enough(&state) };
@@ -158,7 +158,7 @@ impl EtcdStore {
                 }
                 // What cannot be read does not matter until the next operation reads it.
                 let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
-                self.known = found.zip(subject.asking).filter(|(found, asking)| found.is_held_in_peace_by(asking)).map(
+                self.known = found.zip(subject.asking).filter(|(found, asking)| found.is_held_alone_by(asking)).map(
                     |(found, asking)| Known {
                         key: subject.key.clone(),
                         token: asking.clone(),
@@ -201,15 +201,15 @@ impl EtcdStore {
         transacted(last).inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
     }
 
-    /// What was told of a grant to the one that asks is known for its next operation.
-    pub(super) fn know(&mut self, claim: &Claim, told: Found) {
-        let is_ours = told.rows.iter().all(|row| {
+    /// Notes what the event of a grant says, for the next operation, if it is the grant of this claim.
+    pub(super) fn note_grant(&mut self, claim: &Claim, granted: Found) {
+        let is_ours = granted.rows.iter().all(|row| {
             let waiter = &row.value.waiter;
             let has_our_name = self.own_row.as_ref().is_some_and(|(name, _)| *name == row.name);
             has_our_name && (&waiter.token, waiter.mode) == (&claim.token, claim.mode)
         });
         let (key, token) = (claim.key.clone(), claim.token.clone());
-        self.known = is_ours.then_some(Known { key, token, found: told, source: Source::Watch });
+        self.known = is_ours.then_some(Known { key, token, found: granted, source: Source::Watch });
     }
 
     /// Reads the lock.

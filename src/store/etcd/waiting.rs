@@ -69,8 +69,8 @@ pub(super) struct Place {
     watch: Option<(usize, Connection)>,
     /// When to let the lease of our row begin anew.
     keep_alive_at: Moment,
-    /// What the watch has told last, if the lock can be claimed by that.
-    pub(super) told: Option<Found>,
+    /// What the last event of the watch says, if the lock can be claimed by that.
+    pub(super) granted: Option<Found>,
 }
 
 impl Look {
@@ -174,12 +174,13 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
     woken
 }
 
-/// Returns what a watch has told of a grant, if that is enough to claim it. A message that came in several parts is not read: then the lock is.
-fn told(heard: &[u8]) -> Option<Found> {
+/// Reads the last event of a watch. Returns what it says of the lock, if that can be claimed by it. A message that came in several parts is not
+/// read; then the lock is.
+fn read_grant(heard: &[u8]) -> Option<Found> {
     let lines = heard.split(|byte| *byte == b'\n');
     let watched = lines.filter_map(|line| serde_json::from_slice::<Watched>(line).ok());
     let last = watched.flat_map(|watched| watched.result.events).last()?;
-    Found::told(&last.kv)
+    Found::of_granted(&last.kv)
 }
 
 /// Returns in how many rows a waiter is granted the lock, or passed over.
@@ -203,7 +204,7 @@ impl Place {
             None => (None, None, now + KEEP_ALIVE),
         };
         let seen = Seen::after(seen, held, ended_unix_ms);
-        Place { seen, look_at: now + look.within, watch, keep_alive_at, told: None }
+        Place { seen, look_at: now + look.within, watch, keep_alive_at, granted: None }
     }
 }
 
@@ -258,7 +259,7 @@ impl EtcdStore {
             }
             let (heard, goes_on) = place.watch.as_mut().map_or((&[][..], true), |(_, watch)| watch.drain());
             let has_changed = !heard.is_empty();
-            place.told = goes_on.then(|| told(heard)).flatten();
+            place.granted = goes_on.then(|| read_grant(heard)).flatten();
             if !goes_on {
                 place.watch = None;
                 return Ok(Wakeup::TryAgain);
@@ -297,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    /// What a watch tells of these changes of a row, each in a message of its own, as the gateway sends it.
+    /// The events of these changes of a row, each in a message of its own, as the gateway sends it.
     fn heard(changes: &[(i64, &str)]) -> String {
         let message = |(revision, value): &(i64, &str)| {
             let (key, value) = (STANDARD.encode("q/1-t"), STANDARD.encode(value));
@@ -309,21 +310,21 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_told_with_what_is_needed_to_claim_it() {
+    fn an_event_of_a_grant_says_what_is_needed_to_claim_it() {
         let waiter = r#""token": "t", "who": {}, "mode": {"slots": 1}, "joined_ms": 0"#;
         let near = format!(r#"{{"waiter": {{{waiter}}}, "is_near": true}}"#);
         let grant = r#""grant": {"slot": 0, "since_ms": 1, "ends_ms": 2}"#;
         let granted = format!(r#"{{"waiter": {{{waiter}, {grant}}}, "record": {{"fence": 9}}}}"#);
         let bare = format!(r#"{{"waiter": {{{waiter}, {grant}}}}}"#);
         let all = heard(&[(5, &near), (6, &granted)]);
-        let found = told(all.as_bytes()).expect("it is told");
+        let found = read_grant(all.as_bytes()).expect("is a grant");
         assert_eq!((found.record_revision, found.stored.fence, found.rows.len()), (6, 9, 1));
         assert_eq!(found.rows[0].name, "q/1-t");
         // What came after the grant counts; and what cannot be read, or lacks the record, is no grant.
         for other in
             [heard(&[(6, &granted), (7, &near)]), heard(&[(6, &bare)]), heard(&[(6, "")]), all[..all.len() - 9].into()]
         {
-            assert!(told(other.as_bytes()).is_none(), "{other}");
+            assert!(read_grant(other.as_bytes()).is_none(), "{other}");
         }
     }
 

@@ -10,12 +10,12 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::support::calm::late;
+use crate::support::calm::{held_in_time, judge, late};
 use crate::support::hand::{is_held, status};
 use crate::support::processes::{children, is_alive, send, state};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
-use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, memory, stays_true_for, witness};
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, stays_true_for, witness};
 
 /// Two in a queue whose lock is granted to the first one. It claims the lock, and its claim is held back on its way.
 struct Scene<'a> {
@@ -353,3 +353,46 @@ on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     assert_eq!(scheduling(command), (5, nix::libc::SCHED_OTHER));
     run.kill_everything();
 });
+
+/// Becomes sleep(1) at a priority at which it hardly gets a processor while others want one. To give back its memory on the way takes it
+/// many seconds then.
+const SLOW: &str = "
+import mmap, os
+memory = mmap.mmap(-1, 512 << 20)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+for page in range(0, len(memory), mmap.PAGESIZE):
+    memory[page] = 1
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+print('ready', flush=True)
+os.execv('/bin/sleep', ['sleep', '600'])
+";
+
+// "COMMAND and all that lockrun must stop is dead", in time: recent kernels let the reader of /proc/PID/stat wait while a process, which may be
+// anybody's, executes a program. It is a matter of order: that process may be quicker than lockrun on a machine that others keep busy.
+#[test]
+fn a_stranger_that_executes_a_program_is_not_waited_for() {
+    let store = Store::Redis(Redis::start());
+    judge(|| {
+        let processors = std::thread::available_parallelism().expect("a number").get();
+        let call = Lockrun::bare().command(["sh", "-c", "echo ready; while :; do :; done"]);
+        let mut busy: Vec<_> = (0..2 * processors).map(|_| call.spawn_alone()).collect();
+        for busy in &mut busy {
+            busy.wait_for_line("ready");
+        }
+        let mut stranger = Lockrun::bare().command(["python3", "-c", SLOW]).spawn_alone();
+        stranger.wait_for_line("ready");
+        let name = || std::fs::read_to_string(format!("/proc/{}/comm", stranger.pid())).expect("it lives");
+        let call = Lockrun::new(&store).key("k").args(["--max-runtime", "100ms", "--kill-after", "100ms"]);
+        // One is in a session of its own.
+        let mut run = call.sh("setsid sleep 600 & exec sleep 600").spawn();
+        eventually(LONG, "the run has ended", || run.has_ended());
+        let name = name();
+        // It cannot be found by its environment while it executes a program, and those keep it from that.
+        stranger.signal(Signal::SIGKILL);
+        for busy in &busy {
+            busy.signal(Signal::SIGKILL);
+        }
+        run.wait().exited(124);
+        held_in_time(name != "sleep\n", "lockrun has ended before the stranger has executed its program");
+    });
+}
