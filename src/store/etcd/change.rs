@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::api::{self, Compare, Operation, Transacted};
 use super::facts::{EtcdFacts, is_near};
-use super::found::{Found, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
+use super::found::{FIRST_WAITERS, Found, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
 use super::http::Request;
 use super::waiting::{self, WAITER_TTL, Wake};
 use crate::lock::claim::Mode;
@@ -110,7 +110,9 @@ impl Draft<'_> {
         self.change_record(&mut change, &record, changes_grants);
         self.join(&mut change, leases);
         let holds = self.facts.is_held_by_asking(self.after);
-        change.looks_back = holds && change.operations.len() <= OPERATIONS_MAX;
+        // Reading very many waiters would cost more than it saves.
+        let reads_few = !self.scope.reads_all_rows() || self.found().rows.len() <= FIRST_WAITERS as usize;
+        change.looks_back = holds && reads_few && change.operations.len() <= OPERATIONS_MAX;
         change
     }
 

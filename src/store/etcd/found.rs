@@ -89,10 +89,15 @@ pub(super) struct Found {
 }
 
 impl Scope {
+    /// Returns whether all waiters are read.
+    pub(super) fn reads_all_rows(&self) -> bool {
+        self.limit == 0 || self.own_row == OwnRow::Unknown
+    }
+
     /// Returns what reads it.
     pub(super) fn operations(&self) -> Vec<Operation> {
         let Names { state, lives, queue } = &self.names;
-        let limit = if self.own_row == OwnRow::Unknown { 0 } else { self.limit };
+        let limit = if self.reads_all_rows() { 0 } else { self.limit };
         let mut operations = vec![
             Operation::Get(state.clone()),
             Operation::GetAll { prefix: lives.clone(), limit: 0 },
@@ -243,6 +248,12 @@ impl Found {
     /// Returns the lease of a holder, if that lives.
     pub(super) fn lease_of(&self, token: &Token) -> Option<i64> {
         self.lives.iter().find(|life| life.token == *token).map(|life| life.lease)
+    }
+
+    /// Returns the leases of the lives here that no life in `other` is attached to.
+    pub(super) fn leases_without(&self, other: &Found) -> impl Iterator<Item = i64> {
+        let is_there = |lease: &i64| other.lives.iter().any(|life| life.lease == *lease);
+        self.lives.iter().map(|life| life.lease).filter(move |lease| !is_there(lease))
     }
 
     /// Returns the row of a waiter.

@@ -12,7 +12,7 @@ use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
-use super::found::{FIRST_WAITERS, Found, Life, MORE, OwnRow, Scope};
+use super::found::{FIRST_WAITERS, Found, MORE, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::waiting::{self, Look};
@@ -50,17 +50,30 @@ pub(super) struct Known {
     key: Key,
     /// The acquisition that knows it.
     token: Token,
+    basis: Basis,
+}
+
+/// The lock as an operation starts from it.
+struct Basis {
     found: Found,
     source: Source,
 }
 
-/// How a lock is known.
+/// How the lock is known then.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
+    /// It was read for this operation.
+    Read,
     /// The last operation has read it after it had changed it: we hold it alone.
     LookedBack,
     /// The event of the watch says that it is granted to us, to hold it alone; not who else waits.
     Watch,
+}
+
+impl Source {
+    fn is_memory(self) -> bool {
+        self != Self::Read
+    }
 }
 
 impl EtcdStore {
@@ -76,41 +89,36 @@ impl EtcdStore {
         let mut scope = self.scope(subject);
         let mut leases = NewLeases::default();
         let mut pauses = Pauses::default();
-        let is_known = |known: &Known| {
-            let is_same = known.key == *subject.key && subject.asking == Some(&known.token);
-            is_same && !subject.needs_all_waiters && !self.client.may_be_done
-        };
-        let known = self.known.take().filter(is_known);
-        let mut source = known.as_ref().map(|known| known.source);
-        let mut found = match known {
-            Some(known) => known.found,
-            None => self.read(&scope, deadline)?,
+        let mut basis = match self.recall(subject) {
+            Some(basis) => basis,
+            None => self.read_for(&scope, deadline)?,
         };
         loop {
+            let Basis { found, source } = &basis;
             if let (OwnRow::Unknown, Some(asking)) = (&scope.own_row, subject.asking) {
                 let row = found.row_of(asking).map(|row| row.name.clone());
                 scope = scope.with_row(row);
             }
-            self.observed.note(&found, self.client.round_trip);
+            self.observed.note(found, self.client.round_trip);
             let now_ms = self.client.now_ms();
             let may_be_done = self.client.may_be_done;
-            let facts =
-                EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: subject.asking, may_be_done };
+            let facts = EtcdFacts { now_ms, found, observed: &self.observed, asking: subject.asking, may_be_done };
             let before = found.state(subject.asking, &self.observed, now_ms);
             let mut state = before.clone();
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
             let has_called = found.rows.iter().any(|row| row.value.called.is_some());
             let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
-            let holds = facts.is_held_by_asking(&state);
-            // One that holds it alone has nothing to hand off.
-            let has_enough =
-                if source == Some(Source::Watch) { holds } else { !calls_more && facts.has_enough(&state) };
+            let has_enough = match source {
+                // One that holds it alone has nothing to hand off.
+                Source::Watch => facts.is_held_by_asking(&state),
+                Source::Read | Source::LookedBack => !calls_more && facts.has_enough(&state),
+            };
             if !found.has_all_rows && !has_enough {
-                if source.take().is_none() {
+                if *source == Source::Read {
                     // Those that were read may be dead, or do not answer: one behind them may be next.
                     scope.limit *= MORE;
                 }
-                found = self.read(&scope, deadline)?;
+                basis = self.read_for(&scope, deadline)?;
                 continue;
             }
             let draft = Draft {
@@ -119,36 +127,36 @@ impl EtcdStore {
                 before: &before,
                 after: &state,
                 begins_lease: applied.begins_lease,
-                is_from_memory: source.is_some(),
+                is_from_memory: source.is_memory(),
                 // Of those that join at once, no more than are allowed.
                 forces: may_be_done || subject.needs_all_waiters && joins(&before, &state),
             };
             let change = draft.change(&mut leases);
             let waits =
                 subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
-            if change.is_empty() && source.take().is_some() {
-                found = self.read(&scope, deadline)?;
-                continue;
-            }
-            if !change.is_empty() {
+            if change.is_empty() {
+                if source.is_memory() {
+                    // Nothing is written, so no transaction confirms what was remembered.
+                    basis = self.read_for(&scope, deadline)?;
+                    continue;
+                }
+            } else {
                 let transacted = self.commit(&change, &scope, &mut leases, deadline)?;
                 if !transacted.succeeded {
-                    let lives = std::mem::take(&mut found.lives);
-                    found = scope.read(transacted)?;
-                    if source.take().is_some() {
-                        // What is lost may have left its lease.
-                        let is_there = |life: &Life| found.lives.iter().any(|it| it.lease == life.lease);
-                        self.useless.extend(lives.iter().filter(|life| !is_there(life)).map(|life| life.lease));
+                    let fresh = Basis { found: scope.read(transacted)?, source: Source::Read };
+                    let outdated = std::mem::replace(&mut basis, fresh);
+                    if outdated.source.is_memory() {
+                        // A holder whose life is gone, or is another by now, may have left its lease.
+                        self.useless.extend(outdated.found.leases_without(&basis.found));
                         continue;
                     }
                     // Many that begin anew at once would get in each other's way again.
                     let left = deadline.since(Moment::now());
                     let is_holder = before.holders.iter().any(|holder| Some(&holder.token) == subject.asking);
-                    let pause = pauses.next(is_holder, self.client.round_trip, left);
-                    let Some(pause) = pause else { return Err(Failure::Contended) };
+                    let pause = pauses.next(is_holder, self.client.round_trip, left).ok_or(Failure::Contended)?;
                     if !pause.is_zero() {
                         thread::sleep(pause);
-                        found = self.read(&scope, deadline)?;
+                        basis = self.read_for(&scope, deadline)?;
                     }
                     continue;
                 }
@@ -156,25 +164,45 @@ impl EtcdStore {
                 if change.writes_record {
                     self.observed.note_record(transacted.header.revision);
                 }
-                // What cannot be read does not matter until the next operation reads it.
-                let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
-                self.known = found.zip(subject.asking).filter(|(found, asking)| found.is_held_alone_by(asking)).map(
-                    |(found, asking)| Known {
-                        key: subject.key.clone(),
-                        token: asking.clone(),
-                        found,
-                        source: Source::LookedBack,
-                    },
-                );
+                self.remember(subject, &change, transacted, &scope);
             }
             self.client.may_be_done = false;
-            self.useless.extend(&change.ended);
-            self.useless.extend(leases.without(&change.leases()));
-            if let Some(own) = &change.own_row {
-                // It had one that is gone.
-                self.useless.extend(self.own_row.replace(own.clone()).map(|(_, lease)| lease));
-            }
+            self.note_leases(change, leases);
             return Ok(Committed { answer: applied.answer, now_ms, waits });
+        }
+    }
+
+    /// Returns what is known of the lock, if that is enough for an operation. It is forgotten: only this operation may use it.
+    fn recall(&mut self, subject: Subject<'_>) -> Option<Basis> {
+        let known = self.known.take()?;
+        let is_same = known.key == *subject.key && subject.asking == Some(&known.token);
+        (is_same && !subject.needs_all_waiters && !self.client.may_be_done).then_some(known.basis)
+    }
+
+    /// Reads the lock for an operation.
+    fn read_for(&mut self, scope: &Scope, deadline: Moment) -> Result<Basis, Failure> {
+        Ok(Basis { found: self.read(scope, deadline)?, source: Source::Read })
+    }
+
+    /// Keeps what the transaction of a change has read after it, for the next operation.
+    fn remember(&mut self, subject: Subject<'_>, change: &Change, transacted: Transacted, scope: &Scope) {
+        // What cannot be read does not matter until the next operation reads it.
+        let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
+        let alone = found.zip(subject.asking).filter(|(found, asking)| found.is_held_alone_by(asking));
+        self.known = alone.map(|(found, asking)| Known {
+            key: subject.key.clone(),
+            token: asking.clone(),
+            basis: Basis { found, source: Source::LookedBack },
+        });
+    }
+
+    /// Notes which leases are of no use after a change, and which row is ours.
+    fn note_leases(&mut self, change: Change, leases: NewLeases) {
+        self.useless.extend(leases.without(&change.leases()));
+        self.useless.extend(change.ended);
+        if let Some(own) = change.own_row {
+            // It had one that is gone.
+            self.useless.extend(self.own_row.replace(own).map(|(_, lease)| lease));
         }
     }
 
@@ -209,7 +237,7 @@ impl EtcdStore {
             has_our_name && (&waiter.token, waiter.mode) == (&claim.token, claim.mode)
         });
         let (key, token) = (claim.key.clone(), claim.token.clone());
-        self.known = is_ours.then_some(Known { key, token, found: granted, source: Source::Watch });
+        self.known = is_ours.then_some(Known { key, token, basis: Basis { found: granted, source: Source::Watch } });
     }
 
     /// Reads the lock.
