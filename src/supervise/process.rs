@@ -104,7 +104,7 @@ pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Op
         return None;
     }
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
-    for process in all() {
+    for process in all()? {
         if !left_out(process) {
             children.entry(process.parent).or_default().push(process);
         }
@@ -119,15 +119,30 @@ pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Op
     Some(found)
 }
 
-/// Returns every process that /proc shows.
-fn all() -> impl Iterator<Item = Process> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?))
+/// Returns every process that /proc shows; `None` if this process cannot open any more files, and may not see some of them.
+fn all() -> Option<Vec<Process>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").ok()? {
+        let Some(pid) = entry.ok()?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match fs::read(status_of(pid)) {
+            Ok(status) => found.extend(parse(pid, &status)),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                return None;
+            }
+            // It has gone meanwhile.
+            Err(_) => {}
+        }
+    }
+    Some(found)
 }
 
 /// Reads the process `pid` from /proc.
 pub(super) fn read(pid: pid_t) -> Option<Process> {
-    parse(pid, &fs::read(format!("/proc/{pid}/status")).ok()?)
+    parse(pid, &fs::read(status_of(pid)).ok()?)
+}
+
+fn status_of(pid: pid_t) -> String {
+    format!("/proc/{pid}/status")
 }
 
 fn parse(pid: pid_t, status: &[u8]) -> Option<Process> {

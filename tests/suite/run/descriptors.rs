@@ -1,13 +1,16 @@
 //! A machine, or a shell, that grants next to nothing: few descriptors, few processes.
 
+use std::time::Duration;
+
 use nix::sys::resource::Resource;
+use nix::sys::signal::Signal;
 
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
 use crate::support::lockrun::program_for_all;
-use crate::support::processes::{a_user_without_processes, need_root};
+use crate::support::processes::{a_user_without_processes, is_traced, need_root, send};
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{LONG, Lockrun, eventually};
+use crate::support::{LONG, Lockrun, Store, eventually, stays_true_for};
 
 // "125: lockrun itself failed": when it has too few descriptors to do its part, it does not leave a command without it,
 // leaves no lock, and does not die of a fault of its own.
@@ -30,6 +33,32 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     }
     assert_eq!(statuses.last(), Some(&Some(124)), "{statuses:?}");
 });
+
+// "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken for dead. Here a shell
+// that has a child becomes lockrun, which then has to look in /proc which processes are COMMAND's.
+#[test]
+fn unseen_descendants_are_not_taken_for_dead() {
+    need_root("trace a process");
+    let store = Store::file();
+    let call = Lockrun::new(&store).key("unseen").args(["--descendants", "wait"]);
+    let call = call.sh("sleep 600 & echo $!; echo ready; read line || :").in_shell("sleep 600 & exec \"$@\"");
+    let mut run = call.alone_with_open_input();
+    run.run.wait_for_line("ready");
+    let descendant = run.run.stdout().lines().next().and_then(|pid| pid.parse().ok()).expect("a process id");
+    let pid = run.run.pid();
+    // It may still look at its own state and open /proc. Which call opens a file depends on the C library.
+    let inject = "inject=?open,openat:error=EMFILE:when=3+";
+    let tracer = ["strace", "-qq", "-o", "/dev/null", "-e", inject, "-p", &pid.to_string()].map(str::to_owned);
+    let tracer = Lockrun::bare().command(tracer).spawn_alone();
+    eventually(LONG, "lockrun is traced", || is_traced(pid));
+    let mut run = run.close();
+    eventually(LONG, "the command has ended", || run.processes().len() <= 3);
+    stays_true_for(Duration::from_millis(500), "lockrun waits for its descendant", || run.processes().len() == 3);
+    drop(tracer);
+    send(descendant, Signal::SIGKILL);
+    eventually(LONG, "lockrun has ended", || run.has_ended());
+    run.wait().exited(0);
+}
 
 // "125: lockrun itself failed", "69: the store cannot be reached": COMMAND is not told of the lease that cannot be kept,
 // because it does not start.

@@ -168,18 +168,27 @@ pub(crate) fn holds_lock_on(file: &Path) -> bool {
 
 /// The letter that /proc gives for the process: R, S, D, T, Z and so on.
 pub(crate) fn state(pid: i32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    status(pid, "State")?.chars().next()
+}
+
+/// Whether another process traces it.
+pub(crate) fn is_traced(pid: i32) -> bool {
+    status(pid, "TracerPid").is_some_and(|tracer| tracer != "0")
+}
+
+/// The value in a line of /proc/PID/status; `None` if the process is gone. To read /proc/PID/stat or another process's environment may take
+/// long: the kernel lets the reader wait for a process that is within execve(2).
+fn status(pid: i32, name: &str) -> Option<String> {
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.trim().to_owned())
 }
 
 /// The children of a process, those that have ended and were not reaped included.
 pub(crate) fn children(parent: i32) -> Vec<i32> {
     let all = fs::read_dir("/proc").expect("/proc is mounted");
-    let is_child = |pid: &i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
-        let rest = stat.as_deref().and_then(|stat| stat.rsplit_once(')')).map(|(_, rest)| rest);
-        rest.and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse::<i32>().ok()) == Some(parent)
-    };
+    let is_child = |pid: &i32| status(*pid, "PPid").and_then(|pid| pid.parse().ok()) == Some(parent);
     all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_child).collect()
 }
 
