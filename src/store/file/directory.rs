@@ -183,7 +183,15 @@ fn default_path() -> Result<PathBuf, StoreError> {
 /// Returns the error that the lock directory at `path` cannot be created.
 pub(super) fn cannot_create(path: &Path, error: &io::Error) -> StoreError {
     let above = path.parent().unwrap_or(path);
-    anyhow!("cannot create the lock directory {}: {error}{}", escaped_path(path), advice(error, above))
+    let remedy = match error.kind() {
+        // A path that is mistyped, or the default one in a container that has no /tmp.
+        ErrorKind::NotFound => format!(
+            "; {} does not exist: check the path, or name another directory for all runs with --store file:/DIR",
+            escaped_path(above)
+        ),
+        _ => advice(error, above),
+    };
+    anyhow!("cannot create the lock directory {}: {error}{remedy}", escaped_path(path))
 }
 
 /// Returns what to do about `error`, to put after it, if it is that `directory` is not for us to write.

@@ -354,7 +354,9 @@ fn a_directory_behind_a_symbolic_link() {
 #[test]
 fn a_directory_that_cannot_be() {
     let parent = own_directory();
-    finds(&at(&parent.path().join("a/b")).exited(69), "fail", &["cannot create the lock directory"]);
+    let above = parent.path().join("a");
+    let why = format!("{} does not exist", above.display());
+    finds(&at(&above.join("b")).exited(69), "fail", &["cannot create the lock directory", &why, "for all runs"]);
 }
 
 // A file system that is read-only or full is found before a lock fails on it.
