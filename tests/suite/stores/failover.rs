@@ -13,7 +13,8 @@ use tempfile::TempDir;
 use crate::support::calm::{in_time, judge};
 use crate::support::failover::{Cluster, Service};
 use crate::support::processes::send;
-use crate::support::{LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
+use crate::support::tls::Certificates;
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
 
 /// A lease that outlasts a failover, which takes a few seconds: on a machine that is busy, too.
 const LONG_LEASE: &str = "20s";
@@ -312,6 +313,46 @@ fn sentinels_have_credentials_of_their_own() {
     assert!(!output.stderr().contains("quiet"));
     let wrong = run(&format!("{}?sentinel_password=loud", service.url())).exited(69).printed("");
     assert!(!wrong.stderr().contains("loud"), "{}", wrong.stderr());
+}
+
+/// A lock is held through many leases, passed on to a waiter, and seen, over TLS.
+#[track_caller]
+fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
+    let url = format!("{}{}", url.replace("redis+", "rediss+"), certificates.client_query());
+    let call = Lockrun::at(&url).key(key);
+    let holder = Holder::with(&call.clone().args(["--ttl", "1s"]), &[]);
+    let mut waiter = call.clone().args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
+    waiter.wait_for_stderr("waiting");
+    // A clock of leases: each of these is over before the next one begins.
+    for _ in 0..3 {
+        Lockrun::at(&url).key("clock").args(["--ttl", "1s", "--keep"]).command(["true"]).run().exited(0);
+        Lockrun::at(&url).key("clock").args(["--wait"]).command(["true"]).run().exited(0);
+    }
+    let status = Lockrun::bare().args(["status", "--json", "--key", key, "--store", &url]).run().exited(75).stdout();
+    assert!(status.contains("waited_ms"), "{status}");
+    holder.end();
+    waiter.wait().exited(0).printed("ran\n");
+    // One that does not know the authority is told so.
+    let stranger = url.replace("ca.crt", "stranger.crt");
+    Lockrun::at(&stranger).key(key).command(["echo", "ran"]).run().exited(69).printed("").said("certificate");
+}
+
+// "`rediss+sentinel://`": Sentinels and servers that speak TLS alone, and want to see a client's certificate.
+#[test]
+fn sentinel_over_tls() {
+    let certificates = Certificates::make();
+    let service = Service::with_certificates(&certificates);
+    is_kept_and_passed_on(&service.url(), &certificates, "secret");
+}
+
+// "`rediss+cluster://`", on each of the primaries.
+#[test]
+fn cluster_over_tls() {
+    let certificates = Certificates::make();
+    let cluster = Cluster::with_certificates(&certificates);
+    for key in cluster.keys() {
+        is_kept_and_passed_on(&cluster.url(), &certificates, &key);
+    }
 }
 
 // Bad input: nothing is started, and the message says what is wrong.

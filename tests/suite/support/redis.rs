@@ -52,12 +52,23 @@ impl Redis {
 
     /// A server that speaks TLS alone on its port, and wants to see a client's certificate.
     pub(crate) fn with_tls() -> Self {
-        Self::build(&[], None, Some(&Certificates::make()), None)
+        Self::with_certificates(&Certificates::make(), &[])
+    }
+
+    /// The same with these certificates. It speaks TLS with other servers, too.
+    pub(crate) fn with_certificates(certificates: &Certificates, options: &[&str]) -> Self {
+        let options = [&["--tls-replication", "yes"], options].concat();
+        Self::build(&options, None, Some(certificates), None)
     }
 
     /// A Sentinel with this configuration, which asks for the password, if there is one.
     pub(crate) fn sentinel(configuration: &str, password: Option<&str>) -> Self {
         Self::build(&[], password, None, Some(configuration))
+    }
+
+    /// A Sentinel that speaks TLS alone, with its clients and with the servers.
+    pub(crate) fn sentinel_with_certificates(configuration: &str, certificates: &Certificates) -> Self {
+        Self::build(&["--tls-replication", "yes"], None, Some(certificates), Some(configuration))
     }
 
     fn build(

@@ -34,6 +34,11 @@ impl Certificates {
         self.issue("unbound", "modern", "subjectAltName=IP:127.0.0.1,DNS:localhost");
     }
 
+    /// The part of a URL by which a client knows the servers, and shows who it is.
+    pub(crate) fn client_query(&self) -> String {
+        format!("?ca={}&cert={}&key={}", self.path("ca.crt"), self.path("client.crt"), self.path("client.key"))
+    }
+
     /// The options by which a Redis server uses them and asks its clients for theirs.
     pub(crate) fn server_options(&self) -> Vec<String> {
         [

@@ -7,6 +7,7 @@ use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer;
 use crate::support::redis::{Redis, free_port};
 use crate::support::redis_keys;
+use crate::support::tls::Certificates;
 
 /// How long a node must be silent before the others say that it has failed, in ms.
 const NODE_TIMEOUT: &str = "1500";
@@ -14,12 +15,18 @@ const NODE_TIMEOUT: &str = "1500";
 /// The last hash slot.
 const LAST: u32 = 16383;
 
-/// A node on ports that are free.
-fn node(options: &[&str]) -> Redis {
+/// A node on ports that are free; one with certificates speaks TLS alone.
+fn node(options: &[&str], certificates: Option<&Certificates>) -> Redis {
     let bus = free_port().to_string();
     let mut all = vec!["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", NODE_TIMEOUT];
     all.extend(options);
-    Redis::with_options(&all)
+    match certificates {
+        None => Redis::with_options(&all),
+        Some(certificates) => {
+            all.extend(["--tls-cluster", "yes"]);
+            Redis::with_certificates(certificates, &all)
+        }
+    }
 }
 
 /// What a node says in `CLUSTER INFO`, by name.
@@ -43,7 +50,7 @@ pub(crate) struct SingleNode(Redis);
 
 impl SingleNode {
     pub(crate) fn start() -> Self {
-        let node = node(&["--appendonly", "yes", "--appendfsync", "always"]);
+        let node = node(&["--appendonly", "yes", "--appendfsync", "always"], None);
         node.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", &LAST.to_string()]);
         eventually(LONG, "the cluster works", || info(&node, "cluster_state") == "ok");
         Self(node)
@@ -139,7 +146,16 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start() -> Self {
-        let nodes: Vec<Redis> = (0..6).map(|_| node(&["--repl-diskless-sync-delay", "0"])).collect();
+        Self::of(None)
+    }
+
+    /// The same over TLS alone.
+    pub(crate) fn with_certificates(certificates: &Certificates) -> Self {
+        Self::of(Some(certificates))
+    }
+
+    fn of(certificates: Option<&Certificates>) -> Self {
+        let nodes: Vec<Redis> = (0..6).map(|_| node(&["--repl-diskless-sync-delay", "0"], certificates)).collect();
         let third = LAST / 3;
         for (at, node) in (0..3).zip(&nodes) {
             let (first, last) = (at * (third + 1), if at == 2 { LAST } else { at * (third + 1) + third });

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer;
 use crate::support::redis::Redis;
+use crate::support::tls::Certificates;
 
 /// The name of the service.
 pub(crate) const SERVICE: &str = "locks";
@@ -29,12 +30,18 @@ pub(crate) struct Service {
 impl Service {
     /// One without replicas, whose data are kept.
     pub(crate) fn alone() -> Self {
-        Self::of(vec![Redis::durable()], None, SENTINELS)
+        Self::of(vec![Redis::durable()], SENTINELS, plain)
+    }
+
+    /// The same over TLS alone.
+    pub(crate) fn with_certificates(certificates: &Certificates) -> Self {
+        let primary = Redis::with_certificates(certificates, &[]);
+        Self::of(vec![primary], SENTINELS, |lines| Redis::sentinel_with_certificates(lines, certificates))
     }
 
     /// The same with so many Sentinels, which know each other.
     pub(crate) fn watched_by(sentinels: usize) -> Self {
-        let service = Self::of(vec![Redis::durable()], None, sentinels);
+        let service = Self::of(vec![Redis::durable()], sentinels, plain);
         eventually(LONG, "the Sentinels know each other", || {
             service
                 .sentinels
@@ -46,7 +53,9 @@ impl Service {
 
     /// The same whose Sentinels ask for a password.
     pub(crate) fn with_secret_sentinels(password: &str) -> Self {
-        Self::of(vec![Redis::start()], Some(password), SENTINELS)
+        Self::of(vec![Redis::start()], SENTINELS, |lines| {
+            Redis::sentinel(&format!("{lines}requirepass {password}\n"), Some(password))
+        })
     }
 
     /// One with two replicas that have all the data. The Sentinels know them, and each other.
@@ -54,7 +63,7 @@ impl Service {
         let primary = Redis::with_options(&["--repl-diskless-sync-delay", "0"]);
         let port = primary.port().to_string();
         let replica = || Redis::with_options(&["--replicaof", "127.0.0.1", &port]);
-        let service = Self::of(vec![primary, replica(), replica()], None, SENTINELS);
+        let service = Self::of(vec![primary, replica(), replica()], SENTINELS, plain);
         let replicas = service.servers.len() - 1;
         eventually(LONG, "the replicas have the data", || service.servers[1..].iter().all(is_up_to_date));
         eventually(LONG, "the Sentinels know everything", || {
@@ -66,15 +75,13 @@ impl Service {
         service
     }
 
-    fn of(servers: Vec<Redis>, password: Option<&str>, sentinels: usize) -> Self {
+    /// Of these servers, with so many Sentinels, each made with this configuration.
+    fn of(servers: Vec<Redis>, sentinels: usize, sentinel: impl Fn(&str) -> Redis) -> Self {
         let mut lines = Self::monitoring(&servers[0]);
         // Long enough for a busy machine: a second failover would withhold all grants anew.
         writeln!(lines, "sentinel down-after-milliseconds {SERVICE} 3000").expect("there is memory");
         writeln!(lines, "sentinel failover-timeout {SERVICE} 4000").expect("there is memory");
-        if let Some(password) = password {
-            writeln!(lines, "requirepass {password}").expect("there is memory");
-        }
-        let sentinels = (0..sentinels).map(|_| Redis::sentinel(&lines, password)).collect();
+        let sentinels = (0..sentinels).map(|_| sentinel(&lines)).collect();
         Self { sentinels, servers, proxies: RefCell::default() }
     }
 
@@ -149,6 +156,10 @@ impl Service {
         });
         self.servers.iter().find(|server| server.port() == port).expect("one of ours")
     }
+}
+
+fn plain(configuration: &str) -> Redis {
+    Redis::sentinel(configuration, None)
 }
 
 /// What a Sentinel knows of the primary of a service, by name.
