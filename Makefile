@@ -46,9 +46,9 @@ $(binary): $(sources)
 	$(CARGO) build --release --locked
 	@touch $@
 
-# The release binary is what gets tested: its timing is part of what it promises. Most tests wait most of the time, so three at once keep a
-# processor busy; with more, those of hundreds of waiters take longer than they may.
-test: export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
+# The release binary is what gets tested: its timing is part of what it promises. Most tests wait most of the time, so four at once keep a
+# processor busy.
+test: export RUST_TEST_THREADS ?= $(shell expr 4 '*' $$(nproc))
 test:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::support::calm::in_time;
+use crate::support::crowd;
 use crate::support::places::keep_their_places;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
@@ -23,6 +24,7 @@ const VICTIMS: [usize; 20] = [0, 1, 2, 5, 7, 8, 11, 12, 13, 14, 15, 16, 20, 23, 
 // "A hand-off skips dead ones": of forty waiters twenty are killed while they wait; the others run in order, and no gap is
 // longer than 2 s.
 on_every_lease_store!(killed_waiters_are_skipped, |store| {
+    let _turn = crowd::turn();
     let holder = Holder::new(store, "killed");
     let mut queue = Queue::new(store, "killed");
     queue.join(40);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::support::crowd;
 use crate::support::hand::{is_held, renew, token};
 use crate::support::proxy::Mode;
 use crate::support::store::on_every_lease_store;
@@ -14,6 +15,7 @@ use crate::support::{Holder, LONG, Queue, Store, eventually};
 // "Waiters get the lock in the order in which they came", one at a time, and "of a lock nothing is left" but its fence
 // and its last run.
 on_every_lease_store!(waiters_run_in_the_order_in_which_they_came, |store| {
+    let _turn = crowd::turn();
     for count in [40, 150] {
         let store = &store.another();
         let holder = Holder::new(store, "order");
@@ -87,6 +89,7 @@ on_every_lease_store!(a_newcomer_does_not_overtake_when_a_lease_has_run_out, |st
 // "A thousand waiters joining at once: no time-outs, no lost places"; here as many as a small machine can start.
 on_every_lease_store!(a_storm_of_waiters, |store| {
     const WAITERS: usize = 300;
+    let _turn = crowd::turn();
     let mut queue = Queue::new(store, "storm");
     queue.storm(WAITERS);
     queue.end().in_any_order(0..WAITERS);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
+use crate::support::crowd;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Running};
 
@@ -49,6 +50,7 @@ fn race(call: &Lockrun, log: &Path) -> Vec<Running> {
 // "Exclusion. From COMMAND's first instruction until COMMAND is dead, no other run holds the same key in the same
 // store": fifty at a time, all of them wait, all of them run.
 on_every_store!(fifty_wait_and_run, |store| {
+    let _turn = crowd::turn();
     let directory = TempDir::new().expect("a temporary directory");
     for round in 0..10 {
         let log = directory.path().join(format!("round-{round}"));
@@ -64,6 +66,7 @@ on_every_store!(fifty_wait_and_run, |store| {
 
 // "Exclusion", with nobody waiting: those who did not get the lock did not run, those who did were alone.
 on_every_store!(fifty_try_and_some_run, |store| {
+    let _turn = crowd::turn();
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     let call = Lockrun::new(store).key("race").args(["--fail", "-q"]);

@@ -7,6 +7,7 @@ use std::path::Path;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::crowd;
 use crate::support::sequence::{next, reserve, reserved, status};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
@@ -84,6 +85,7 @@ fn a_used_value_is_seen() {
 /// Starts this many runs of the call, some of them at a time, and sees them all end.
 #[track_caller]
 fn run_all(store: &Store, call: &Lockrun, count: usize, log: &Path) {
+    let _turn = crowd::turn();
     let log = log.to_str().expect("a plain path");
     let mut running: Vec<(usize, Running)> = Vec::new();
     let finish = |running: &mut Vec<(usize, Running)>, most: usize| {

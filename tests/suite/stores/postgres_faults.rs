@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::calm::in_time;
+use crate::support::crowd;
 use crate::support::hand::{is_held, release, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
@@ -140,6 +141,7 @@ on_postgres!(a_stranger_locks_the_table, |store, postgres| {
 // fails, whether it joins or waits for longer than any of them is silent.
 on_postgres!(many_waiters_are_far_away, |store, postgres| {
     const MANY: usize = 80;
+    let _turn = crowd::turn();
     let proxy = store.proxy();
     let holder = Holder::with(&Lockrun::new(store).key("far").args(["--ttl", "10m"]), &[]);
     proxy.set(Mode::Delay(Duration::from_millis(100)));

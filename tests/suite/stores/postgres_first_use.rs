@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::support::crowd;
 use crate::support::hand::{acquire, is_held, release, status, token, until_waiting};
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::proxy::Mode;
@@ -16,6 +17,7 @@ fn printed_schema(url: &str) -> String {
 
 // "Safely when a hundred first users come at once": all of them run, those who want the same lock one after the other.
 on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
+    let _turn = crowd::turn();
     let users: Vec<_> = (0..100)
         .map(|number| {
             let key = if number % 5 == 0 { "shared".to_owned() } else { format!("own-{number}") };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::support::calm::in_time;
+use crate::support::crowd;
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::places::keep_their_places;
@@ -16,6 +17,7 @@ const POOLED: &str = "SELECT count(*) FROM pg_stat_activity
 
 // "No prepared statements that a transaction pooler would lose", and as many waiters as come over its ten connections, in turn.
 on_pooled!(many_waiters_over_few_sessions, |store, pooled| {
+    let _turn = crowd::turn();
     let holder = Holder::new(store, "many");
     let mut queue = Queue::new(store, "many");
     queue.join(60);

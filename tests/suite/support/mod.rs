@@ -4,6 +4,7 @@ pub(crate) mod birth;
 pub(crate) mod calm;
 pub(crate) mod config;
 pub(crate) mod cron;
+pub(crate) mod crowd;
 pub(crate) mod deadline;
 pub(crate) mod etcd;
 pub(crate) mod failover;
