@@ -3,7 +3,6 @@
 //! The witnesses are the commands: the old one, its child and a grandchild that left for a session of its own write
 //! down when they lived, and so does the next holder, which waits for the lock over an undisturbed connection.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,6 @@ use tempfile::TempDir;
 use crate::support::birth::Birth;
 use crate::support::calm::{in_time, late};
 use crate::support::holder::is_free;
-use crate::support::lockrun::PROGRAM;
 use crate::support::processes::{send, state};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::{on_every_lease_store, on_postgres};
@@ -125,15 +123,6 @@ impl<'a> Scene<'a> {
         }
         println!("{fault}: smallest margin {} ms", smallest / 1_000_000);
     }
-}
-
-/// The other processes of lockrun that belong to this run.
-fn guardians(run: &Running) -> Vec<i32> {
-    let program = fs::canonicalize(PROGRAM).expect("the program is there");
-    let mut found = run.processes();
-    found.retain(|pid| *pid != run.pid());
-    found.retain(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program));
-    found
 }
 
 /// The old holder ended by itself, with 79 where the network or the server was at fault.
@@ -256,7 +245,7 @@ on_every_lease_store!(lockrun_is_stopped, |store| {
 on_every_lease_store!(the_guardian_is_killed, |store| {
     let mut scene = Scene::with_queue(store);
     for case in &scene.cases {
-        let guardians = guardians(&case.old);
+        let guardians = case.old.guardians();
         assert!(!guardians.is_empty(), "a lease store has a guardian");
         for pid in guardians {
             send(pid, Signal::SIGKILL);
@@ -273,7 +262,7 @@ on_every_lease_store!(the_guardian_is_killed, |store| {
 on_every_lease_store!(the_guardian_is_stopped_and_the_network_cut, |store| {
     let mut scene = Scene::with_queue(store);
     for case in &scene.cases {
-        for pid in guardians(&case.old) {
+        for pid in case.old.guardians() {
             send(pid, Signal::SIGSTOP);
         }
     }
@@ -288,7 +277,7 @@ on_every_lease_store!(the_guardian_is_stopped_and_the_network_cut, |store| {
 on_every_lease_store!(lockrun_and_its_guardian_are_stopped, |store| {
     let mut scene = Scene::with_queue(store);
     for case in &scene.cases {
-        let ours = guardians(&case.old).into_iter().chain([case.old.pid()]);
+        let ours = case.old.guardians().into_iter().chain([case.old.pid()]);
         for pid in ours {
             send(pid, Signal::SIGSTOP);
         }
@@ -306,7 +295,7 @@ on_every_lease_store!(lockrun_is_stopped_and_the_guardian_killed, |store| {
     run.wait_for_line("ready");
     run.signal(Signal::SIGSTOP);
     eventually(LONG, "lockrun is stopped", || state(run.pid()) == Some('T'));
-    for pid in guardians(&run) {
+    for pid in run.guardians() {
         send(pid, Signal::SIGKILL);
     }
     eventually(LONG, "nothing of it is left", || run.has_ended() && run.processes().is_empty());

@@ -217,6 +217,21 @@ fn lockrun_is_killed_or_stopped() {
     }
 }
 
+// "It holds under crash, KILL or STOP": for want of its guardian the run ends, and its command before its lease.
+#[test]
+fn the_guardian_is_killed() {
+    each(|| {
+        let mut case = Case::with_leader(false);
+        let guardians = case.old.guardians();
+        assert_eq!(guardians.len(), 1);
+        let met = Instant::now();
+        send(guardians[0], Signal::SIGKILL);
+        case.next.wait_for_line("ready");
+        in_time(met.elapsed(), STALE, "stale");
+        case.passes_on("guardian killed");
+    });
+}
+
 // "Leader killed while 20 wait": they come one after the other, in their order.
 #[test]
 fn the_leader_is_killed_under_waiters() {

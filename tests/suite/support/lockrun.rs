@@ -370,6 +370,15 @@ impl Running {
         processes::marked(&self.mark, Some(self.first()))
     }
 
+    /// The other processes of lockrun that belong to this run.
+    pub(crate) fn guardians(&self) -> Vec<i32> {
+        let program = fs::canonicalize(PROGRAM).expect("the program is there");
+        let mut found = self.processes();
+        found.retain(|pid| *pid != self.pid());
+        found.retain(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program));
+        found
+    }
+
     /// The only process beside the program's own, its command. In the moment in which that executes another program it belongs to
     /// nobody that can be told, so it is waited for.
     #[track_caller]
