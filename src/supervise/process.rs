@@ -59,19 +59,24 @@ impl Process {
             let fd = libc::syscall(libc::SYS_pidfd_open, self.pid, 0);
             i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
         };
-        let Some(pidfd) = pidfd else {
-            // Before Linux 5.3 there is no safer way than to check and send at once.
-            if Errno::last() == Errno::ENOSYS && self.is_still_in(family) {
-                // SAFETY: plain system call.
-                unsafe { libc::kill(self.pid, signal) };
-            }
+        if pidfd.is_none() && Errno::last() == Errno::ESRCH {
             return;
-        };
+        }
         // The descriptor refers to the process that had the id when it was opened, and that is the one that is read now, or it is gone.
-        if self.is_still_in(family) {
+        if !self.is_still_in(family) {
+            return;
+        }
+        let has_it = pidfd.is_some_and(|pidfd| {
             let none = std::ptr::null::<libc::siginfo_t>();
             // SAFETY: a valid descriptor and no siginfo.
-            unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
+            let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
+            sent == 0 || Errno::last() == Errno::ESRCH
+        });
+        if !has_it {
+            // An older kernel has no such calls, a sandbox may refuse them, and there may be no descriptor left. Then there is no safer way than to
+            // check and send at once.
+            // SAFETY: plain system call.
+            unsafe { libc::kill(self.pid, signal) };
         }
     }
 
