@@ -48,6 +48,12 @@ impl Run<'_> {
         outcome
     }
 
+    /// Reports that some of COMMAND's processes cannot be killed, and are waited for.
+    pub(super) fn report_stuck(&self) {
+        let why = "some of the command's processes cannot be killed; the lock stays held until they have ended";
+        self.reporter.tell(Event::Failed { why });
+    }
+
     /// Reports how COMMAND ended.
     pub(super) fn report_end(&self, finished: Finished) {
         match finished.why {

@@ -121,7 +121,8 @@ impl<'a> Run<'a> {
         };
         let store = SharedStore::new(store);
         let renewer = self.renew(&store, &grant, &running, renewer);
-        let finished = running.until_the_end(signals).context("cannot wait for the command")?;
+        let finished =
+            running.until_the_end(signals, &|| self.report_stuck()).context("cannot wait for the command")?;
         let mut store = store.take_back();
         self.finish(&mut *store, finished, self.release_after(finished, granted_at));
         // Only now, so that no waiter waits for this thread.

@@ -3,6 +3,7 @@
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 
+use super::guardian::watched_by_lockrun::time_until;
 use super::job::JobControl;
 use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, Supervisor};
@@ -21,8 +22,14 @@ pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure>
     Ok(Running { supervisor, has_terminal, guard: None })
 }
 
-/// Waits for COMMAND and for signals until all is over, in a process that is both COMMAND's parent and lockrun itself.
-pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &Signals) -> nix::Result<Finished> {
+/// Waits for COMMAND and for signals until all is over, in a process that is both COMMAND's parent and lockrun itself. Calls `tell_stuck`, once,
+/// if processes that cannot be killed are waited for.
+pub(super) fn watch(
+    supervisor: &mut Supervisor,
+    has_terminal: bool,
+    signals: &Signals,
+    tell_stuck: &dyn Fn(),
+) -> nix::Result<Finished> {
     let mut stops = JobControl::new(has_terminal, supervisor.missed());
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
@@ -36,6 +43,9 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);
         }
+        if supervisor.is_newly_stuck(Moment::now()) {
+            tell_stuck();
+        }
         // COMMAND's state is up to date: it was just reaped.
         if stops.follows(Moment::now(), || true) {
             signals::stop_self();
@@ -43,14 +53,13 @@ pub(super) fn watch(supervisor: &mut Supervisor, has_terminal: bool, signals: &S
         }
         let wakes_at = supervisor.wakes_at();
         if alarm.is_none() && wakes_at.is_some() {
-            alarm = Some(Alarm::new()?);
+            alarm = Alarm::new().ok();
         }
-        let waited = match &mut alarm {
-            Some(alarm) => {
-                alarm.set(wakes_at)?;
-                poll(&mut [readable(signals), readable(alarm)], PollTimeout::NONE)
-            }
-            None => poll(&mut [readable(signals)], PollTimeout::NONE),
+        let is_set = alarm.as_mut().is_some_and(|alarm| alarm.set(wakes_at).is_ok());
+        let waited = match &alarm {
+            Some(alarm) if is_set => poll(&mut [readable(signals), readable(alarm)], PollTimeout::NONE),
+            // No timer is needed, or there is none: COMMAND runs already, and must be ended nevertheless.
+            _ => poll(&mut [readable(signals)], time_until(wakes_at)),
         };
         match waited {
             Ok(_) | Err(Errno::EINTR) => {}

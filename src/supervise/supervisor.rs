@@ -18,8 +18,11 @@ const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::fr
 /// lockrun and its guardian have priority over them.
 const PAUSE_TO_ROUND: u32 = 3;
 
+/// The pause between two rounds of KILL for processes that are stuck.
+const KILL_STUCK_AGAIN: Duration = Duration::from_secs(1);
+
 /// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, even if it has to wait
-/// for a processor first.
+/// for a processor first. While the lock can be held, they are waited for nevertheless: they may still be at work.
 const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.
@@ -56,6 +59,9 @@ pub trait Processes {
     /// Returns whether no process is left.
     fn is_gone(&self) -> bool;
 
+    /// Returns whether those that are left are dead, and only wait to be reaped: by a debugger, for instance.
+    fn are_dead(&self) -> bool;
+
     /// Sends TERM to all processes.
     fn terminate(&self);
 
@@ -74,6 +80,8 @@ pub struct Supervisor<P = Tree> {
     closing: Option<Closing>,
     /// KILL was sent, and [`Supervisor::has_killed`] has not said so yet.
     unreported_kill: bool,
+    /// Whether [`Supervisor::is_newly_stuck`] has said so.
+    reported_stuck: bool,
 }
 
 /// COMMAND is being ended.
@@ -87,6 +95,13 @@ struct Closing {
     give_up_at: Moment,
 }
 
+impl Closing {
+    /// Returns whether the processes have had the time to die.
+    fn have_had_time(self, now: Moment) -> bool {
+        self.again_at.is_some() && now >= self.give_up_at
+    }
+}
+
 impl<P: Processes> Supervisor<P> {
     /// Supervises `tree`, started at `now`, according to `launch`; under a lease if there is a deadline.
     pub fn new(tree: P, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
@@ -98,6 +113,7 @@ impl<P: Processes> Supervisor<P> {
             lease,
             closing: None,
             unreported_kill: false,
+            reported_stuck: false,
         }
     }
 
@@ -105,8 +121,9 @@ impl<P: Processes> Supervisor<P> {
     pub fn ending(tree: P, now: Moment) -> Self {
         let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
         let (stop_at, lease, closing) = (None, None, None);
+        let (unreported_kill, reported_stuck) = (false, false);
         let mut supervisor =
-            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill: false };
+            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill, reported_stuck };
         supervisor.end(Why::Unguarded, now);
         supervisor
     }
@@ -150,7 +167,12 @@ impl<P: Processes> Supervisor<P> {
             self.unreported_kill |= closing.again_at.is_none();
             let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
             let end = Moment::now();
-            let again_at = Some(end + (end.since(now) * PAUSE_TO_ROUND).clamp(KILL_AGAIN.0, KILL_AGAIN.1));
+            let pause = if closing.have_had_time(now) {
+                KILL_STUCK_AGAIN
+            } else {
+                (end.since(now) * PAUSE_TO_ROUND).clamp(KILL_AGAIN.0, KILL_AGAIN.1)
+            };
+            let again_at = Some(end + pause);
             self.closing = Some(Closing { again_at, give_up_at, ..closing });
         }
     }
@@ -174,7 +196,6 @@ impl<P: Processes> Supervisor<P> {
         if kill_at > now {
             self.tree.terminate();
         }
-        // Processes that cannot be killed are given up after a while; the lock is not released then.
         self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
     }
 
@@ -182,9 +203,9 @@ impl<P: Processes> Supervisor<P> {
     fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
         if let Some(closing) = self.closing {
-            let stuck = closing.again_at.is_some() && now >= closing.give_up_at;
-            let why = Some(closing.why);
-            return (self.tree.is_gone() || stuck).then(|| Finished { command, why, stuck: !self.tree.is_gone() });
+            let is_gone = self.tree.is_gone() || closing.have_had_time(now) && self.tree.are_dead();
+            let is_over = is_gone || closing.have_had_time(now) && !self.holds(closing, now);
+            return is_over.then_some(Finished { command, why: Some(closing.why), stuck: !is_gone });
         }
         command?;
         let over = match self.descendants {
@@ -198,6 +219,18 @@ impl<P: Processes> Supervisor<P> {
             self.end(Why::LeftBehind, now);
         }
         None
+    }
+
+    /// Returns, once, whether some processes cannot be killed, for which the lock stays held.
+    pub fn is_newly_stuck(&mut self, now: Moment) -> bool {
+        let is_stuck = self.closing.is_some_and(|closing| closing.have_had_time(now) && self.holds(closing, now));
+        is_stuck && !std::mem::replace(&mut self.reported_stuck, true)
+    }
+
+    /// Returns whether the lock is still held, and can be for as long as a process lives that cannot be killed.
+    fn holds(&self, closing: Closing, now: Moment) -> bool {
+        let may_hold = !matches!(closing.why, Why::Lost | Why::Unguarded);
+        may_hold && self.lease.is_none_or(|lease| now < lease.term_at)
     }
 
     /// Returns `kill_at`, or the lease's own time for KILL if that is earlier.

@@ -184,8 +184,7 @@ impl Tree {
                 0 => {
                     // Preexisting children are never all reaped; then /proc must show which processes are left.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
-                    let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
-                    self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
+                    self.gone = may_be_gone && !self.before.is_empty() && self.are_dead();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -260,6 +259,10 @@ impl Processes for Tree {
 
     fn is_gone(&self) -> bool {
         self.gone
+    }
+
+    fn are_dead(&self) -> bool {
+        self.all().is_some_and(|all| all.into_iter().all(Process::is_dead))
     }
 
     /// Sends TERM to all processes, and CONT to the stopped ones, which would not see TERM otherwise.

@@ -164,8 +164,9 @@ impl Guard {
         Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone() }
     }
 
-    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over.
-    pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals) -> Finished {
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over. Calls `tell_stuck`, once, if
+    /// processes that cannot be killed are waited for.
+    pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals, tell_stuck: &dyn Fn()) -> Finished {
         // COMMAND has started, without it.
         priority::raise();
         let mut orphaned = false;
@@ -196,6 +197,9 @@ impl Guard {
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
+            }
+            if supervisor.is_newly_stuck(Moment::now()) {
+                tell_stuck();
             }
             if let Some(deadline) = supervisor.has_killed() {
                 self.allow_until(deadline.after_kill());

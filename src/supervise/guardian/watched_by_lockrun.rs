@@ -108,8 +108,8 @@ impl Parent {
         loop {
             for signal in stops.take_pending(signals) {
                 self.guardian.signal(signal);
-                // A stopped guardian would not see the signal.
-                if self.oversight.stage() == Stage::Waiting && signals::is_fatal(signal) {
+                // A stopped guardian would not see the signal. While COMMAND runs, its lease bounds for how long it may be stopped.
+                if matches!(self.oversight.stage(), Stage::Waiting | Stage::Finished(_)) && signals::is_fatal(signal) {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
@@ -173,14 +173,15 @@ impl Parent {
         let command = if let Stage::Running(command) = self.oversight.stage() { command } else { 0 };
         let tree = Tree::adopt(command, !self.has_terminal, self.before);
         let mut supervisor = Supervisor::ending(tree, now);
-        let finished = watch(&mut supervisor, false, signals)?;
+        // Those that it cannot kill it does not wait for: it renews nothing.
+        let finished = watch(&mut supervisor, false, signals, &|| ())?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
     }
 }
 
 /// Returns the time-out of a poll(2) that lasts until `at`, or for as long as poll(2) allows if that is less. Unlike the guardian's timer, it
 /// does not count while the machine sleeps.
-fn time_until(at: Option<Moment>) -> PollTimeout {
+pub(in crate::supervise) fn time_until(at: Option<Moment>) -> PollTimeout {
     let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
     span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
 }

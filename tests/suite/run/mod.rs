@@ -21,4 +21,5 @@ mod strangers;
 mod suspended;
 mod terminal;
 mod transparent;
+mod unkillable;
 mod without_proc;

@@ -6,7 +6,7 @@ use nix::libc;
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{LONG, Lockrun, eventually};
+use crate::support::{LONG, Lockrun, Store, eventually};
 
 /// What Linux had not when Debian 10 came out, 4.19, and what the C library or the standard library may use where it is there.
 const NEWER: [i64; 9] = [
@@ -22,7 +22,9 @@ const NEWER: [i64; 9] = [
 ];
 
 /// What sandboxes take away as well: those of containers refuse a real-time priority, stricter ones what is known of files and processes.
-const FORBIDDEN: [i64; 7] = [
+const FORBIDDEN: [i64; 9] = [
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
     libc::SYS_sched_setscheduler,
     libc::SYS_statx,
     libc::SYS_rseq,
@@ -38,7 +40,9 @@ fn refusing(calls: &[i64], error: Errno) -> Birth {
 
 // A run, its renewals, a time that is up, and what COMMAND leaves behind: all of it without a system call of the last years.
 on_every_store!(an_older_kernel_will_do, |store| {
-    for birth in [refusing(&NEWER, Errno::ENOSYS), refusing(&FORBIDDEN, Errno::EPERM)] {
+    // A process can be opened there, but is not to be signalled.
+    let half = [libc::SYS_pidfd_send_signal];
+    for birth in [refusing(&NEWER, Errno::ENOSYS), refusing(&FORBIDDEN, Errno::EPERM), refusing(&half, Errno::EPERM)] {
         let call = || Lockrun::new(store).key("old").args(["--ttl", "3s"]).birth(birth.clone());
         call().sh("echo ran; exit 7").run().exited(7).printed("ran\n").silent();
         let tree = "(setsid sleep 600 & sleep 600) & sleep 600";
@@ -68,3 +72,15 @@ on_every_lease_store!(a_run_without_its_means_is_refused, |store| {
         assert!(is_free(store, "means"), "{named}");
     }
 });
+
+// "`--max-runtime`": a COMMAND that runs already is ended, also where the timer for that cannot be had.
+#[test]
+fn a_time_limit_holds_without_a_timer() {
+    let store = Store::file();
+    let birth = refusing(&[libc::SYS_timerfd_create], Errno::EMFILE);
+    let call = Lockrun::new(&store).key("limit").args(["--max-runtime", "300ms", "--kill-after", "100ms"]).birth(birth);
+    let mut run = call.command(["sleep", "600"]).spawn();
+    eventually(LONG, "the run has ended", || run.has_ended());
+    assert_eq!(run.processes(), Vec::<i32>::new(), "left behind");
+    run.wait().exited(124);
+}
