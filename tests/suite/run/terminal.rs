@@ -1,5 +1,6 @@
 //! A run in front of somebody: control keys, job control, the foreground.
 
+use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -7,7 +8,8 @@ use tempfile::TempDir;
 
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
-use crate::support::processes::{is_alive, send, state};
+use crate::support::namespace::with_mounts;
+use crate::support::processes::{find_program, is_alive, send, state};
 use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
 use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
@@ -48,6 +50,21 @@ on_every_store!(an_interrupt_arrives_once, |store| {
     terminal.wait_for(PROMPT);
     assert!(is_free(store, "tty"));
 });
+
+// The same where no /dev is mounted, as in a chroot: the terminal is there nevertheless, and COMMAND reads it in the foreground.
+#[test]
+fn a_terminal_without_its_file() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let url = format!("file:{}", directory.path().display());
+    let mut command = Command::new(find_program("sh"));
+    command.args(["-c", &with_mounts("mount -t tmpfs none /dev"), "sh", PROGRAM, "--store", &url, "-k", "tty"]);
+    command.args(["sh", "-c", "echo ready; read word; echo got $word"]);
+    let mut terminal = Terminal::start(command, &[]);
+    terminal.wait_for("ready");
+    terminal.type_keys("enough\r");
+    terminal.wait_for("got enough");
+    assert!(terminal.wait().success());
+}
 
 // "Where a signal ended it, lockrun dies of the same signal": Ctrl-C ends a script that runs lockrun, too.
 on_every_store!(an_interrupt_ends_what_started_it, |store| {
