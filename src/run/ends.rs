@@ -1,5 +1,9 @@
 //! Reports of a COMMAND that was not started, or has ended.
 
+use std::sync::Arc;
+use std::thread;
+
+use libc::pid_t;
 use nix::errno::Errno;
 
 use super::Run;
@@ -9,6 +13,9 @@ use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, Why, why_not_executed};
 use crate::text::escape::escaped;
+
+/// So many processes that cannot be killed are named.
+const STUCK_NAMED: usize = 5;
 
 impl Run<'_> {
     /// Reports why COMMAND was not started. Returns the run's outcome.
@@ -48,10 +55,16 @@ impl Run<'_> {
         outcome
     }
 
-    /// Reports that some of COMMAND's processes cannot be killed, and are waited for.
-    pub(super) fn report_stuck(&self) {
-        let why = "some of the command's processes cannot be killed; the lock stays held until they have ended";
-        self.reporter.tell(Event::Failed { why });
+    /// Reports that some of COMMAND's processes, with these ids as far as they are known, cannot be killed, and are waited for.
+    pub(super) fn report_stuck(&self, pids: &[pid_t]) {
+        let pids: Vec<String> = pids.iter().take(STUCK_NAMED).map(pid_t::to_string).collect();
+        let named = if pids.is_empty() { String::new() } else { format!(" (process {})", pids.join(", ")) };
+        let why = format!(
+            "some of the command's processes cannot be killed{named}; the lock stays held until they have ended: end them, as root if need be"
+        );
+        let reporter = Arc::clone(&self.reporter);
+        // In a thread: the lease must be renewed even if nobody reads standard error. Without a thread it is not said.
+        let _ = thread::Builder::new().spawn(move || reporter.tell(Event::Failed { why: &why }));
     }
 
     /// Reports how COMMAND ended.

@@ -122,7 +122,7 @@ impl<'a> Run<'a> {
         let store = SharedStore::new(store);
         let renewer = self.renew(&store, &grant, &running, renewer);
         let finished =
-            running.until_the_end(signals, &|| self.report_stuck()).context("cannot wait for the command")?;
+            running.until_the_end(signals, &|pids| self.report_stuck(pids)).context("cannot wait for the command")?;
         let mut store = store.take_back();
         self.finish(&mut *store, finished, self.release_after(finished, granted_at));
         // Only now, so that no waiter waits for this thread.

@@ -181,10 +181,6 @@ impl Processes for SimulatedTree {
         !its.any(|process| process.is_alive && process.parent == Some(self.side))
     }
 
-    fn are_dead(&self) -> bool {
-        self.is_gone()
-    }
-
     fn terminate(&self) {
         Port::current().world().terminate_command(self.run);
     }

@@ -29,7 +29,7 @@ fn oversee(run: RunId) {
             let mut world = port.world();
             world.runs[run].guardian.has_term = true;
             world.notify_process(run, Side::Guardian);
-            if oversight.stage() == Stage::Waiting {
+            if oversight.takes_over_at().is_none() {
                 world.continue_process(run, Side::Guardian);
             }
         }

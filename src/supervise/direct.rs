@@ -1,5 +1,6 @@
 //! COMMAND as lockrun's own child: no thread, no other process.
 
+use libc::pid_t;
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 
@@ -23,12 +24,12 @@ pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure>
 }
 
 /// Waits for COMMAND and for signals until all is over, in a process that is both COMMAND's parent and lockrun itself. Calls `tell_stuck`, once,
-/// if processes that cannot be killed are waited for.
+/// with the ids of processes that cannot be killed, if they are waited for.
 pub(super) fn watch(
     supervisor: &mut Supervisor,
     has_terminal: bool,
     signals: &Signals,
-    tell_stuck: &dyn Fn(),
+    tell_stuck: &dyn Fn(&[pid_t]),
 ) -> nix::Result<Finished> {
     let mut stops = JobControl::new(has_terminal, supervisor.missed());
     // Most runs have no time limit and need no timer.
@@ -44,7 +45,7 @@ pub(super) fn watch(
             return Ok(finished);
         }
         if supervisor.is_newly_stuck(Moment::now()) {
-            tell_stuck();
+            tell_stuck(&supervisor.living());
         }
         // COMMAND's state is up to date: it was just reaped.
         if stops.follows(Moment::now(), || true) {

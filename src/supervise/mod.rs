@@ -104,9 +104,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. Calls `tell_stuck`, once, if some of its processes
-    /// cannot be killed; as long as the lock is held, they are waited for. To be called once.
-    pub fn until_the_end(&mut self, signals: &Signals, tell_stuck: &dyn Fn()) -> nix::Result<Finished> {
+    /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. Calls `tell_stuck` with their ids, once, if some of its
+    /// processes cannot be killed; as long as the lock is held, they are waited for. To be called once.
+    pub fn until_the_end(&mut self, signals: &Signals, tell_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
         match &mut self.guard {
             Some(guard) => Ok(guard.watch(&mut self.supervisor, signals, tell_stuck)),
             None => direct::watch(&mut self.supervisor, self.has_terminal, signals, tell_stuck),

@@ -73,8 +73,7 @@ impl Process {
             sent == 0 || Errno::last() == Errno::ESRCH
         });
         if !has_it {
-            // An older kernel has no such calls, a sandbox may refuse them, and there may be no descriptor left. Then there is no safer way than to
-            // check and send at once.
+            // An older kernel has no such calls, and a sandbox may refuse them. Then there is no safer way than to check and send at once.
             // SAFETY: plain system call.
             unsafe { libc::kill(self.pid, signal) };
         }

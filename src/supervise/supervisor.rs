@@ -59,9 +59,6 @@ pub trait Processes {
     /// Returns whether no process is left.
     fn is_gone(&self) -> bool;
 
-    /// Returns whether those that are left are dead, and only wait to be reaped: by a debugger, for instance.
-    fn are_dead(&self) -> bool;
-
     /// Sends TERM to all processes.
     fn terminate(&self);
 
@@ -80,8 +77,10 @@ pub struct Supervisor<P = Tree> {
     closing: Option<Closing>,
     /// KILL was sent, and [`Supervisor::has_killed`] has not said so yet.
     unreported_kill: bool,
-    /// Whether [`Supervisor::is_newly_stuck`] has said so.
-    reported_stuck: bool,
+    /// The lease is lost, or over.
+    is_lost: bool,
+    /// Some processes cannot be killed, and the lock is held for them. [`Supervisor::is_newly_stuck`] has said so.
+    is_stuck: bool,
 }
 
 /// COMMAND is being ended.
@@ -113,7 +112,8 @@ impl<P: Processes> Supervisor<P> {
             lease,
             closing: None,
             unreported_kill: false,
-            reported_stuck: false,
+            is_lost: false,
+            is_stuck: false,
         }
     }
 
@@ -121,9 +121,9 @@ impl<P: Processes> Supervisor<P> {
     pub fn ending(tree: P, now: Moment) -> Self {
         let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
         let (stop_at, lease, closing) = (None, None, None);
-        let (unreported_kill, reported_stuck) = (false, false);
+        let (unreported_kill, is_lost, is_stuck) = (false, false, false);
         let mut supervisor =
-            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill, reported_stuck };
+            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill, is_lost, is_stuck };
         supervisor.end(Why::Unguarded, now);
         supervisor
     }
@@ -137,8 +137,9 @@ impl<P: Processes> Supervisor<P> {
     pub fn wakes_at(&self) -> Option<Moment> {
         match &self.closing {
             Some(closing) => {
-                let kill_at = self.bounded(closing.kill_at);
-                Some(closing.again_at.unwrap_or(kill_at))
+                let next = closing.again_at.unwrap_or(self.bounded(closing.kill_at));
+                let lapses_at = self.lease.filter(|_| self.is_stuck).map(|lease| lease.term_at);
+                lapses_at.into_iter().chain([next]).min()
             }
             None => self.lease.map(|lease| lease.term_at).into_iter().chain(self.stop_at).min(),
         }
@@ -154,8 +155,9 @@ impl<P: Processes> Supervisor<P> {
     }
 
     fn tick(&mut self, now: Moment) {
+        self.is_lost |= self.lease.is_some_and(|lease| now >= lease.term_at);
         if self.closing.is_none() {
-            if self.lease.is_some_and(|lease| now >= lease.term_at) {
+            if self.is_lost {
                 self.end(Why::Lost, now);
             } else if self.stop_at.is_some_and(|stop_at| now >= stop_at) {
                 self.end(Why::TimedOut, now);
@@ -167,11 +169,8 @@ impl<P: Processes> Supervisor<P> {
             self.unreported_kill |= closing.again_at.is_none();
             let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
             let end = Moment::now();
-            let pause = if closing.have_had_time(now) {
-                KILL_STUCK_AGAIN
-            } else {
-                (end.since(now) * PAUSE_TO_ROUND).clamp(KILL_AGAIN.0, KILL_AGAIN.1)
-            };
+            let pause = (end.since(now) * PAUSE_TO_ROUND).clamp(KILL_AGAIN.0, KILL_AGAIN.1);
+            let pause = if closing.have_had_time(now) { pause.max(KILL_STUCK_AGAIN) } else { pause };
             let again_at = Some(end + pause);
             self.closing = Some(Closing { again_at, give_up_at, ..closing });
         }
@@ -186,6 +185,7 @@ impl<P: Processes> Supervisor<P> {
     /// Begins to end everything: TERM now, KILL `kill_after` later, and before the lease is over; if lockrun or the
     /// guardian is dead, KILL at once.
     pub fn end(&mut self, why: Why, now: Moment) {
+        self.is_lost |= why == Why::Lost;
         if self.closing.is_some() && !matches!(why, Why::Orphaned | Why::Unguarded) {
             return;
         }
@@ -203,8 +203,8 @@ impl<P: Processes> Supervisor<P> {
     fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
         if let Some(closing) = self.closing {
-            let is_gone = self.tree.is_gone() || closing.have_had_time(now) && self.tree.are_dead();
-            let is_over = is_gone || closing.have_had_time(now) && !self.holds(closing, now);
+            let is_gone = self.tree.is_gone();
+            let is_over = is_gone || closing.have_had_time(now) && !self.holds(closing);
             return is_over.then_some(Finished { command, why: Some(closing.why), stuck: !is_gone });
         }
         command?;
@@ -223,14 +223,15 @@ impl<P: Processes> Supervisor<P> {
 
     /// Returns, once, whether some processes cannot be killed, for which the lock stays held.
     pub fn is_newly_stuck(&mut self, now: Moment) -> bool {
-        let is_stuck = self.closing.is_some_and(|closing| closing.have_had_time(now) && self.holds(closing, now));
-        is_stuck && !std::mem::replace(&mut self.reported_stuck, true)
+        let is_stuck = self.closing.is_some_and(|closing| closing.have_had_time(now) && self.holds(closing));
+        is_stuck && !std::mem::replace(&mut self.is_stuck, true)
     }
 
-    /// Returns whether the lock is still held, and can be for as long as a process lives that cannot be killed.
-    fn holds(&self, closing: Closing, now: Moment) -> bool {
-        let may_hold = !matches!(closing.why, Why::Lost | Why::Unguarded);
-        may_hold && self.lease.is_none_or(|lease| now < lease.term_at)
+    /// Returns whether the lock is still held, and stays so for the processes that are left. What COMMAND leaves behind holds nothing unless that
+    /// is asked for.
+    fn holds(&self, closing: Closing) -> bool {
+        let can_hold = !self.is_lost && closing.why != Why::Unguarded;
+        can_hold && (self.tree.ended().is_none() || self.descendants != Descendants::Leave)
     }
 
     /// Returns `kill_at`, or the lease's own time for KILL if that is earlier.
@@ -240,6 +241,16 @@ impl<P: Processes> Supervisor<P> {
 }
 
 impl Supervisor {
+    /// Returns whether COMMAND is being ended.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// Returns the ids of the processes that live, as far as /proc shows them.
+    pub(super) fn living(&self) -> Vec<libc::pid_t> {
+        self.tree.living()
+    }
+
     /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
     pub(super) fn missed(&self) -> Missed {
         self.tree.missed()
@@ -259,5 +270,105 @@ impl Supervisor {
     /// Leaves the remaining processes alone.
     pub(super) fn dismiss(&self) {
         self.tree.dismiss();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::lock::lease::Terms;
+
+    /// COMMAND alone, which cannot be killed.
+    struct Unkillable(Cell<Option<Ending>>);
+
+    impl Processes for Unkillable {
+        fn ended(&self) -> Option<Ending> {
+            self.0.get()
+        }
+
+        fn is_gone(&self) -> bool {
+            false
+        }
+
+        fn terminate(&self) {}
+
+        fn kill(&self) {}
+    }
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_boot(Duration::from_secs(seconds))
+    }
+
+    fn deadline(sent_at: u64) -> Deadline {
+        let second = Duration::from_secs(1);
+        let terms = Terms { ttl: 30 * second, renew_every: 10 * second, kill_after: second, store_timeout: 5 * second };
+        terms.deadline(at(sent_at))
+    }
+
+    /// A supervisor whose COMMAND may run for a second, and its end as of each of these seconds.
+    fn supervisor(descendants: Descendants) -> Supervisor<Unkillable> {
+        let launch = Launch {
+            argv: Vec::new(),
+            env: Vec::new(),
+            kill_after: Duration::from_secs(1),
+            max_runtime: Some(Duration::from_secs(1)),
+            descendants,
+        };
+        Supervisor::new(Unkillable(Cell::new(None)), &launch, Some(deadline(0)), at(0))
+    }
+
+    /// Lets it work from one second to another, with renewals or without. Returns when it ended, and how.
+    fn works(
+        supervisor: &mut Supervisor<Unkillable>,
+        seconds: std::ops::Range<u64>,
+        renews: bool,
+    ) -> Option<(u64, Finished)> {
+        seconds.into_iter().find_map(|second| {
+            if renews {
+                supervisor.renewed(deadline(second));
+            }
+            supervisor.proceed(at(second)).map(|finished| (second, finished))
+        })
+    }
+
+    #[test]
+    fn the_lock_is_held_for_what_cannot_be_killed() {
+        let mut its = supervisor(Descendants::Leave);
+        assert_eq!(works(&mut its, 0..20, true), None);
+        assert!(!its.is_newly_stuck(at(20)));
+        assert_eq!(works(&mut its, 20..1000, true), None);
+        assert!(its.is_newly_stuck(at(1000)) && !its.is_newly_stuck(at(1000)));
+        // The next round is after the end of the lease, if that is not renewed.
+        assert!(its.wakes_at().is_some_and(|wakes_at| wakes_at <= deadline(999).term_at));
+        let (ended, finished) = works(&mut its, 1000..1100, false).expect("the lease lapses");
+        assert!(at(ended) >= deadline(999).term_at && at(ended - 1) < deadline(999).term_at, "{ended}");
+        assert_eq!((finished.why, finished.stuck), (Some(Why::TimedOut), true));
+    }
+
+    #[test]
+    fn a_lock_that_is_lost_is_not_held() {
+        for orphaned in [false, true] {
+            let mut its = supervisor(Descendants::Leave);
+            assert_eq!(works(&mut its, 0..5, true), None);
+            its.end(Why::Lost, at(5));
+            if orphaned {
+                its.end(Why::Orphaned, at(5));
+            }
+            let (ended, finished) = works(&mut its, 5..100, true).expect("it is given up");
+            assert!(ended < 30 && finished.stuck, "{ended} {finished:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_behind_holds_nothing_unless_it_is_waited_for() {
+        for (descendants, holds) in [(Descendants::Leave, false), (Descendants::Wait, true), (Descendants::Kill, true)]
+        {
+            let mut its = supervisor(descendants);
+            assert_eq!(works(&mut its, 0..5, true), None);
+            its.tree.0.set(Some(Ending::Exited(0)));
+            assert_eq!(works(&mut its, 5..100, true).is_none(), holds, "{descendants:?}");
+        }
     }
 }

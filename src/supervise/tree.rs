@@ -184,7 +184,8 @@ impl Tree {
                 0 => {
                     // Preexisting children are never all reaped; then /proc must show which processes are left.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
-                    self.gone = may_be_gone && !self.before.is_empty() && self.are_dead();
+                    let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
+                    self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -245,6 +246,12 @@ impl Tree {
         reaches
     }
 
+    /// Returns the ids of the processes that live, as far as /proc shows them.
+    pub(super) fn living(&self) -> Vec<pid_t> {
+        let all = self.all().unwrap_or_default();
+        all.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
+    }
+
     /// Returns everything that descends from this process and may be COMMAND's, the dead that are not reaped included; `None` if /proc
     /// does not show it.
     fn all(&self) -> Option<Vec<Process>> {
@@ -259,10 +266,6 @@ impl Processes for Tree {
 
     fn is_gone(&self) -> bool {
         self.gone
-    }
-
-    fn are_dead(&self) -> bool {
-        self.all().is_some_and(|all| all.into_iter().all(Process::is_dead))
     }
 
     /// Sends TERM to all processes, and CONT to the stopped ones, which would not see TERM otherwise.

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
@@ -93,6 +94,8 @@ pub(super) struct Guard {
     last_line: Option<LastLine>,
     /// Until COMMAND has started.
     place: Option<Place>,
+    /// Whether COMMAND is being ended.
+    is_closing: Arc<AtomicBool>,
 }
 
 impl Guard {
@@ -105,6 +108,7 @@ impl Guard {
             renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
             last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(Failure::NoTimer)?),
             place: Place::find(),
+            is_closing: Arc::default(),
         })
     }
 
@@ -161,12 +165,18 @@ impl Guard {
 
     /// Returns where renewals are reported.
     pub(super) fn control(&self) -> Control {
-        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone() }
+        let is_closing = Arc::clone(&self.is_closing);
+        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone(), is_closing }
     }
 
-    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over. Calls `tell_stuck`, once, if
-    /// processes that cannot be killed are waited for.
-    pub(super) fn watch(&mut self, supervisor: &mut Supervisor, signals: &Signals, tell_stuck: &dyn Fn()) -> Finished {
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over. Calls `tell_stuck`, once, with
+    /// the ids of processes that cannot be killed, if they are waited for.
+    pub(super) fn watch(
+        &mut self,
+        supervisor: &mut Supervisor,
+        signals: &Signals,
+        tell_stuck: &dyn Fn(&[pid_t]),
+    ) -> Finished {
         // COMMAND has started, without it.
         priority::raise();
         let mut orphaned = false;
@@ -199,11 +209,12 @@ impl Guard {
                 break finished;
             }
             if supervisor.is_newly_stuck(Moment::now()) {
-                tell_stuck();
+                tell_stuck(&supervisor.living());
             }
             if let Some(deadline) = supervisor.has_killed() {
                 self.allow_until(deadline.after_kill());
             }
+            self.is_closing.store(supervisor.is_closing(), Ordering::Relaxed);
             // If the alarm cannot be set, the last line ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
             let (alarm, renewer) = (readable(&self.alarm), readable(&self.renewer.0));
@@ -226,6 +237,8 @@ impl Guard {
 pub struct Control {
     lockrun: Lockrun,
     guardian: RenewerChannel,
+    /// See [`Guard::is_closing`].
+    is_closing: Arc<AtomicBool>,
 }
 
 impl Control {
@@ -239,9 +252,10 @@ impl Control {
         self.guardian.send(RenewerMessage::Lost);
     }
 
-    /// Returns whether lockrun is stopped: then its run must not continue past the lease.
+    /// Returns whether lockrun is stopped: then its run must not continue past the lease. A run that is being ended continues only because it
+    /// cannot be ended, and keeps its lease.
     pub fn is_stopped(&self) -> bool {
-        self.lockrun.is_stopped()
+        !self.is_closing.load(Ordering::Relaxed) && self.lockrun.is_stopped()
     }
 }
 

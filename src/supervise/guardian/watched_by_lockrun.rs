@@ -108,8 +108,8 @@ impl Parent {
         loop {
             for signal in stops.take_pending(signals) {
                 self.guardian.signal(signal);
-                // A stopped guardian would not see the signal. While COMMAND runs, its lease bounds for how long it may be stopped.
-                if matches!(self.oversight.stage(), Stage::Waiting | Stage::Finished(_)) && signals::is_fatal(signal) {
+                // A stopped guardian would not see the signal. If there is a time to take over from it, that is waited for.
+                if self.oversight.takes_over_at().is_none() && signals::is_fatal(signal) {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
@@ -174,7 +174,7 @@ impl Parent {
         let tree = Tree::adopt(command, !self.has_terminal, self.before);
         let mut supervisor = Supervisor::ending(tree, now);
         // Those that it cannot kill it does not wait for: it renews nothing.
-        let finished = watch(&mut supervisor, false, signals, &|| ())?;
+        let finished = watch(&mut supervisor, false, signals, &|_| ())?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
     }
 }

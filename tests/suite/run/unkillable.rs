@@ -37,7 +37,7 @@ fn keeps_its_lock(user: u32, url: &str, look: impl FnOnce()) {
     let mut run = user.call(&call).spawn_alone();
     run.wait_for_line("ready");
     let command = run.stdout().lines().next().and_then(|pid| pid.parse().ok()).expect("a process id");
-    let says_so = |run: &str| run.contains("cannot be killed; the lock stays held until they have ended");
+    let says_so = |said: &str| said.contains(&format!("cannot be killed (process {command}); the lock stays held"));
     // It is given 20 s to die.
     eventually(2 * LONG, "it is said", || says_so(&run.stderr()) || run.has_ended());
     assert!(says_so(&run.stderr()), "{}", run.stderr());
