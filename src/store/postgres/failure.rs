@@ -49,6 +49,10 @@ pub(super) enum Failure {
     Broken(String),
     /// There are no tables, and we may not create them.
     NoTables,
+    /// The lock was revoked before we knew that it was ours.
+    Revoked,
+    /// Its lease was over before we knew that it was ours.
+    TooLate,
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
     /// The tables are those of a later version of lockrun.
@@ -233,6 +237,8 @@ impl Failure {
             | Failure::NotAdmitted(_)
             | Failure::Broken(_)
             | Failure::NoTables
+            | Failure::Revoked
+            | Failure::TooLate
             | Failure::FenceEnds(_)
             | Failure::NewerTables(_)
             | Failure::ForeignTable(_) => Trouble::Lasting,
@@ -279,6 +285,12 @@ impl Failure {
                  give lockrun a schema of its own with schema=NAME in the store's URL",
                 server.schema
             ),
+            Failure::Revoked => {
+                anyhow!("{server} answered so late that the lock was revoked before the command could start")
+            }
+            Failure::TooLate => {
+                anyhow!("{server} answered so late that too little of its lease was left to start the command")
+            }
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {server} is {last}, and cannot grow any more; use another key")
             }

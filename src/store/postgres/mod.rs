@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use super::{
     Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
-    Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted, from_state,
+    Revoked, Sequences, Store, StoreError, Tried, Trouble, Wakeup, Wanted, from_state,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
@@ -122,20 +122,31 @@ impl PostgresStore {
         }
     }
 
-    /// Renews the lease that was granted to a request sent at `sent_at`, if that was answered late. Returns since when the lease counts.
-    fn renewed_if_late(&mut self, claim: &Claim, sent_at: Moment) -> Result<Moment, Failure> {
+    /// Confirms the lock that was granted to a request sent at `sent_at`, if that was answered late: it may have been lost meanwhile.
+    fn confirm_if_late(&mut self, claim: &Claim, sent_at: Moment) -> Result<Confirmed, RequestError> {
         let now = Moment::now();
         if now.since(sent_at) <= self.timeout {
-            return Ok(sent_at);
+            return Ok(Confirmed::Mine(sent_at));
         }
+        let is_over = || claim.ttl.length().is_some_and(|ttl| Moment::now().since(sent_at) >= ttl);
         let renewed = self.once(on(&claim.key), |state, facts| Ok(state.renew(&claim.token, Some(claim.ttl), facts)));
-        match renewed.map(|committed| committed.answer) {
-            Ok(state::Renewed::Mine) => Ok(now),
-            // It has run out meanwhile, or was revoked: nothing begins under it.
-            Ok(state::Renewed::NotMine(_) | state::Renewed::Revoked(_)) => Ok(sent_at),
+        match renewed.map(|committed| (committed.answer, Now::unix(committed.now_ms))) {
+            Ok((state::Renewed::Mine, _)) => Ok(Confirmed::Mine(now)),
+            Ok((state::Renewed::NotMine(_), _)) if is_over() => Err(self.failed(&Failure::TooLate)),
+            Ok((state::Renewed::NotMine(by), now)) => {
+                Ok(Confirmed::Lost(by.map(|by| from_state::held(by, now)).unwrap_or_default()))
+            }
+            // Who asked again would get the same lock, which was taken away from it.
+            Ok((state::Renewed::Revoked(_), _)) => {
+                self.may_be_done = true;
+                Err(self.failed(&Failure::Revoked))
+            }
             Err(failure) => {
                 self.may_be_done = true;
-                Err(failure)
+                let failed = self.failed(&failure);
+                // The store has answered once, so a waiter tries again.
+                let trouble = if failed.trouble == Trouble::Away { Trouble::Slow } else { failed.trouble };
+                Err(RequestError { trouble, ..failed })
             }
         }
     }
@@ -152,6 +163,14 @@ impl PostgresStore {
             left_nothing: !self.may_be_done && self.place.is_none(),
         }
     }
+}
+
+/// What has become of a lock that was granted.
+enum Confirmed {
+    /// It is ours, and its lease counts from then on.
+    Mine(Moment),
+    /// It is not ours any more, before its lease was over: it was broken, or the server has forgotten it. Who holds it now.
+    Lost(Held),
 }
 
 /// What an operation by the claim is about.
@@ -189,8 +208,10 @@ impl Store for PostgresStore {
         match answer {
             Acquired::Mine { fence, slot, .. } => {
                 self.place = None;
-                let lease_from = self.renewed_if_late(claim, sent_at).map_err(|failure| self.failed(&failure))?;
-                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from) }))
+                Ok(match self.confirm_if_late(claim, sent_at)? {
+                    Confirmed::Mine(lease_from) => Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from) }),
+                    Confirmed::Lost(held) => Tried::Held(held),
+                })
             }
             Acquired::Done { began_unix_ms } => {
                 self.place = None;

@@ -21,6 +21,7 @@ mod postgres_passwords;
 mod postgres_pooler;
 mod postgres_tls;
 mod postgres_unusable;
+mod postgres_waiters;
 mod record;
 mod redis_costs;
 mod redis_keys;

@@ -1,0 +1,66 @@
+//! Waiters in a PostgreSQL database when something goes wrong at the moment at which they get the lock, or while they sleep.
+
+use std::time::Duration;
+
+use crate::support::hand::{break_lock, is_held, release, token, until_waiting};
+use crate::support::holder::is_free;
+use crate::support::proxy::Mode;
+use crate::support::store::on_postgres;
+use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Store, eventually};
+
+/// How late a waiter hears that it has the lock: later than `--store-timeout`, and not too late for one that has just logged in.
+const LATE: Duration = Duration::from_secs(4);
+
+/// A call that waits for the lock.
+fn waits(url: &str) -> Lockrun {
+    Lockrun::at(url).key("k").args(["--wait", "--store-timeout", "2s"])
+}
+
+// "One at a time", also where a waiter hears late that it has the lock: by then it may have lost it. It goes on waiting.
+on_postgres!(a_late_grant_that_is_lost_by_then, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let proxy = store.proxy();
+    let lose: [fn(&Store, &Postgres); 2] = [
+        |store, _| drop(break_lock(store, "k", &["--now"]).exited(0)),
+        |_, postgres| drop(postgres.ask("DELETE FROM lockrun.locks")),
+    ];
+    for lose in lose {
+        proxy.set(Mode::DelayAnswers(LATE));
+        let waiter = waits(&proxy.url()).args(["--ttl", "none"]).command(["echo", "ran"]).spawn();
+        eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+        proxy.set(Mode::Pass);
+        lose(store, postgres);
+        let other = token(store, "k", &["--ttl", "none"]);
+        until_waiting(store, "k", 1);
+        assert_eq!(waiter.stdout(), "");
+        release(store, "k", &other).exited(0).silent();
+        waiter.wait().exited(0).printed("ran\n");
+    }
+});
+
+// The same where it was revoked meanwhile: nothing is started only to be ended.
+on_postgres!(a_late_grant_that_is_revoked_by_then, |store, _postgres| {
+    assert!(is_free(store, "k"));
+    let proxy = store.proxy();
+    proxy.set(Mode::DelayAnswers(LATE));
+    let waiter = waits(&proxy.url()).args(["--ttl", "10m"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+    proxy.set(Mode::Pass);
+    break_lock(store, "k", &[]).exited(0);
+    waiter.wait().exited(69).printed("").said("revoked");
+    assert!(is_free(store, "k"));
+});
+
+// A late grant is confirmed before COMMAND starts. If the connection is lost just then, the waiter asks again.
+on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let proxy = store.proxy();
+    proxy.set(Mode::DelayAnswers(LATE));
+    let waiter = waits(&proxy.url()).args(["--ttl", "10m"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+    let before = proxy.connections();
+    proxy.set(Mode::CloseAt(postgres.word()));
+    eventually(LONG, "it has connected again", || proxy.connections() > before);
+    proxy.set(Mode::Pass);
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
