@@ -21,6 +21,8 @@ pub(super) struct OwnRow {
     is_to_ask: bool,
     /// Whether it is due to show that it is alive.
     pub(super) is_called: bool,
+    /// Whether it was so for so long before this that others may have taken it for silent: see [`WAS_SILENT`].
+    pub(super) was_silent: bool,
     /// How many others are ahead that were granted the lock or seem to be alive, [`LOOKERS`] at most.
     pub(super) turn: usize,
     /// How many come after it, [`STAND_INS`] at most.
@@ -34,6 +36,10 @@ pub(super) struct OwnRow {
     /// When this was so, in milliseconds of Unix time by the server's clock.
     now_ms: u64,
 }
+
+/// A waiter that is heard of so long after the moment at which it was to be may have been passed over, and what it could have had left
+/// free. Less than [`LATE`], after which the others take it for silent: one may just do so when the heartbeat comes.
+const WAS_SILENT: Duration = Duration::from_millis(350);
 
 /// The present time of the server, as a table.
 pub(super) const NOW: &str = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now";
@@ -89,8 +95,16 @@ impl PostgresStore {
 impl OwnRow {
     fn read(row: &Row) -> Result<Self, Failure> {
         const STRANGE: Failure = Failure::Strange("an answer lacks columns");
-        let [Some(is_to_ask), Some(is_called), Some(turn), Some(behind), record, grant_ends_ms, Some(now_ms)] =
-            &row[..]
+        let [
+            Some(is_to_ask),
+            Some(is_called),
+            Some(was_silent),
+            Some(turn),
+            Some(behind),
+            record,
+            grant_ends_ms,
+            Some(now_ms),
+        ] = &row[..]
         else {
             return Err(STRANGE);
         };
@@ -103,6 +117,7 @@ impl OwnRow {
         Ok(OwnRow {
             is_to_ask: is_to_ask == "t",
             is_called: is_called == "t",
+            was_silent: was_silent == "t",
             turn: turn.parse().map_err(|_| STRANGE)?,
             behind: behind.parse().map_err(|_| STRANGE)?,
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
@@ -135,12 +150,14 @@ impl OwnRow {
     }
 }
 
-/// Returns what is asked of the row `own`, in the order of [`OwnRow::read`].
+/// Returns what is asked of the row `own`, in the order of [`OwnRow::read`]. Where that is changed by the same statement, `own` is what
+/// becomes of it, and all that is asked in a question of its own is as before.
 fn columns(tables: &Tables) -> String {
     let Tables { locks, waiters, .. } = tables;
-    let late = millis(LATE);
+    let (late, was_silent) = (millis(LATE), millis(WAS_SILENT));
     format!(
         "own.is_granted OR own.is_unresponsive, own.looks_at_ms <= now.ms, \
+         (SELECT it.looks_at_ms + {was_silent} < now.ms FROM {waiters} AS it WHERE it.key = $1 AND it.token = $2), \
          (SELECT count(*) FROM (SELECT FROM {waiters} AS it WHERE it.key = $1 AND it.place < own.place \
           AND (it.is_granted OR it.looks_at_ms + {late} >= now.ms AND NOT it.is_unresponsive) LIMIT {LOOKERS}) AS ahead), \
          (SELECT count(*) FROM (SELECT FROM {waiters} AS it WHERE it.key = $1 AND it.place > own.place LIMIT {STAND_INS}) AS behind), \

@@ -281,8 +281,9 @@ impl PostgresStore {
         let check_in = check_within(own.turn_in(turn).filter(|_| looks));
         let watch_in = place.watch.map(|(at, _)| at.since(now));
         place.check_at = now + watch_in.map_or(check_in, |watch_in| watch_in.min(check_in));
-        // What is free, and was granted to nobody, was so when all that were asked seemed to be dead.
-        Ok(own.is_worth_a_look(turn) || own.is_free() && turn < LOOKERS)
+        // One that was silent may have been passed over, and nobody tells it. What is free, and was granted to nobody, was so when all that
+        // were asked seemed to be dead.
+        Ok(own.was_silent || own.is_worth_a_look(turn) || own.is_free() && turn < LOOKERS)
     }
 
     /// Returns what notifications have asked this waiter to do. Fails if the session does not listen for it.

@@ -64,3 +64,18 @@ on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
     proxy.set(Mode::Pass);
     waiter.wait().exited(0).printed("ran\n").silent();
 });
+
+// "Nothing stays unused": who was silent for a while, as on a machine that was paused, was passed over when a slot became free, and nobody
+// tells it. It sees that by itself when it is heard of again.
+on_postgres!(a_slot_that_was_released_while_a_waiter_was_silent, |store, postgres| {
+    let slots = ["--slots", "2", "--ttl", "10m"];
+    let first = token(store, "k", &slots);
+    let second = token(store, "k", &slots);
+    let waiter = Lockrun::new(store).key("k").args(slots).arg("--wait").command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    // When it was to be heard of is long ago.
+    postgres.ask("UPDATE lockrun.waiters SET looks_at_ms = 0");
+    release(store, "k", &first).exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+    release(store, "k", &second).exited(0).silent();
+});
