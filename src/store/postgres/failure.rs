@@ -149,6 +149,12 @@ impl Refusal {
         matches!(self.code.as_str(), "25P03" | "40001" | "40P01")
     }
 
+    /// Returns whether it is how a server refuses a notification when too many wait to be read.
+    pub(super) fn is_of_full_queue(&self) -> bool {
+        // program_limit_exceeded
+        self.code == "54000"
+    }
+
     /// Returns whether others have kept the statement from being carried out in time.
     pub(super) fn is_busy(&self) -> bool {
         // lock_not_available, query_canceled

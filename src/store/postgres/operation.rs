@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::login;
 use super::reading::Found;
 use super::waiting::Look;
-use super::writing::SecondTrip;
+use super::writing::{Notices, SecondTrip};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
@@ -105,6 +105,7 @@ impl PostgresStore {
         let mut connect_by = deadline;
         let mut lock = if subject.may_be_new { RowLock::Created } else { RowLock::Taken };
         let mut last = Failure::RowDeleted;
+        let mut notices = Notices::Sent;
         for _ in 0..ATTEMPTS {
             let found = match self.first_trip(subject, lock, connect_by, answer_by) {
                 Err(Failure::Refused(refusal))
@@ -140,7 +141,7 @@ impl PostgresStore {
                 // All that were read are dead, stopped or cut off: one behind them may be next.
                 found.read_all_waiters(connection, &self.tables, subject, answer_by)?;
             };
-            let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied);
+            let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied, notices);
             if lock == RowLock::None && !second.only_joins {
                 connection.roll_back(answer_by)?;
                 return Err(last);
@@ -161,6 +162,11 @@ impl PostgresStore {
                     return Err(last);
                 }
                 Ok(_) => return Err(Failure::Unwritten),
+                // Somebody who listens and does not read must not keep others from their locks.
+                Err(Failure::Refused(refusal)) if notices == Notices::Sent && refusal.is_of_full_queue() => {
+                    self.may_be_done = was_open || second.may_be_refused_when_done();
+                    (notices, last) = (Notices::LeftOut, Failure::Refused(refusal));
+                }
                 // It was rolled back, unless the refusal came after the commit.
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
                     self.may_be_done = was_open || second.may_be_refused_when_done();

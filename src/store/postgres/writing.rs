@@ -30,6 +30,7 @@ pub(super) struct SecondTrip<'a> {
     joins: bool,
     /// Whether that is all that it does, and stays right while the record does not change.
     pub(super) only_joins: bool,
+    notices: Notices,
     /// The statements.
     pub(super) batch: Batch,
     /// When the one that asks looks again, if it waits.
@@ -38,6 +39,15 @@ pub(super) struct SecondTrip<'a> {
     pub(super) place: PlaceIn,
     /// For whom the session listens then.
     pub(super) listens_for: Option<Token>,
+}
+
+/// Whether waiters are notified. Notices are hints: without them waiters find out by themselves, only later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notices {
+    /// They are sent with the commit.
+    Sent,
+    /// They are not: the server takes none at the moment.
+    LeftOut,
 }
 
 /// What the answers must say: a rule or a trigger of somebody else's may have swallowed what was written.
@@ -95,6 +105,7 @@ impl<'a> SecondTrip<'a> {
         connection: &Connection,
         state: &LockState,
         applied: &Applied<T>,
+        notices: Notices,
     ) -> Self {
         let at = subject.asking.and_then(|asking| state.waiters.iter().position(|waiter| waiter.token == *asking));
         let end_in = applied.look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(found.now_ms)));
@@ -117,6 +128,7 @@ impl<'a> SecondTrip<'a> {
             checks: Checks { writes_record: false, joins_at: None, commit_at: 0 },
             only_joins: false,
             joins: false,
+            notices,
             batch: Batch::default(),
             look,
             place: PlaceIn::Known(at.unwrap_or(0) as u64),
@@ -338,7 +350,7 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends notices to the waiters that listen in these sessions.
     fn notify(&mut self, notices: &[(i64, Notice)]) {
-        if notices.is_empty() {
+        if notices.is_empty() || self.notices == Notices::LeftOut {
             return;
         }
         let channels: Vec<String> = notices.iter().map(|(session, _)| channel_of(*session)).collect();
@@ -349,6 +361,9 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends a notice to the last [`STAND_INS`] waiters that listen and seem to be alive, of those that were not read.
     fn notify_last(&mut self, notice: Notice) {
+        if self.notices == Notices::LeftOut {
+            return;
+        }
         let waiters = &self.tables.waiters;
         let others = self.found.queue.iter().filter(|row| self.subject.asking != Some(&row.waiter.token));
         let read_up_to = others.map(|row| row.place).max().unwrap_or_default().to_string();

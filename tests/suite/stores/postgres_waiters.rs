@@ -79,3 +79,24 @@ on_postgres!(a_slot_that_was_released_while_a_waiter_was_silent, |store, postgre
     waiter.wait().exited(0).printed("ran\n").silent();
     release(store, "k", &second).exited(0).silent();
 });
+
+// A server whose queue of notifications is full takes none, because somebody listens and does not read. What is only a hint is left
+// out then: locks are released and handed off all the same, if not at once.
+on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    // As long as the real queue, which has 8 GB, would be.
+    postgres.ask(
+        "ALTER FUNCTION pg_catalog.pg_notify(text, text) RENAME TO notify_others;
+         CREATE FUNCTION pg_catalog.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS
+             $$ BEGIN RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$",
+    );
+    release(store, "k", &its).exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+    token(store, "k", &["--ttl", "none"]);
+    let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    break_lock(store, "k", &["--now"]).exited(0);
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
