@@ -148,8 +148,12 @@ impl PostgresStore {
             }
             let was_open = self.may_be_done;
             self.may_be_done = true;
-            match connection.run(&second.batch, answer_by) {
-                Ok(answers) if second.checks.hold(&answers) => {
+            let answered = connection.run(&second.batch, answer_by);
+            let is_done = answered.as_ref().is_ok_and(|answers| second.checks.hold(answers));
+            // A rollback does not bring back the session's advisory lock. Without it the others would take a waiter for cut off.
+            connection.is_broken |= second.ends_listening && !is_done;
+            match answered {
+                Ok(answers) if is_done => {
                     self.may_be_done = false;
                     connection.listens_for = second.listens_for;
                     let waits = second.look.map(|look| (look, second.place.of(&answers)));

@@ -39,6 +39,8 @@ pub(super) struct SecondTrip<'a> {
     pub(super) place: PlaceIn,
     /// For whom the session listens then.
     pub(super) listens_for: Option<Token>,
+    /// Whether it does not listen any more for the one for whom it did.
+    pub(super) ends_listening: bool,
 }
 
 /// Whether waiters are notified. Notices are hints: without them waiters find out by themselves, only later.
@@ -133,6 +135,7 @@ impl<'a> SecondTrip<'a> {
             look,
             place: PlaceIn::Known(at.unwrap_or(0) as u64),
             listens_for: look.filter(|_| !found.is_pooled).and(subject.asking).cloned(),
+            ends_listening: false,
         };
         trip.write_record(state);
         trip.write_queue(state);
@@ -385,6 +388,7 @@ impl<'a> SecondTrip<'a> {
             return;
         }
         if connection.listens_for.is_some() {
+            self.ends_listening = true;
             self.batch.add("UNLISTEN *", &[]);
             self.batch.add("SELECT pg_advisory_unlock_all()", &[]);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::hand::{break_lock, is_held, release, token, until_waiting};
+use crate::support::hand::{acquire, break_lock, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
@@ -98,5 +98,39 @@ on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
     break_lock(store, "k", &["--now"]).exited(0);
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
+
+/// Lets the server refuse to commit what the program of this name changes of a lock.
+fn forbid_commits(postgres: &Postgres, program: &str, code: &str) {
+    postgres.ask(&format!(
+        "CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF current_setting('application_name') = '{program}' THEN
+                 RAISE 'not now' USING ERRCODE = '{code}';
+             END IF;
+             RETURN NULL;
+         END $$;
+         CREATE CONSTRAINT TRIGGER forbid AFTER UPDATE ON lockrun.locks
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION forbid()"
+    ));
+}
+
+// A waiter whose claim is rolled back does not listen less than before, and the others see that it lives.
+on_postgres!(a_claim_that_is_rolled_back, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let url = postgres.url_as("postgres", "sslmode=disable&application_name=waiter");
+    let waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    forbid_commits(postgres, "waiter", "55P03");
+    release(store, "k", &its).exited(0).silent();
+    let mut other = String::new();
+    eventually(LONG, "the grant has ended, and another one has the lock", || {
+        let output = acquire(store, "k", &["--ttl", "none"]).run();
+        output.stdout().trim_end().clone_into(&mut other);
+        output.status == Some(0)
+    });
+    eventually(LONG, "it sleeps again", || postgres.asleep() == 1);
+    postgres.ask("DROP FUNCTION forbid CASCADE");
+    release(store, "k", &other).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 });
