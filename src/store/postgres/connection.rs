@@ -3,7 +3,7 @@
 //! The messages, and the authentication, are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
 //! connecting included, and a wait for a notification also hears signals.
 
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -209,7 +209,7 @@ impl Connection {
     pub(super) fn next(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             match self.next_of_any_kind(deadline)? {
-                Message::NotificationResponse(body) => self.keep(&body)?,
+                Message::NotificationResponse(body) => self.keep(&body),
                 Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
                 message => return Ok(message),
             }
@@ -266,11 +266,12 @@ impl Connection {
         }
     }
 
-    /// Returns the notifications that have come, waiting for none.
+    /// Returns the notifications that have come, waiting for none. If anything else has come, the connection counts as closed: nothing
+    /// was asked, and the next request learns on a new connection how the server is.
     pub(super) fn notifications(&mut self) -> Result<Vec<Notification>, Failure> {
         let read = self.read_notifications();
         self.is_broken |= read.is_err();
-        read.map(|()| std::mem::take(&mut self.notifications))
+        read.map(|()| std::mem::take(&mut self.notifications)).map_err(|_| Failure::Closed)
     }
 
     fn read_notifications(&mut self) -> Result<(), Failure> {
@@ -278,7 +279,7 @@ impl Connection {
         loop {
             while let Some(message) = self.take_message()? {
                 match message {
-                    Message::NotificationResponse(body) => self.keep(&body)?,
+                    Message::NotificationResponse(body) => self.keep(&body),
                     Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
                     Message::ErrorResponse(body) => return Err(Failure::Refused(Refusal::read(body.fields()))),
                     _ => return Err(Failure::Strange("an answer to nothing")),
@@ -292,11 +293,11 @@ impl Connection {
         }
     }
 
-    fn keep(&mut self, body: &NotificationResponseBody) -> Result<(), Failure> {
-        let text = |text: io::Result<&str>| text.map(str::to_owned).map_err(|error| Failure::of_stream(&error));
-        let notification = Notification { channel: text(body.channel())?, message: text(body.message())? };
-        self.notifications.push(notification);
-        Ok(())
+    /// Keeps a notification. One that is no text is not lockrun's: every role of the database can send one.
+    fn keep(&mut self, body: &NotificationResponseBody) {
+        if let (Ok(channel), Ok(message)) = (body.channel(), body.message()) {
+            self.notifications.push(Notification { channel: channel.to_owned(), message: message.to_owned() });
+        }
     }
 }
 

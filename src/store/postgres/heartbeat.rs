@@ -82,6 +82,8 @@ impl PostgresStore {
         let answers = match self.connected(deadline)?.run(&batch, deadline) {
             // A look at the lock creates the tables.
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
+            // It need not be an answer to this: something may have come unasked. Nor does a wait depend on it.
+            Err(Failure::Strange(_)) => return Err(Failure::Closed),
             answers => answers.map_err(|failure| self.find_mismatch(failure, deadline))?,
         };
         match answers.first().and_then(|answer| answer.rows.first()).map(OwnRow::read).transpose() {

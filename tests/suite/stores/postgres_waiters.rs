@@ -1,12 +1,14 @@
 //! Waiters in a PostgreSQL database when something goes wrong at the moment at which they get the lock, or while they sleep.
 
+use std::process::Command;
 use std::time::Duration;
 
 use crate::support::hand::{acquire, break_lock, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
+use crate::support::lockrun::waiting_for_its_end;
 use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
-use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Store, eventually};
+use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Store, eventually, stays_true_for};
 
 /// How late a waiter hears that it has the lock: later than `--store-timeout`, and not too late for one that has just logged in.
 const LATE: Duration = Duration::from_secs(4);
@@ -132,5 +134,29 @@ on_postgres!(a_claim_that_is_rolled_back, |store, postgres| {
     eventually(LONG, "it sleeps again", || postgres.asleep() == 1);
     postgres.ask("DROP FUNCTION forbid CASCADE");
     release(store, "k", &other).exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
+
+// "Every role of the database can send" a notification, in a database of raw bytes also one that is no text. That ends no wait.
+on_postgres!(notifications_that_are_no_text, |store, postgres| {
+    postgres.ask("CREATE DATABASE raw ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
+    let url = store.url().replacen("/postgres?", "/raw?", 1);
+    let mut holder = waiting_for_its_end(&Lockrun::at(&url).key("k"));
+    let mut waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+    let send = || {
+        let text = "SELECT pg_notify('lockrun_' || to_hex(session), E'\\xff') FROM lockrun.waiters";
+        let mut psql = Command::new("psql");
+        psql.args(["-qAt", "-h", "127.0.0.1", "-U", "postgres", "-p", &postgres.port().to_string(), "-c", text, "raw"]);
+        psql.output().expect("psql(1) is there").status.success()
+    };
+    let listens = "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+        WHERE datname = 'raw' AND locktype = 'advisory' AND granted";
+    eventually(LONG, "it waits", || postgres.count(listens) == 1);
+    for _ in 0..5 {
+        assert!(send(), "it was sent");
+    }
+    stays_true_for(Duration::from_secs(1), "it waits", || !waiter.has_ended());
+    assert!(!holder.run.has_ended());
+    holder.finish().exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 });
