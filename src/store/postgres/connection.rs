@@ -166,7 +166,7 @@ impl Connection {
                     }
                 }
                 Message::ErrorResponse(body) => {
-                    let refusal = Refusal::read(body.fields());
+                    let refusal = Refusal::read(body.fields()).in_session();
                     if refusal.is_fatal() {
                         return Err(Failure::Refused(refusal));
                     }

@@ -72,23 +72,35 @@ pub(super) struct Refusal {
     is_fatal: bool,
     /// Whether it says that the server is a standby.
     is_of_standby: bool,
+    /// Whether the server has ended a session with it that it had begun.
+    ends_session: bool,
 }
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
-/// exceptions) do, too.
-const TRANSIENT: [&str; 12] = [
+/// exceptions), 53 (insufficient resources), 58 (system errors) and XX (internal errors) do, too, or somebody sees to it that they do.
+const TRANSIENT: [&str; 10] = [
     "25P03", // idle_in_transaction_session_timeout
+    "25P04", // transaction_timeout
     "40001", // serialization_failure
     "40P01", // deadlock_detected
-    "53100", // disk_full
-    "53200", // out_of_memory
-    "53300", // too_many_connections
     "55P03", // lock_not_available
     "57014", // query_canceled
     "57P01", // admin_shutdown
     "57P02", // crash_shutdown
     "57P03", // cannot_connect_now
     "57P05", // idle_session_timeout
+];
+
+/// The classes of those that pass.
+const TRANSIENT_CLASSES: [&str; 4] = ["08", "53", "58", "XX"];
+
+/// The same for those that do not pass even if the server, or a pooler in front of it, ends a session with them: it does not let us in
+/// as we are, or somebody has to change its configuration.
+const LASTING: [&str; 4] = [
+    "28000", // invalid_authorization_specification
+    "28P01", // invalid_password
+    "3D000", // invalid_catalog_name
+    "42501", // insufficient_privilege
 ];
 
 impl Refusal {
@@ -123,6 +135,12 @@ impl Refusal {
         Refusal { is_of_standby, ..self }
     }
 
+    /// Returns the refusal as one that came in a session, not instead of one. If the server has ended it with that, it was for reasons of its
+    /// own, which need not be listed: another session may do.
+    pub(super) fn in_session(self) -> Self {
+        Refusal { ends_session: self.is_fatal, ..self }
+    }
+
     /// Returns whether the tables are not there.
     pub(super) fn lacks_tables(&self) -> bool {
         // undefined_table, invalid_schema_name
@@ -139,14 +157,15 @@ impl Refusal {
         // Tables that were dropped are created anew.
         self.is_of_standby
             || self.lacks_tables()
-            || self.code.starts_with("08")
+            || self.ends_session && !LASTING.contains(&self.code.as_str())
+            || TRANSIENT_CLASSES.iter().any(|class| self.code.starts_with(class))
             || TRANSIENT.contains(&self.code.as_str())
     }
 
     /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
     /// its round trips.
     pub(super) fn is_worth_repeating(&self) -> bool {
-        matches!(self.code.as_str(), "25P03" | "40001" | "40P01")
+        matches!(self.code.as_str(), "25P03" | "25P04" | "40001" | "40P01")
     }
 
     /// Returns whether it is how a server refuses a notification when too many wait to be read.
@@ -327,5 +346,39 @@ impl Failure {
                 anyhow!("{server} rejects the request: {} (SQLSTATE {}){advice}", escaped(message), escaped(code))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(code: &str, is_fatal: bool) -> Refusal {
+        Refusal { code: code.into(), is_fatal, ..Refusal::default() }
+    }
+
+    #[test]
+    fn what_ends_a_session_passes() {
+        // 42P17: one that does not pass if it is the answer to a statement.
+        for code in ["25P04", "42P17", "57P04", "XX000", "00000"] {
+            let failure = Failure::Refused(refusal(code, true).in_session());
+            assert!(failure.is_closed() && failure.is_transient(), "{code}");
+        }
+        assert!(!refusal("42P17", false).in_session().is_transient());
+        assert!(!refusal("42P17", true).is_transient(), "it was not let in");
+        for code in LASTING {
+            assert!(!refusal(code, true).in_session().is_transient(), "{code}");
+        }
+    }
+
+    #[test]
+    fn troubles_of_the_server_pass() {
+        for code in ["25P04", "53100", "53400", "58030", "XX000", "08006", "40001", "55P03"] {
+            assert!(refusal(code, false).is_transient(), "{code}");
+        }
+        for code in ["22P05", "28P01", "42501", "54000", "55000"] {
+            assert!(!refusal(code, false).is_transient(), "{code}");
+        }
+        assert!(refusal("25P04", true).is_worth_repeating());
     }
 }

@@ -160,3 +160,19 @@ on_postgres!(notifications_that_are_no_text, |store, postgres| {
     holder.finish().exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 });
+
+// Troubles of the server that pass: a waiter sits them out.
+on_postgres!(troubles_of_the_server_that_pass, |store, postgres| {
+    let url = postgres.url_as("postgres", "sslmode=disable&application_name=waiter");
+    // configuration_limit_exceeded, io_error, internal_error
+    for code in ["53400", "58030", "XX000"] {
+        let its = token(store, "k", &["--ttl", "none"]);
+        let mut waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+        eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+        forbid_commits(postgres, "waiter", code);
+        release(store, "k", &its).exited(0).silent();
+        stays_true_for(Duration::from_secs(1), "it goes on waiting", || !waiter.has_ended());
+        postgres.ask("DROP FUNCTION forbid CASCADE");
+        waiter.wait().exited(0).printed("ran\n").silent();
+    }
+});
