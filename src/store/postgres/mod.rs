@@ -203,6 +203,9 @@ impl Store for PostgresStore {
         let subject = Subject { needs_all_waiters, answer_by, may_be_new: self.place.is_none(), ..by(claim) };
         // An earlier attempt of this claim may have been committed until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
+        if if_held != IfHeld::Leave && committed.as_ref().is_err_and(|failure| failure.trouble() == Trouble::Busy) {
+            self.show_after_vain_look(claim);
+        }
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {

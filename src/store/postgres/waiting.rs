@@ -267,6 +267,14 @@ impl PostgresStore {
         }
     }
 
+    /// Shows that we are alive, if we stand in the queue, after a look for which the lock's row was not free in time. Where no session shows
+    /// it, the others would count us as dead if that goes on. If it fails, too, the next look may do better.
+    pub(super) fn show_after_vain_look(&mut self, claim: &Claim) {
+        if self.place.is_some() {
+            let _ = self.send_heartbeat(claim, heard_within(None));
+        }
+    }
+
     /// Shows that we are alive. Returns whether it is worth a look at the lock.
     fn check(&mut self, claim: &Claim, place: &mut Place) -> Result<bool, Failure> {
         let look_in = place.look_at.map(|look_at| look_at.since(Moment::now()));

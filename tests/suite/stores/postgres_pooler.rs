@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::support::calm::in_time;
 use crate::support::crowd;
+use crate::support::hand::{release, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::places::keep_their_places;
@@ -160,4 +161,20 @@ on_pooled!(requests_that_stop_half_way, |store, pooled| {
     let output = Lockrun::new(store).key("other").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
     in_time(output.took, Duration::from_secs(4), "the pool was blocked");
     drop(halves);
+});
+
+// "Waiters keep their places", also while the lock's row is not free: those that ask for it in vain show that they are alive.
+on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
+    let postgres = pooled.postgres();
+    let its = token(store, "k", &["--ttl", "none"]);
+    let call = Lockrun::new(store).key("k").args(["--wait", "--store-timeout", "1s"]);
+    let waiter = call.command(["echo", "ran"]).spawn();
+    until_waiting(store, "k", 1);
+    let stranger = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
+    // It is asked to look at the lock.
+    postgres.ask("UPDATE lockrun.waiters SET is_unresponsive = true, looked_at_ms = 0");
+    eventually(LONG, "it is heard of", || postgres.count("SELECT looked_at_ms FROM lockrun.waiters") > 0);
+    drop(stranger);
+    release(store, "k", &its).exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
 });
