@@ -13,7 +13,7 @@ use postgres_protocol::message::backend::{self, DataRowBody, Message, Notificati
 use uuid::Uuid;
 
 use super::batch::Batch;
-use super::failure::{Failure, Refusal};
+use super::failure::{Failure, Refusal, is_warning};
 use crate::lock::token::Token;
 use crate::net::stream::Stream;
 use crate::sys::clock::Moment;
@@ -35,6 +35,8 @@ pub(super) struct Connection {
     pub(super) has_spoken: bool,
     /// How many bytes have come since the last request was sent.
     received: usize,
+    /// How many warnings have come.
+    warnings: u64,
     /// Whether a transaction is open, as the server has said last.
     transaction: Transaction,
     /// Whether it is out of step: closed, or an answer may still come.
@@ -79,6 +81,8 @@ pub(super) struct Answer {
     pub(super) tag: String,
     /// Whether a transaction was open after that.
     pub(super) in_transaction: bool,
+    /// Whether the server has warned of something meanwhile.
+    pub(super) has_warning: bool,
 }
 
 impl Connection {
@@ -91,6 +95,7 @@ impl Connection {
             process: 0,
             has_spoken: false,
             received: 0,
+            warnings: 0,
             transaction: Transaction::None,
             is_broken: false,
             is_to_standby: false,
@@ -151,6 +156,7 @@ impl Connection {
     /// Reads the answer to one statement.
     fn answer(&mut self, deadline: Moment) -> Result<Result<Answer, Refusal>, Failure> {
         let mut answer = Ok(Answer::default());
+        let warnings = self.warnings;
         loop {
             match self.next(deadline).map_err(|failure| failure.after(answer.as_ref().err()))? {
                 Message::DataRow(row) => {
@@ -180,6 +186,7 @@ impl Connection {
                     };
                     if let Ok(answer) = &mut answer {
                         answer.in_transaction = self.is_in_transaction();
+                        answer.has_warning = self.warnings > warnings;
                     }
                     return Ok(answer);
                 }
@@ -205,12 +212,13 @@ impl Connection {
         sent.map_err(|error| Failure::of_stream(&error))
     }
 
-    /// Returns the next message that answers something. Notifications are kept, notices are dropped.
+    /// Returns the next message that answers something. Notifications are kept; of notices, whether one was a warning.
     pub(super) fn next(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             match self.next_of_any_kind(deadline)? {
                 Message::NotificationResponse(body) => self.keep(&body),
-                Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
+                Message::NoticeResponse(body) => self.warnings += u64::from(is_warning(body.fields())),
+                Message::ParameterStatus(_) => {}
                 message => return Ok(message),
             }
         }

@@ -19,6 +19,8 @@ pub(super) enum Failure {
     NoHost { why: String, trouble: Trouble },
     /// A transaction has changed nothing, or was not committed, without an error.
     Unwritten,
+    /// A transaction was committed, but the server has warned that it did not wait for its standbys.
+    Unconfirmed,
     /// No server could be reached that takes requests for locks: none has seen anything of this one.
     Unreachable(String),
     /// The server is a standby.
@@ -186,6 +188,18 @@ impl Refusal {
     }
 }
 
+/// Returns whether a notice is a warning.
+pub(super) fn is_warning(fields: ErrorFields<'_>) -> bool {
+    let mut fields = fields;
+    while let Ok(Some(field)) = fields.next() {
+        // The severity in English, whatever the server's language is.
+        if field.type_() == b'V' {
+            return field.value_bytes() == b"WARNING";
+        }
+    }
+    false
+}
+
 impl Failure {
     /// Returns the failure of an operation on a stream.
     pub(super) fn of_stream(error: &io::Error) -> Self {
@@ -248,7 +262,7 @@ impl Failure {
             Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
                 Trouble::Away
             }
-            Failure::Slow => Trouble::Slow,
+            Failure::Slow | Failure::Unconfirmed => Trouble::Slow,
             Failure::Refused(refusal) if refusal.is_busy() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_transient() => Trouble::Away,
             Failure::NoHost { trouble, .. } => *trouble,
@@ -298,6 +312,9 @@ impl Failure {
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
             Failure::Unwritten => anyhow!(
                 "{server} has not stored what it was told to; see whether a rule or trigger on the tables of lockrun prevents it"
+            ),
+            Failure::Unconfirmed => anyhow!(
+                "{server} has committed, but no standby has confirmed that it has received it; see why, and who has cancelled the wait for it"
             ),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),

@@ -149,7 +149,8 @@ impl PostgresStore {
             let was_open = self.may_be_done;
             self.may_be_done = true;
             let answered = connection.run(&second.batch, answer_by);
-            let is_done = answered.as_ref().is_ok_and(|answers| second.checks.hold(answers));
+            let checks = second.checks;
+            let is_done = answered.as_ref().is_ok_and(|it| checks.hold(it) && !checks.is_unconfirmed(it));
             // A rollback does not bring back the session's advisory lock. Without it the others would take a waiter for cut off.
             connection.is_broken |= second.ends_listening && !is_done;
             match answered {
@@ -159,6 +160,7 @@ impl PostgresStore {
                     let waits = second.look.map(|look| (look, second.place.of(&answers)));
                     return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits });
                 }
+                Ok(answers) if checks.hold(&answers) => return Err(Failure::Unconfirmed),
                 // The record has changed; and if an earlier attempt has joined after all, the next one finds that.
                 Ok(_) if lock == RowLock::None => {
                     connection.listens_for = second.listens_for;

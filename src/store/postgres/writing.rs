@@ -74,6 +74,12 @@ impl Checks {
             self.joins_at.is_none_or(|at| answers.get(at).is_some_and(|answer| answer.tag == "INSERT 0 1"));
         is_recorded && has_joined && answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT")
     }
+
+    /// Returns whether the server has warned as it committed: somebody has cancelled its wait for a standby, and a failover may lose what was
+    /// written.
+    pub(super) fn is_unconfirmed(self, answers: &[Answer]) -> bool {
+        answers.iter().skip(self.commit_at).any(|answer| answer.has_warning)
+    }
 }
 
 /// Where the place of a waiter is known from.

@@ -59,3 +59,19 @@ fn a_standby_takes_over() {
     holder.finish().exited(3).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 }
+
+// "Always, if commits wait for the standby": a commit that somebody lets go on without one is not known to be safe, and gives no lock.
+#[test]
+fn a_commit_that_no_standby_has_confirmed() {
+    let settings = ["synchronous_standby_names=*", "synchronous_commit=local"].map(str::to_owned).to_vec();
+    let postgres = Postgres::with(&Setup { settings, ..Setup::default() });
+    postgres.ask("CREATE ROLE careful LOGIN SUPERUSER; ALTER ROLE careful SET synchronous_commit = on");
+    Lockrun::at(&postgres.url()).key("k").command(["true"]).run().exited(0).silent();
+    let url = postgres.url_as("careful", "sslmode=disable");
+    let call = Lockrun::at(&url).key("k").args(["--ttl", "10m", "--store-timeout", "4s"]);
+    let run = call.command(["echo", "ran"]).spawn();
+    let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    eventually(LONG, "it waits for a standby", || postgres.count(&format!("SELECT count(*) {waiting}")) == 1);
+    postgres.ask(&format!("SELECT pg_cancel_backend(pid) {waiting}"));
+    run.wait().exited(69).printed("").said("no standby");
+}
