@@ -21,6 +21,12 @@ pub(super) const FIRST_WAITERS: usize = LOOKERS;
 /// How long a new waiter waits for a row that others have locked, before it joins without locking it.
 const JOIN_WAIT: Duration = Duration::from_millis(500);
 
+/// How long after the server's start its waiters need not have come back, in milliseconds: else all that come then would be ahead of them.
+const RETURN_MS: u64 = 1500;
+
+/// The time at which the server was started, as a table.
+const STARTED: &str = "(SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint AS ms) AS started";
+
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
 /// What was found.
@@ -160,13 +166,15 @@ struct Waiters<'a> {
 
 impl<'a> Waiters<'a> {
     /// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
-    /// that two that look at once do not take each other for the waiter.
+    /// that two that look at once do not take each other for the waiter. A server that has just been started has no session yet of one that
+    /// was there before.
     fn of(tables: &Tables, subject: Subject<'a>, all: bool) -> Self {
         let waiters = &tables.waiters;
         let question = format!(
             "SELECT place, waiter, session, looked_at_ms, looks_at_ms, \
              session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
-             FROM {waiters} WHERE key = $1 AND place IN (\
+              AND NOT (looked_at_ms < started.ms AND now.ms < started.ms + {RETURN_MS}) \
+             FROM {waiters}, {NOW}, {STARTED} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
               UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \
               UNION (SELECT place FROM {waiters} WHERE key = $1 AND NOT is_granted ORDER BY place LIMIT $3::bigint)\

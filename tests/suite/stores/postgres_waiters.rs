@@ -3,9 +3,13 @@
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
+use crate::support::calm::held_in_time;
 use crate::support::hand::{acquire, break_lock, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
+use crate::support::processes::state;
 use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Store, eventually, stays_true_for};
@@ -175,4 +179,21 @@ on_postgres!(troubles_of_the_server_that_pass, |store, postgres| {
         postgres.ask("DROP FUNCTION forbid CASCADE");
         waiter.wait().exited(0).printed("ran\n").silent();
     }
+});
+
+// "In turn", also right after a restart of the server: who comes then does not overtake those that are about to come back.
+on_postgres!(the_server_is_restarted_before_a_newcomer, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    // It is slow to come back.
+    waiter.signal(Signal::SIGSTOP);
+    eventually(LONG, "it stands still", || state(waiter.pid()) == Some('T'));
+    postgres.stop_in_peace();
+    postgres.start_again();
+    release(store, "k", &its).exited(0).silent();
+    let newcomer = acquire(store, "k", &["--ttl", "none"]).run();
+    held_in_time(newcomer.status == Some(75), "it was overtaken");
+    waiter.signal(Signal::SIGCONT);
+    waiter.wait().exited(0).printed("ran\n").silent();
 });
