@@ -347,3 +347,60 @@ fn read_row(row: &DataRowBody) -> Result<Row, Failure> {
     }
     Ok(values)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+    use crate::net::dial::dial;
+    use crate::net::endpoint::Endpoint;
+
+    /// A connection, and the server's end of it.
+    fn connect() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port, tls: None };
+        let stream = dial(&endpoint, None, Moment::now() + Duration::from_secs(10)).expect("it listens");
+        let (server, _) = listener.accept().expect("it has connected");
+        (Connection::over(stream), server)
+    }
+
+    /// A message of the server.
+    fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(body.len() + 4).expect("is short").to_be_bytes();
+        [&[kind][..], &length, body].concat()
+    }
+
+    fn notification(channel: &[u8], text: &[u8]) -> Vec<u8> {
+        message(b'A', &[&[0; 4], channel, &[0], text, &[0]].concat())
+    }
+
+    /// What has come when the server has sent this.
+    fn hear(sent: &[u8]) -> Result<Vec<String>, Failure> {
+        let (mut connection, mut server) = connect();
+        server.write_all(sent).expect("it is taken");
+        let mut heard = Vec::new();
+        // It need not have come at once.
+        for _ in 0..50 {
+            heard.extend(connection.notifications()?.into_iter().map(|it| it.message));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(heard)
+    }
+
+    #[test]
+    fn notifications_that_are_no_text_are_ignored() {
+        let sent = [notification(b"c", b"\xff"), notification(b"\xff", b"x"), notification(b"c", b"look 7")].concat();
+        assert_eq!(hear(&sent).expect("nothing is wrong"), ["look 7"]);
+    }
+
+    #[test]
+    fn anything_else_that_comes_unasked_closes_the_connection() {
+        let error = message(b'E', b"SERROR\0VERROR\0C42P17\0Mno\0\0");
+        let too_long = [&[b'D'][..], &u32::MAX.to_be_bytes()].concat();
+        for sent in [error, message(b'Z', b"I"), message(b'?', b""), too_long] {
+            assert!(matches!(hear(&sent), Err(Failure::Closed)), "{sent:?}");
+        }
+    }
+}
