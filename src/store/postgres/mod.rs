@@ -180,7 +180,7 @@ fn by(claim: &Claim) -> Subject<'_> {
 
 /// What an operation on a lock is about.
 fn on(key: &Key) -> Subject<'_> {
-    Subject { key, asking: None, needs_all_waiters: false, answer_by: None, may_be_new: false }
+    Subject { key, asking: None, needs_all_waiters: false, answer_by: None, may_be_new: false, may_be_done: false }
 }
 
 impl Store for PostgresStore {

@@ -40,6 +40,9 @@ pub(super) struct Subject<'a> {
     pub(super) answer_by: Option<Moment>,
     /// Whether the lock may never have been used: its row is created if it is missing. Otherwise that takes a round trip more.
     pub(super) may_be_new: bool,
+    /// Whether an earlier attempt may have been committed, without having waited for the disk and the standbys: this one waits for both, even
+    /// if nothing is left to be written.
+    pub(super) may_be_done: bool,
 }
 
 impl Subject<'_> {
@@ -141,6 +144,7 @@ impl PostgresStore {
                 // All that were read are dead, stopped or cut off: one behind them may be next.
                 found.read_all_waiters(connection, &self.tables, subject, answer_by)?;
             };
+            let subject = Subject { may_be_done: self.may_be_done, ..subject };
             let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied, notices);
             if lock == RowLock::None && !second.only_joins {
                 connection.roll_back(answer_by)?;

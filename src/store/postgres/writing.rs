@@ -155,6 +155,8 @@ impl<'a> SecondTrip<'a> {
             // The next holder need not wait for the disk twice.
             true if hands_off => Commit::SeenFirst,
             true => Commit::Durable,
+            // What is there already may be so only on this server.
+            false if subject.may_be_done => Commit::SeenFirst,
             // What a crash may forget can only cost time, and is not worth waiting for the disk.
             false => Commit::Forgettable,
         };

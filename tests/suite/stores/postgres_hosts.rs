@@ -1,5 +1,6 @@
 //! Several hosts in the URL of a PostgreSQL store: the one that takes writes is used.
 
+use crate::support::deadline::eventually_some;
 use crate::support::postgres::Setup;
 use crate::support::redis::free_port;
 use crate::support::store::on_postgres;
@@ -74,4 +75,16 @@ fn a_commit_that_no_standby_has_confirmed() {
     eventually(LONG, "it waits for a standby", || postgres.count(&format!("SELECT count(*) {waiting}")) == 1);
     postgres.ask(&format!("SELECT pg_cancel_backend(pid) {waiting}"));
     run.wait().exited(69).printed("").said("no standby");
+    // Who waits asks again, and waits for a standby again, though nothing is left to be written.
+    let call = Lockrun::at(&url).key("other").args(["--wait", "--ttl", "none", "--store-timeout", "20s"]);
+    let run = call.command(["echo", "ran"]).spawn();
+    let mut before = String::new();
+    for _ in 0..3 {
+        before = eventually_some(LONG, "it waits for a standby anew", || {
+            let now = postgres.ask(&format!("SELECT pid, query_start {waiting}"));
+            (!now.is_empty() && now != before).then_some(now)
+        });
+        assert_eq!(run.stdout(), "");
+        postgres.ask(&format!("SELECT pg_cancel_backend(pid) {waiting}"));
+    }
 }
