@@ -10,8 +10,8 @@ mod event_log;
 mod line_writer;
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
+use crate::sys::stderr;
 use crate::text::escape::escaped;
 
 /// How much is printed.
@@ -25,14 +25,14 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// Prints `text`, each line with the prefix, all in one write. Characters that could control a terminal are escaped.
+/// Prints `text`, each line with the prefix, all in one write unless it is very long. Characters that could control a terminal are escaped. If standard error
+/// is not read, the message is lost after a short wait.
 pub fn say(text: &str) {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let _ = writeln!(lines, "lockrun: {}", escaped(line));
     }
-    // If standard error is closed, there is nowhere to report it.
-    let _ = std::io::stderr().write_all(lines.as_bytes());
+    stderr::write(&lines);
 }
 
 /// Prints an error with its causes: what failed, then why.

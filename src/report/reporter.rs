@@ -30,11 +30,21 @@ impl Reporter {
 
     /// Reports an event.
     pub fn tell(&self, event: Event<'_>) {
+        self.log(&event);
+        self.print(&event);
+    }
+
+    /// Writes an event to the event log alone. Does not wait for it.
+    pub fn log(&self, event: &Event<'_>) {
+        if let Some(event_log) = &self.event_log {
+            event_log.write(self.key.as_str(), event);
+        }
+    }
+
+    /// Prints the message of an event alone, for which it may have to wait.
+    pub fn print(&self, event: &Event<'_>) {
         if self.verbosity >= event.least_verbosity() {
             report::say(&event.message(&self.key));
-        }
-        if let Some(event_log) = &self.event_log {
-            event_log.write(self.key.as_str(), &event);
         }
     }
 

@@ -67,19 +67,16 @@ impl Run<'_> {
         let _ = thread::Builder::new().spawn(move || reporter.tell(Event::Failed { why: &why }));
     }
 
-    /// Reports how COMMAND ended.
-    pub(super) fn report_end(&self, finished: Finished) {
-        match finished.why {
-            Some(Why::Lost) => self.reporter.tell(Event::Killed(Reason::Lost)),
-            Some(Why::TimedOut) => {
-                let span = self.plan.max_runtime.unwrap_or_default();
-                self.reporter.tell(Event::Killed(Reason::TimedOut(span)));
-            }
-            Some(Why::Unguarded) => self.reporter.tell(Event::Killed(Reason::Unguarded)),
-            Some(Why::Orphaned) => self.reporter.tell(Event::Killed(Reason::Orphaned)),
-            Some(Why::LeftBehind) | None => {}
-        }
-        self.reporter.tell(Event::Finished(finished.command));
+    /// Returns the events that say how COMMAND ended.
+    pub(super) fn end_events(&self, finished: Finished) -> impl Iterator<Item = Event<'static>> + Clone {
+        let reason = match finished.why {
+            Some(Why::Lost) => Some(Reason::Lost),
+            Some(Why::TimedOut) => Some(Reason::TimedOut(self.plan.max_runtime.unwrap_or_default())),
+            Some(Why::Unguarded) => Some(Reason::Unguarded),
+            Some(Why::Orphaned) => Some(Reason::Orphaned),
+            Some(Why::LeftBehind) | None => None,
+        };
+        reason.map(Event::Killed).into_iter().chain([Event::Finished(finished.command)])
     }
 
     /// Returns what was most likely meant by a program that does not exist, with a semicolon before it.

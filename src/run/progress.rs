@@ -1,7 +1,6 @@
 //! How a wait looks: a line on a terminal that is refreshed in place, and gone when the wait is over; elsewhere nothing, or
 //! one message with `--verbose`.
 
-use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use crate::report::reporter::Reporter;
 use crate::store::Held;
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
+use crate::sys::stderr;
 use crate::sys::terminal;
 use crate::sys::wait::WaitObserver;
 use crate::text::duration;
@@ -52,13 +52,13 @@ impl<'a> Progress<'a> {
         let line = format!("lockrun: waiting {waited}{place}: held by {held}");
         // A line that wraps could not be taken back.
         let line: String = line.chars().take(width.saturating_sub(1)).collect();
-        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
+        stderr::write(&format!("\r{line}\x1b[K"));
     }
 
     /// Takes the line back.
     fn clear(&self) {
         if self.on_terminal && terminal::is_ours() && self.latest.is_some() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
+            stderr::write("\r\x1b[K");
         }
     }
 }

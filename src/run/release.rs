@@ -6,22 +6,26 @@ use super::Run;
 use super::outcome::Outcome;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
-use crate::store::{Release, Released, Retain, Store};
+use crate::store::{Release, Released, Retain, Store, StoreError};
 use crate::supervise::{Finished, Why};
 use crate::sys::clock::Moment;
 
 impl Run<'_> {
-    /// Reports how COMMAND ended, and releases the lock.
+    /// Releases the lock, and reports how COMMAND ended.
     pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release) {
-        self.report_end(finished);
+        let is_lost = finished.why == Some(Why::Lost);
+        let how = if is_lost { Release::at_once(finished.command) } else { how };
+        let events = self.end_events(finished);
+        events.clone().for_each(|event| self.reporter.log(&event));
+        // Before any message: it may have to wait for a standard error that nobody reads, and the next holder must not.
+        let released = (!finished.stuck).then(|| store.release(&self.claim.key, &self.claim.token, how));
+        events.for_each(|event| self.reporter.print(&event));
         if finished.stuck {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.tell(Event::Failed { why });
-        } else if finished.why == Some(Why::Lost) {
-            // Parts of it may be left in the store. If this fails as well, the loss was already reported.
-            let _ = store.release(&self.claim.key, &self.claim.token, Release::at_once(finished.command));
-        } else {
-            self.release(store, how);
+        } else if let Some(released) = released.filter(|_| !is_lost) {
+            // After a loss only parts of it may be left in the store. If they cannot be removed, the loss was already reported.
+            self.report_released(how, released);
         }
     }
 
@@ -46,8 +50,13 @@ impl Run<'_> {
 
     /// Releases the lock. If that fails, COMMAND's own status still counts.
     pub(super) fn release(&self, store: &mut dyn Store, how: Release) {
-        match store.release(&self.claim.key, &self.claim.token, how) {
-            Ok(released) => self.report_released(how, &released),
+        self.report_released(how, store.release(&self.claim.key, &self.claim.token, how));
+    }
+
+    /// Reports what came of the release.
+    fn report_released(&self, how: Release, released: Result<Released, StoreError>) {
+        match released {
+            Ok(released) => self.report_freed(how, &released),
             Err(error) => {
                 let lasts =
                     if self.plan.expires { "until its lease expires" } else { "until `lockrun break` frees it" };
@@ -64,7 +73,7 @@ impl Run<'_> {
     }
 
     /// Reports whether the lock is free.
-    fn report_released(&self, how: Release, released: &Released) {
+    fn report_freed(&self, how: Release, released: &Released) {
         if let Released::Unrecorded(why) = released {
             self.reporter.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
         }

@@ -15,6 +15,7 @@ pub mod priority;
 pub mod signals;
 #[cfg(test)]
 pub mod simulated;
+pub mod stderr;
 pub mod terminal;
 pub mod trust;
 pub mod wait;

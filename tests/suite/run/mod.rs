@@ -17,6 +17,7 @@ mod old_kernels;
 mod once_per;
 mod outliving;
 mod signals;
+mod stalled;
 mod strangers;
 mod suspended;
 mod terminal;

@@ -1,0 +1,103 @@
+//! A standard error that nobody reads, or that hangs: it must keep neither the lock nor the command.
+
+use std::fs;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::support::calm::{held_in_time, judge};
+use crate::support::hand::is_held;
+use crate::support::pty::Terminal;
+use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::{LONG, Lockrun, Running, Store, eventually};
+
+/// Fills the pipe on standard output. What is left of it is as it was.
+const FILL: &str = "
+import os
+os.set_blocking(1, False)
+try:
+    while True:
+        os.write(1, b'x' * 4096)
+except BlockingIOError:
+    os.set_blocking(1, True)
+";
+
+/// Starts this call with its output in a pipe that is full and that nobody reads. What it writes to descriptor 3 can be read, and so can the
+/// line `ended` with its status.
+fn into_a_full_pipe(call: &Lockrun) -> Running {
+    let script = "exec 3>&1; { python3 -c \"$FILL\"; \"$@\" 2>&1; echo \"ended $?\" >&3; } | exec sleep 600";
+    call.in_shell(script).env("FILL", FILL).spawn_alone()
+}
+
+/// A call that needs no lease, so that no lease ends what hangs.
+fn without_lease(store: &Store) -> Lockrun {
+    Lockrun::new(store).key("stalled").args(["--ttl", "none"])
+}
+
+// "Then TERM, KILL, exit 124": also if lockrun cannot say so.
+on_every_store!(a_reader_that_stalls_keeps_no_lock, |store| {
+    let call = without_lease(store).args(["--max-runtime", "500ms"]).command(["sleep", "600"]);
+    into_a_full_pipe(&call).wait_for_line("ended 124");
+    assert!(!is_held(store, "stalled"));
+});
+
+// The same with a message at each step of the run.
+on_every_store!(a_reader_that_stalls_keeps_no_command, |store| {
+    let call = without_lease(store).args(["-v", "--max-runtime", "500ms"]).command(["sleep", "600"]);
+    into_a_full_pipe(&call).wait_for_line("ended 124");
+    assert!(!is_held(store, "stalled"));
+});
+
+// "The lease was lost while COMMAND ran, and COMMAND was stopped": the thread that says so is not waited for in vain.
+on_every_lease_store!(a_reader_that_stalls_is_not_told_of_a_loss, |store| {
+    let call = Lockrun::new(store).key("stalled").args(["--ttl", "2s"]);
+    let mut run = into_a_full_pipe(&call.sh("echo ready >&3; exec sleep 600"));
+    run.wait_for_line("ready");
+    store.server().forget_everything();
+    run.wait_for_line("ended 79");
+});
+
+// A reader that comes late, but comes, gets every message.
+#[test]
+fn a_slow_reader_gets_all() {
+    judge(|| {
+        let store = Store::file();
+        let call = without_lease(&store).arg("-v").command(["true"]);
+        // It comes while lockrun waits for it, or before.
+        let script = "{ python3 -c \"$FILL\"; \"$@\" 2>&1; } | { sleep 0.5; tr -d x; }";
+        let output = call.in_shell(script).env("FILL", FILL).spawn_alone().wait().exited(0);
+        let said = output.stdout();
+        let steps = ["acquired", "started", "finished", "released"];
+        held_in_time(said.lines().count() == steps.len(), &format!("all is read: {output}"));
+        assert!(said.lines().zip(steps).all(|(line, step)| line.contains(step)), "{output}");
+    });
+}
+
+// The same of a terminal that Ctrl-S has stopped.
+#[test]
+fn a_stopped_terminal_keeps_no_lock() {
+    let store = Store::file();
+    let words = without_lease(&store).arg("-v").sh("echo ready; read line").words();
+    let mut lockrun = Command::new(&words[0]);
+    lockrun.args(&words[1..]);
+    let mut terminal = Terminal::start(lockrun, &[]);
+    terminal.wait_for("ready");
+    terminal.type_keys("\x13\n");
+    eventually(LONG, "the lock is free", || !is_held(&store, "stalled"));
+}
+
+// "The lock is released" before anything is said: what is said may go to a file on a server that does not answer.
+on_every_store!(the_lock_is_released_before_it_is_said, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let path = |name| directory.path().join(name).to_str().expect("a plain path").to_owned();
+    let (log, events) = (path("log"), path("events"));
+    let call = without_lease(store).args(["--max-runtime", "500ms", "--events", &events]).command(["sleep", "600"]);
+    // Ten minutes.
+    let script = "exec strace -f -qq -o /dev/null -P \"$LOG\" -e inject=write:delay_enter=600000000 \
+        sh -c 'exec \"$@\" 2>\"$LOG\"' sh \"$@\"";
+    let _run = call.in_shell(script).env("LOG", &log).spawn_alone();
+    let finished = || fs::read_to_string(&events).is_ok_and(|events| events.contains("\"finished\""));
+    eventually(LONG, "the command has ended", finished);
+    eventually(LONG, "the lock is free", || !is_held(store, "stalled"));
+    assert_eq!(fs::read_to_string(&log).expect("lockrun has it open"), "");
+});
