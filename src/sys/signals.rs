@@ -13,7 +13,7 @@ use std::process::Command;
 use nix::errno::Errno;
 
 /// The highest signal number of the kernel.
-const LAST: libc::c_int = 64;
+pub const LAST: libc::c_int = 64;
 
 /// The signals that are meant for all of COMMAND's processes; the others are for COMMAND alone.
 pub const FOR_ALL: [libc::c_int; 7] =
@@ -63,6 +63,7 @@ fn bit(signal: libc::c_int) -> u64 {
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
+    taken: libc::sigset_t,
     inherited: libc::sigset_t,
     child_was_ignored: bool,
 }
@@ -88,7 +89,7 @@ impl Signals {
         }
         let inherited = set_mask(&taken)?;
         let fd = signal_fd(&taken)?;
-        Ok(Signals { fd, inherited, child_was_ignored })
+        Ok(Signals { fd, taken, inherited, child_was_ignored })
     }
 
     /// Returns the next signal that lockrun did not cause itself, if there is one. Never waits.
@@ -96,14 +97,11 @@ impl Signals {
         loop {
             let info = self.read()?;
             let signal = info.ssi_signo.cast_signed();
-            // A write to a closed pipe, or beyond the limit of a file's size, sends this process a signal in its own name, and an
-            // alarm of its own may arrive late.
-            let own_write = matches!(signal, libc::SIGPIPE | libc::SIGXFSZ) && info.ssi_pid == std::process::id();
-            let own_alarm = signal == libc::SIGALRM && info.ssi_code == libc::SI_TIMER;
+            let own = is_own(signal, info.ssi_code, info.ssi_pid);
             let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
             let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
             let vain_stop = is_stop(signal) && !sent && is_in_leaders_group();
-            if !(own_write || own_alarm || childs_end || vain_stop) {
+            if !(own || childs_end || vain_stop) {
                 return Some(Caught { signal, sent });
             }
         }
@@ -150,6 +148,12 @@ impl Signals {
         Some(unsafe { info.assume_init() })
     }
 
+    /// Returns whether `signal` is one of those that are read here: it was not ignored when lockrun was started.
+    pub fn is_taken(&self, signal: libc::c_int) -> bool {
+        // SAFETY: the set is valid; of a number that is out of range it has none.
+        unsafe { libc::sigismember(&raw const self.taken, signal) == 1 }
+    }
+
     /// Returns the mask that lockrun was started with.
     pub fn inherited_mask(&self) -> libc::sigset_t {
         self.inherited
@@ -164,6 +168,16 @@ impl Signals {
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Returns whether lockrun caused a signal with this code and this sender itself: a write to a closed pipe, or beyond the limit of a file's
+/// size, sends this process a signal in its own name, and an alarm of its own may arrive late. May be called in a handler.
+pub fn is_own(signal: libc::c_int, code: libc::c_int, sender: u32) -> bool {
+    match signal {
+        libc::SIGPIPE | libc::SIGXFSZ => sender == std::process::id(),
+        libc::SIGALRM => code == libc::SI_TIMER,
+        _ => false,
     }
 }
 

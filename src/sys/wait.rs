@@ -4,6 +4,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::c_int;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -38,14 +39,45 @@ pub trait WaitObserver {
     }
 }
 
-/// Does nothing: the signal's arrival alone makes a blocking system call return.
-extern "C" fn interrupt(_signal: c_int) {}
+/// The first signal that came during a call and would terminate lockrun; 0 if none did. One thread at a time waits in a call: the main one.
+static CAME: AtomicI32 = AtomicI32::new(0);
 
-/// The inherited signal mask, and alarms that interrupt a blocking call.
+/// Records a signal that would terminate lockrun, unless lockrun caused it itself. Its arrival makes the blocking call return.
+extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid record to a handler with SA_SIGINFO. Where the signal has no sender, the number says nothing.
+    let (code, sender) = unsafe { ((*info).si_code, (*info).si_pid()) };
+    if !signals::is_own(signal, code, sender.cast_unsigned()) {
+        let _ = CAME.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    interrupt(signal);
+}
+
+/// Does nothing while no signal is recorded: the arrival of an alarm makes the blocking call return.
+///
+/// A signal that was recorded may have come just before the call blocked, so an alarm follows, and another one until the wait is over.
+/// That replaces an alarm from before lockrun was executed, which is COMMAND's: but COMMAND will not be started.
+extern "C" fn interrupt(_signal: c_int) {
+    if CAME.load(Ordering::Relaxed) != 0 {
+        // SAFETY: async-signal-safe, and cannot fail.
+        unsafe { libc::alarm(1) };
+    }
+}
+
+/// Returns whether a signal is caught during a call. Those of a fault are not: a handler that returns would meet the same fault for ever.
+fn is_caught(signal: c_int) -> bool {
+    let is_fault =
+        matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS);
+    signals::is_fatal(signal) && !is_fault
+}
+
+/// What makes a blocking call return: signals that would terminate lockrun, and alarms.
+///
+/// The signals have a handler, because their default action is nothing for the first process of a PID namespace, and the inherited mask may
+/// block them.
 struct Interruptions {
     blocked: libc::sigset_t,
     alarms: Vec<Timer>,
-    before: libc::sigaction,
+    before: Vec<(c_int, libc::sigaction)>,
 }
 
 impl Interruptions {
@@ -55,21 +87,44 @@ impl Interruptions {
         let deadline = until.map(|until| alarm(until, Duration::from_millis(20)));
         let ticks = tick.map(|tick| alarm(Moment::now() + tick, tick));
         let alarms = deadline.into_iter().chain(ticks).collect::<nix::Result<Vec<_>>>()?;
+        CAME.store(0, Ordering::Relaxed);
         let mut action = plain_action();
-        action.sa_sigaction = interrupt as *const () as libc::sighandler_t;
-        let before = swap_action(if alarms.is_empty() { None } else { Some(&action) })?;
         let mut mask = signals.inherited_mask();
-        if !alarms.is_empty() {
-            // SAFETY: a valid set and signal number.
-            unsafe { libc::sigdelset(&raw mut mask, libc::SIGALRM) };
+        let mut before = Vec::new();
+        for signal in (1..=signals::LAST).filter(|signal| is_caught(*signal)) {
+            if signals.is_taken(signal) {
+                action.sa_sigaction = note as *const () as libc::sighandler_t;
+                action.sa_flags = libc::SA_SIGINFO;
+            } else if signal == libc::SIGALRM {
+                // Ours come all the same.
+                action.sa_sigaction = interrupt as *const () as libc::sighandler_t;
+                action.sa_flags = 0;
+            } else {
+                continue;
+            }
+            // The C library keeps a few for itself, and nobody catches KILL.
+            if let Ok(old) = swap_action(signal, &action) {
+                before.push((signal, old));
+                // SAFETY: a valid set and signal number.
+                unsafe { libc::sigdelset(&raw mut mask, signal) };
+            }
         }
         Ok(Interruptions { blocked: signals::set_mask(&mask)?, alarms, before })
+    }
+
+    /// Returns the signal that came, if one did that would terminate lockrun.
+    fn signal() -> Option<c_int> {
+        Some(CAME.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
 
     fn end(self) -> nix::Result<()> {
         signals::set_mask(&self.blocked)?;
         drop(self.alarms);
-        swap_action(Some(&self.before)).map(drop)
+        if Self::signal().is_some() {
+            // SAFETY: cannot fail.
+            unsafe { libc::alarm(0) };
+        }
+        self.before.iter().try_for_each(|(signal, before)| swap_action(*signal, before).map(drop))
     }
 }
 
@@ -88,12 +143,11 @@ fn plain_action() -> libc::sigaction {
     unsafe { std::mem::zeroed() }
 }
 
-/// Sets the action for SIGALRM, if one is given, and returns the previous one.
-fn swap_action(action: Option<&libc::sigaction>) -> nix::Result<libc::sigaction> {
+/// Sets the action for `signal`, and returns the previous one.
+fn swap_action(signal: c_int, action: &libc::sigaction) -> nix::Result<libc::sigaction> {
     let mut before = plain_action();
-    let action = action.map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: both are null or point to actions; the handler, if any, is async-signal-safe because it does nothing.
-    Errno::result(unsafe { libc::sigaction(libc::SIGALRM, action, &raw mut before) })?;
+    // SAFETY: both point to actions; the handler, if any, only does what is async-signal-safe.
+    Errno::result(unsafe { libc::sigaction(signal, action, &raw mut before) })?;
     Ok(before)
 }
 
@@ -105,7 +159,7 @@ pub fn readable(source: &impl AsFd) -> PollFd<'_> {
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeReason {
-    /// There is something to read.
+    /// There is something to read, or the call has succeeded.
     Ready,
     /// The time has passed.
     Time,
@@ -185,26 +239,31 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Runs `call`, a system call that may wait, until it succeeds, fails, or `until` has passed (`None`).
+    /// Runs `call`, a system call that may wait, until it succeeds ([`WakeReason::Ready`]), fails, `until` has passed, or a signal comes that
+    /// would terminate lockrun. The call may have succeeded just then.
     ///
-    /// While it waits, signals do to lockrun what they do to any process: INT and TERM end it, Ctrl-Z stops it. So this is
-    /// only for a wait that leaves nothing behind when lockrun ends in its middle.
+    /// Meanwhile Ctrl-Z stops lockrun as it stops any process. So this is only for a wait that leaves nothing behind when lockrun is
+    /// stopped in its middle.
     pub fn wait_in_call(
         &mut self,
         until: Option<Moment>,
         observer: &mut dyn WaitObserver,
         mut call: impl FnMut() -> nix::Result<()>,
-    ) -> nix::Result<Option<()>> {
+    ) -> nix::Result<WakeReason> {
         let interruptions = Interruptions::start(until, observer.tick_every(), self.signals)?;
         let result = loop {
+            if let Some(signal) = Interruptions::signal() {
+                break Ok(WakeReason::Signal(signal));
+            }
             match call() {
-                Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(None),
+                Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(WakeReason::Time),
                 Err(Errno::EINTR) => observer.tick(),
                 Err(errno) => break Err(errno),
-                Ok(()) => break Ok(Some(())),
+                Ok(()) => break Ok(WakeReason::Ready),
             }
         };
         interruptions.end()?;
-        result
+        // One that came last counts, too: nobody else will hear of it.
+        Ok(Interruptions::signal().map_or(result?, WakeReason::Signal))
     }
 }

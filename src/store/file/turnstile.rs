@@ -178,10 +178,11 @@ impl Place {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, StoreError> {
         if !self.is_next {
-            // The kernel queues us. A signal ends us there as it would anybody; nothing is left behind.
-            let entered = waiter.wait_in_call(until, observer, || self.file.enter());
-            self.is_next = entered.with_context(|| self.cannot_lock())?.is_some();
-            return Ok(Wakeup::TryAgain);
+            // The kernel queues us, and forgets us when the file is closed: nothing is left behind.
+            let woken = waiter.wait_in_call(until, observer, || self.file.enter());
+            let woken = woken.with_context(|| self.cannot_lock())?;
+            self.is_next = woken == WakeReason::Ready;
+            return Ok(if let WakeReason::Signal(signal) = woken { Wakeup::Signal(signal) } else { Wakeup::TryAgain });
         }
         self.file.stay().with_context(|| self.cannot_lock())?;
         let Some(changes) = &self.changes else {

@@ -6,9 +6,10 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::birth::Birth;
 use crate::support::hand::{is_held, release, status, token, until_waiting};
-use crate::support::namespace::with_limits;
-use crate::support::processes::{is_alive, send, state};
+use crate::support::namespace::{as_first_process, with_limits};
+use crate::support::processes::{children, is_alive, send, state};
 use crate::support::pty::Terminal;
 use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
 
@@ -50,6 +51,99 @@ fn the_first_in_the_queue_is_killed() {
     let last = waiters.into_iter().last().expect("there are four");
     last.wait().exited(0).printed("ran\n").silent();
     assert!(!is_held(&store, "killed"));
+}
+
+/// Starts a run that waits behind another waiter, in the kernel's queue.
+fn wait_behind(store: &Store, key: &str, call: impl FnOnce(Lockrun) -> Running) -> Running {
+    let waiter = call(Lockrun::new(store).key(key).command(["echo", "ran"]));
+    until_waiting(store, key, 2);
+    waiter
+}
+
+// "lockrun gets TERM, INT, HUP while it waits: the signal terminates it": also as the first process of a container, which a signal that
+// it does not want to get does not reach.
+#[test]
+fn the_first_process_of_a_container_waits() {
+    let store = Store::file();
+    let script = as_first_process();
+    let holder = Holder::new(&store, "container");
+    let first = wait_for(&store, "container", "first", 1);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        for wait in ["--wait", "--wait=1h"] {
+            let waiter = wait_behind(&store, "container", |call| call.arg(wait).in_shell(&script).spawn_alone());
+            send(children(waiter.pid())[0], signal);
+            // No signal can kill it that it sends itself, so it says by its status of which it dies.
+            waiter.wait().exited(128 + signal as i32).printed("").silent();
+            until_waiting(&store, "container", 1);
+        }
+    }
+    holder.end();
+    first.wait().exited(0).printed("first\n").silent();
+    assert!(!is_held(&store, "container"));
+}
+
+// The same where such signals were blocked when lockrun was started, which ends a wait at the turnstile, too.
+#[test]
+fn a_blocked_signal_ends_a_wait() {
+    let store = Store::file();
+    let blocked = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGALRM];
+    let birth = Birth { blocked: blocked.map(|signal| signal as i32).to_vec(), ..Birth::default() };
+    let holder = Holder::new(&store, "blocked");
+    let first = wait_for(&store, "blocked", "first", 1);
+    for signal in blocked {
+        for wait in ["--wait", "--wait=1h"] {
+            let waiter = wait_behind(&store, "blocked", |call| call.arg(wait).birth(birth.clone()).spawn());
+            waiter.signal(signal);
+            waiter.wait().died_of(signal).printed("").silent();
+            until_waiting(&store, "blocked", 1);
+        }
+    }
+    holder.end();
+    first.wait().exited(0).printed("first\n").silent();
+}
+
+// "A signal that was ignored when lockrun started stays ignored"; and the wait has changed nothing for the command.
+#[test]
+fn an_ignored_signal_ends_no_wait() {
+    let store = Store::file();
+    let birth = Birth {
+        ignored: [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGALRM].map(|signal| signal as i32).to_vec(),
+        blocked: vec![Signal::SIGTERM as i32],
+        ..Birth::default()
+    };
+    let call = Lockrun::new(&store).key("ignored").command(["grep", "^Sig[BIC]", "/proc/self/status"]).birth(birth);
+    let alone = call.alone().exited(0);
+    let holder = Holder::new(&store, "ignored");
+    let first = wait_for(&store, "ignored", "first", 1);
+    let waiter = call.clone().arg("--wait").spawn();
+    until_waiting(&store, "ignored", 2);
+    for signal in [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGALRM] {
+        waiter.signal(signal);
+    }
+    call.arg("--wait=500ms").run().exited(75).printed("");
+    holder.end();
+    first.wait().exited(0).printed("first\n").silent();
+    waiter.wait().exited(0).printed(&alone.stdout()).silent();
+}
+
+// A message that nobody can read any more ends no wait, wherever in the queue.
+#[test]
+fn a_closed_standard_error_ends_no_wait() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "unread");
+    // The reader is gone before lockrun begins.
+    let script = "exec 3>&1; { (trap '' PIPE; while echo; do :; done) 2>/dev/null; \"$@\" 2>&1 >&3; echo $? >&3; } | :";
+    let start = |count: usize| {
+        let call = Lockrun::new(&store).key("unread").args(["--wait", "-v"]).command(["echo", "ran"]);
+        let waiter = call.in_shell(script).spawn_alone();
+        until_waiting(&store, "unread", count);
+        waiter
+    };
+    let (first, second) = (start(1), start(2));
+    holder.end();
+    for waiter in [first, second] {
+        waiter.wait().printed("ran\n0\n");
+    }
 }
 
 // "Ctrl-Z stops both and returns the prompt": a run that is stopped so gives its turn to the next, and comes back into the queue.

@@ -25,6 +25,14 @@ pub(crate) fn with_pids_of_its_own() -> String {
     possible(&format!("exec unshare {namespaces} sh -c '\"$@\"; exit $?' sh \"$@\""), "have process ids of its own")
 }
 
+/// A shell script that executes its arguments as the first process of a PID namespace of its own, as a container does. It has a child, that
+/// process, and ends as that does.
+#[track_caller]
+pub(crate) fn as_first_process() -> String {
+    let namespaces = if Uid::effective().is_root() { "-pf" } else { "-rpf" };
+    possible(&format!("exec unshare {namespaces} --mount-proc \"$@\""), "be the first process")
+}
+
 /// A shell script that executes its arguments where the clock that counts from the start of the machine is ahead by so many seconds.
 #[track_caller]
 pub(crate) fn with_clock_ahead(seconds: u32) -> String {
