@@ -256,6 +256,11 @@ impl Found {
         self.lives.iter().map(|life| life.lease).filter(move |lease| !is_there(lease))
     }
 
+    /// Returns the leases of the holders and of the waiters that were read.
+    pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
+        self.lives.iter().map(|life| life.lease).chain(self.rows.iter().map(|row| row.lease))
+    }
+
     /// Returns the row of a waiter.
     pub(super) fn row_of(&self, token: &Token) -> Option<&Row> {
         self.rows.iter().find(|row| row.value.waiter.token == *token)

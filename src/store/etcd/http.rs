@@ -14,6 +14,9 @@ use crate::sys::clock::Moment;
 const HEAD_MAX: usize = 32 * 1024;
 const BODY_MAX: usize = 16 * 1024 * 1024;
 
+/// What a member says at the end of a watch.
+const CANCELED: &str = "\"canceled\":true";
+
 /// The most header fields of an answer.
 const FIELDS_MAX: usize = 64;
 
@@ -42,6 +45,7 @@ pub(super) struct Connection {
 }
 
 /// How long a body is.
+#[derive(Clone, Copy)]
 enum Length {
     Known(usize),
     Chunked,
@@ -74,6 +78,11 @@ impl Connection {
     pub(super) fn receive(&mut self, deadline: Moment) -> Result<Response, Failure> {
         self.stream.set_deadline(deadline);
         let (status, date, length) = self.head()?;
+        self.body(status, date, length)
+    }
+
+    /// Reads the body of an answer with this head.
+    fn body(&mut self, status: u16, date: Option<u64>, length: Length) -> Result<Response, Failure> {
         let body = match length {
             Length::Known(length) if length > BODY_MAX => return Err(Failure::NotEtcd("an answer that is too long")),
             Length::Known(length) => self.take(length)?,
@@ -91,15 +100,19 @@ impl Connection {
         deadline: Moment,
     ) -> Result<(), Failure> {
         self.send(&[request], token, deadline)?;
-        let (status, ..) = self.head()?;
+        let (status, date, length) = self.head()?;
         if status != 200 {
-            return Err(Failure::NotEtcd("no watch"));
+            let refused = self.body(status, date, length)?;
+            return Err(Failure::of_response(&refused).unwrap_or(Failure::NotEtcd("no watch")));
         }
         while !contains(&self.buffer, sign) {
             if self.buffer.len() > HEAD_MAX {
                 return Err(Failure::NotEtcd("no watch"));
             }
             self.more()?;
+        }
+        if contains(&self.buffer, CANCELED) {
+            return Err(Failure::Closed);
         }
         self.buffer.clear();
         Ok(())
@@ -113,7 +126,7 @@ impl Connection {
             match self.more() {
                 Ok(()) if self.buffer.len() > BODY_MAX => break false,
                 Ok(()) => {}
-                Err(Failure::Silent) => break !contains(&self.buffer, "\"canceled\":true"),
+                Err(Failure::Silent) => break !contains(&self.buffer, CANCELED),
                 Err(_) => break false,
             }
         };

@@ -143,7 +143,15 @@ impl EtcdStore {
             } else {
                 let transacted = self.commit(&change, &scope, &mut leases, deadline)?;
                 if !transacted.succeeded {
-                    let fresh = Basis { found: scope.read(transacted)?, source: Source::Read };
+                    let may_have_joined =
+                        self.client.may_be_done && subject.asking.is_some() && scope.own_row == OwnRow::None;
+                    let fresh = if may_have_joined {
+                        // The row may be anywhere among the waiters.
+                        scope.own_row = OwnRow::Unknown;
+                        self.read_for(&scope, deadline)?
+                    } else {
+                        Basis { found: scope.read(transacted)?, source: Source::Read }
+                    };
                     let outdated = std::mem::replace(&mut basis, fresh);
                     if outdated.source.is_memory() {
                         // A holder whose life is gone, or is another by now, may have left its lease.
@@ -167,7 +175,8 @@ impl EtcdStore {
                 self.remember(subject, &change, transacted, &scope);
             }
             self.client.may_be_done = false;
-            self.note_leases(change, leases);
+            self.note_leases(change, leases, &basis.found);
+            self.note_own_row(subject, waits.is_some(), &basis.found);
             return Ok(Committed { answer: applied.answer, now_ms, waits });
         }
     }
@@ -196,13 +205,27 @@ impl EtcdStore {
         });
     }
 
-    /// Notes which leases are of no use after a change, and which row is ours.
-    fn note_leases(&mut self, change: Change, leases: NewLeases) {
-        self.useless.extend(leases.without(&change.leases()));
-        self.useless.extend(change.ended);
+    /// Notes which leases are of no use after a change to what was `found`, and which row is ours.
+    ///
+    /// An attempt whose answer was lost may have been carried out all the same. Then leases that it has created are in use already, and one that
+    /// is replaced may be replaced by itself.
+    fn note_leases(&mut self, change: Change, leases: NewLeases, found: &Found) {
+        let used = change.leases();
+        let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
+        self.useless.extend(leases.without(&used).into_iter().filter(|lease| !is_attached(lease)));
+        self.useless.extend(change.ended.into_iter().filter(|lease| !used.contains(lease)));
         if let Some(own) = change.own_row {
             // It had one that is gone.
             self.useless.extend(self.own_row.replace(own).map(|(_, lease)| lease));
+        }
+    }
+
+    /// Notes the row of one that waits and has it already: by an attempt whose answer was lost, or of another process that waits under the same
+    /// token.
+    fn note_own_row(&mut self, subject: Subject<'_>, waits: bool, found: &Found) {
+        let row = subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
+        if let Some(row) = row {
+            self.own_row = Some((row.name.clone(), row.lease));
         }
     }
 

@@ -60,13 +60,20 @@ pub(super) struct Look {
     within: Duration,
 }
 
+/// A watch of our row: opened when we first sleep, when another member answers us, and when the row is another one.
+struct Watch {
+    member: usize,
+    row: String,
+    connection: Connection,
+}
+
 /// Our place in the queue: what we know since we last looked.
 pub(super) struct Place {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
     look_at: Moment,
-    /// Where we hear of changes of our row, from which member; opened when we first sleep, and when another member answers us.
-    watch: Option<(usize, Connection)>,
+    /// Where we hear of changes of our row.
+    watch: Option<Watch>,
     /// When to let the lease of our row begin anew.
     keep_alive_at: Moment,
     /// What the last event of the watch says, if the lock can be claimed by that.
@@ -227,8 +234,11 @@ impl EtcdStore {
 
     /// Makes sure that our row is watched at the member that answers us.
     fn keep_watch(&mut self, place: &mut Place, row: &str) -> Result<(), Failure> {
-        if place.watch.as_ref().is_none_or(|(member, _)| *member != self.client.member) {
-            place.watch = Some((self.client.member, self.watch_row(row)?));
+        // The row is another one after it was lost, and the waiter has joined anew.
+        let is_right = |watch: &Watch| watch.member == self.client.member && watch.row == row;
+        if !place.watch.as_ref().is_some_and(is_right) {
+            let connection = self.watch_row(row)?;
+            place.watch = Some(Watch { member: self.client.member, row: row.to_owned(), connection });
             // It may have changed before that.
             place.look_at = Moment::now();
         }
@@ -251,13 +261,13 @@ impl EtcdStore {
     ) -> Result<Wakeup, Failure> {
         loop {
             let wake_at = [place.keep_alive_at].into_iter().chain(until).fold(place.look_at, Moment::min);
-            let source = place.watch.as_ref().map(|(_, watch)| watch.as_fd());
+            let source = place.watch.as_ref().map(|watch| watch.connection.as_fd());
             match waiter.wait_for(source, Some(wake_at), observer) {
                 Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
                 Ok(WakeReason::Time | WakeReason::Ready | WakeReason::Resumed) => {}
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
-            let (heard, goes_on) = place.watch.as_mut().map_or((&[][..], true), |(_, watch)| watch.drain());
+            let (heard, goes_on) = place.watch.as_mut().map_or((&[][..], true), |watch| watch.connection.drain());
             let has_changed = !heard.is_empty();
             place.granted = goes_on.then(|| read_grant(heard)).flatten();
             if !goes_on {
