@@ -17,6 +17,10 @@ use crate::lock::token::Token;
 /// With so many operations a transaction has room for those that read the lock, too: etcd accepts 128 by default.
 const OPERATIONS_MAX: usize = 100;
 
+/// So many operations of a transaction may be about the lives of holders: it also has those about waiters, see
+/// [`ROWS_MAX`](super::waiting::ROWS_MAX). What more holders leave goes with their leases, which are revoked right after it.
+const LIVES_MAX: usize = 12;
+
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and for the waiter. An attempt that is
 /// repeated uses them again.
 #[derive(Debug, Default)]
@@ -144,7 +148,9 @@ impl Draft<'_> {
             let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
             // Our own is of no use if it is not in the record.
             if !is_there && (was_there || self.facts.asking == Some(&life.token)) {
-                change.operations.push(Operation::Delete(names.life(&life.token)));
+                if change.operations.len() < LIVES_MAX {
+                    change.operations.push(Operation::Delete(names.life(&life.token)));
+                }
                 change.ended.push(life.lease);
             }
         }

@@ -49,7 +49,7 @@ pub(super) const GRANTS_MAX: usize = 24;
 
 /// An operation calls nobody beyond so many changed rows. etcd accepts 128 operations in a transaction by default. Grants, unclaimed grants and
 /// unanswered calls are at most `2 * GRANTS_MAX + CALLS_MAX` rows; what is left is for rows that come near, and for the record.
-const ROWS_MAX: usize = 112;
+pub(super) const ROWS_MAX: usize = 112;
 
 /// So many of those look that are kept from a slot which is free.
 const WATCHERS: usize = 4;

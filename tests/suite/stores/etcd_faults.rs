@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::hand::{acquire, is_held, release, token};
+use crate::support::hand::{acquire, break_lock, holders, is_held, release, token};
 use crate::support::processes::send;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::tls::Certificates;
@@ -196,6 +196,21 @@ fn a_second_waiter_under_the_same_token() {
     second.wait().died_of(Signal::SIGTERM);
     holder.end();
     first.wait();
+}
+
+// "`break --now`": also where more hold the lock than etcd takes operations in a transaction.
+#[test]
+fn very_many_holders_are_broken() {
+    const MANY: usize = 130;
+    let store = Store::Etcd(Etcd::of(1));
+    for _ in 0..MANY {
+        token(&store, "k", &["--slots", "200", "--ttl", "10m"]);
+    }
+    assert_eq!(holders(&store, "k"), MANY);
+    break_lock(&store, "k", &["--now"]).exited(0);
+    let etcd = store.as_etcd().expect("it is one");
+    eventually(LONG, "nothing is left of them", || etcd.lives("k").is_empty());
+    assert!(!is_held(&store, "k"));
 }
 
 // "A waiter that died, wherever in the queue": when the first one is passed over, all behind it are called at once, also those that come near
