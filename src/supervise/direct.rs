@@ -4,7 +4,6 @@ use libc::pid_t;
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 
-use super::guardian::watched_by_lockrun::time_until;
 use super::job::JobControl;
 use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, Supervisor};
@@ -12,7 +11,7 @@ use super::tree::Tree;
 use super::{Launch, Running, terminal};
 use crate::sys::clock::{Alarm, Moment};
 use crate::sys::signals::{self, Signals};
-use crate::sys::wait::readable;
+use crate::sys::wait::{readable, time_until};
 
 /// Starts COMMAND as `launch` says, as a child of this process.
 pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure> {

@@ -156,6 +156,13 @@ pub fn readable(source: &impl AsFd) -> PollFd<'_> {
     PollFd::new(source.as_fd(), PollFlags::POLLIN)
 }
 
+/// Returns the time-out of a poll(2) that lasts until `at`, or for as long as poll(2) allows if that is less. Unlike an [`Alarm`], it does
+/// not count while the machine sleeps.
+pub fn time_until(at: Option<Moment>) -> PollTimeout {
+    let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
+    span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
+}
+
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeReason {

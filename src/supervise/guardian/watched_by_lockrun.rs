@@ -16,10 +16,9 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollTimeout, poll};
+use nix::poll::poll;
 use nix::sys::prctl;
 
 use super::Guardian;
@@ -37,7 +36,7 @@ use crate::supervise::tree::{Child, Tree};
 use crate::sys::clock::Moment;
 use crate::sys::priority;
 use crate::sys::signals::{self, Missed, Signals};
-use crate::sys::wait::readable;
+use crate::sys::wait::{readable, time_until};
 
 /// The side of the fork that this process is on.
 pub enum ForkSide {
@@ -177,13 +176,6 @@ impl Parent {
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
     }
-}
-
-/// Returns the time-out of a poll(2) that lasts until `at`, or for as long as poll(2) allows if that is less. Unlike the guardian's timer, it
-/// does not count while the machine sleeps.
-pub(in crate::supervise) fn time_until(at: Option<Moment>) -> PollTimeout {
-    let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
-    span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
 }
 
 impl Child {
