@@ -32,6 +32,7 @@ use crate::supervise::guardian::watched_by_lockrun::{self, ForkSide};
 use crate::supervise::{Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
+use crate::sys::stderr;
 use acquire::Patience;
 use enclosing::EnclosingLocks;
 use outcome::Outcome;
@@ -107,6 +108,7 @@ impl<'a> Run<'a> {
             Ok(prepared) => prepared,
             Err(outcome) => return Ok(outcome),
         };
+        stderr::hurry();
         let grant = match self.acquire(&mut *store, signals, &mut prepared, guardian) {
             Ok(grant) => grant,
             Err(outcome) => return Ok(outcome),

@@ -8,10 +8,12 @@ use crate::store::{Backend, Claim, Release};
 use crate::supervise::Why;
 use crate::supervise::guardian::watched_by_lockrun::End;
 use crate::sys::clock::Moment;
+use crate::sys::stderr;
 
 /// Returns the outcome of a run whose guardian came to this `end`. Before that, cancels the claim or releases the lock if the guardian
 /// may not have done so.
 pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
+    stderr::hurry();
     match end {
         End::Guarded(ending) => Outcome::Ended(ending),
         End::Gone => {

@@ -2,7 +2,7 @@
 //! that is cut. A write that waits for it keeps the lock, and the command from its end.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -25,12 +25,25 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Standard error, to be opened once more.
 const PATH: &str = "/proc/self/fd/2";
 
+/// Whether a message must not wait for long: a lock is claimed or held, for which others wait.
+static IS_HURRIED: AtomicBool = AtomicBool::new(false);
+
 /// Whether the last message found no room. The next one does not wait then: a run must not pay for each of its messages.
 static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
-/// Writes `text`, for which it waits a short time if there is no room. After that, the rest of it is lost.
+/// Lets messages wait for a short time only from now on. Until then they wait for as long as it takes.
+pub fn hurry() {
+    IS_HURRIED.store(true, Ordering::Relaxed);
+}
+
+/// Writes `text`. In a hurry it waits a short time if there is no room; after that, the rest of it is lost.
 pub fn write(text: &str) {
-    let stderr = io::stderr();
+    let mut stderr = io::stderr();
+    if !IS_HURRIED.load(Ordering::Relaxed) {
+        // If standard error is closed, there is nowhere to report it.
+        let _ = stderr.write_all(text.as_bytes());
+        return;
+    }
     let own = opened_anew();
     let file = own.as_ref().map_or(stderr.as_fd(), AsFd::as_fd);
     let wait = if IS_STALLED.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT };
@@ -61,6 +74,7 @@ fn write_until(file: BorrowedFd<'_>, mut bytes: &[u8], until: Moment) -> bool {
         // writer is quicker.
         let piece = &bytes[..bytes.len().min(libc::PIPE_BUF)];
         match unistd::write(file, piece) {
+            Ok(0) => return true,
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::EINTR) => {}
             // Another writer was quicker, or a terminal has less room than the next character needs.

@@ -143,8 +143,7 @@ impl EtcdStore {
             } else {
                 let transacted = self.commit(&change, &scope, &mut leases, deadline)?;
                 if !transacted.succeeded {
-                    let may_have_joined =
-                        self.client.may_be_done && subject.asking.is_some() && scope.own_row == OwnRow::None;
+                    let may_have_joined = self.client.may_be_done && change.own_row.is_some();
                     let fresh = if may_have_joined {
                         // The row may be anywhere among the waiters.
                         scope.own_row = OwnRow::Unknown;

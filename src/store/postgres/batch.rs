@@ -35,10 +35,11 @@ pub(super) enum Commit {
     Forgettable,
 }
 
-/// Lets the commit of a transaction wait for the server's disk, whatever is set in the session.
+/// Lets the commit of a transaction wait for the server's disk, and say if no standby has confirmed it, whatever is set in the session.
 const SYNCHRONOUS: &str = "pg_catalog.set_config('synchronous_commit', \
      CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN 'local' \
-      ELSE pg_catalog.current_setting('synchronous_commit') END, true)";
+      ELSE pg_catalog.current_setting('synchronous_commit') END, true), \
+     pg_catalog.set_config('client_min_messages', 'warning', true)";
 
 /// Statements that travel together, each of which is carried out when it has come.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use postgres_protocol::message::backend::{self, DataRowBody, Message, Notificati
 use uuid::Uuid;
 
 use super::batch::Batch;
-use super::failure::{Failure, Refusal, is_warning};
+use super::failure::{Failure, Refusal, is_of_unconfirmed_commit};
 use crate::lock::token::Token;
 use crate::net::stream::Stream;
 use crate::sys::clock::Moment;
@@ -35,8 +35,8 @@ pub(super) struct Connection {
     pub(super) has_spoken: bool,
     /// How many bytes have come since the last request was sent.
     received: usize,
-    /// How many warnings have come.
-    warnings: u64,
+    /// How many commits were not waited for by a standby, as the server has said.
+    unconfirmed: u64,
     /// Whether a transaction is open, as the server has said last.
     transaction: Transaction,
     /// Whether it is out of step: closed, or an answer may still come.
@@ -81,8 +81,8 @@ pub(super) struct Answer {
     pub(super) tag: String,
     /// Whether a transaction was open after that.
     pub(super) in_transaction: bool,
-    /// Whether the server has warned of something meanwhile.
-    pub(super) has_warning: bool,
+    /// Whether a commit was not waited for by a standby.
+    pub(super) is_unconfirmed: bool,
 }
 
 impl Connection {
@@ -95,7 +95,7 @@ impl Connection {
             process: 0,
             has_spoken: false,
             received: 0,
-            warnings: 0,
+            unconfirmed: 0,
             transaction: Transaction::None,
             is_broken: false,
             is_to_standby: false,
@@ -156,7 +156,7 @@ impl Connection {
     /// Reads the answer to one statement.
     fn answer(&mut self, deadline: Moment) -> Result<Result<Answer, Refusal>, Failure> {
         let mut answer = Ok(Answer::default());
-        let warnings = self.warnings;
+        let unconfirmed = self.unconfirmed;
         loop {
             match self.next(deadline).map_err(|failure| failure.after(answer.as_ref().err()))? {
                 Message::DataRow(row) => {
@@ -186,7 +186,7 @@ impl Connection {
                     };
                     if let Ok(answer) = &mut answer {
                         answer.in_transaction = self.is_in_transaction();
-                        answer.has_warning = self.warnings > warnings;
+                        answer.is_unconfirmed = self.unconfirmed > unconfirmed;
                     }
                     return Ok(answer);
                 }
@@ -212,12 +212,12 @@ impl Connection {
         sent.map_err(|error| Failure::of_stream(&error))
     }
 
-    /// Returns the next message that answers something. Notifications are kept; of notices, whether one was a warning.
+    /// Returns the next message that answers something. Notifications are kept; of notices, whether one is of a commit that no standby has confirmed.
     pub(super) fn next(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             match self.next_of_any_kind(deadline)? {
                 Message::NotificationResponse(body) => self.keep(&body),
-                Message::NoticeResponse(body) => self.warnings += u64::from(is_warning(body.fields())),
+                Message::NoticeResponse(body) => self.unconfirmed += u64::from(is_of_unconfirmed_commit(body.fields())),
                 Message::ParameterStatus(_) => {}
                 message => return Ok(message),
             }

@@ -188,13 +188,14 @@ impl Refusal {
     }
 }
 
-/// Returns whether a notice is a warning.
-pub(super) fn is_warning(fields: ErrorFields<'_>) -> bool {
+/// Returns whether a notice says that a commit was not waited for by a standby: somebody has cancelled the wait. Other warnings may come with a
+/// commit that mean nothing here.
+pub(super) fn is_of_unconfirmed_commit(fields: ErrorFields<'_>) -> bool {
     let mut fields = fields;
     while let Ok(Some(field)) = fields.next() {
-        // The severity in English, whatever the server's language is.
-        if field.type_() == b'V' {
-            return field.value_bytes() == b"WARNING";
+        // The server's function that waits. Its words and their code are those of other warnings, or in the server's language.
+        if field.type_() == b'R' {
+            return field.value_bytes() == b"SyncRepWaitForLSN";
         }
     }
     false

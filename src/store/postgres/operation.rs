@@ -179,7 +179,7 @@ impl PostgresStore {
                 }
                 // It was rolled back, unless the refusal came after the commit.
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
-                    self.may_be_done = was_open || second.may_be_refused_when_done();
+                    self.may_be_done = was_open || second.may_be_refused_when_done() || refusal.is_fatal();
                     last = Failure::Refused(refusal);
                 }
                 Err(failure) if failure.is_closed() && may_be_repeated => {

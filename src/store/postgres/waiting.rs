@@ -291,7 +291,7 @@ impl PostgresStore {
         place.check_at = now + watch_in.map_or(check_in, |watch_in| watch_in.min(check_in));
         // One that was silent may have been passed over, and nobody tells it. What is free, and was granted to nobody, was so when all that
         // were asked seemed to be dead.
-        Ok(own.was_silent || own.is_worth_a_look(turn) || own.is_free() && turn < LOOKERS)
+        Ok(own.is_worth_a_look(turn) || (own.was_silent || own.is_free()) && turn < LOOKERS)
     }
 
     /// Returns what notifications have asked this waiter to do. Fails if the session does not listen for it.

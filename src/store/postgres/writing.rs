@@ -75,10 +75,9 @@ impl Checks {
         is_recorded && has_joined && answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT")
     }
 
-    /// Returns whether the server has warned as it committed: somebody has cancelled its wait for a standby, and a failover may lose what was
-    /// written.
+    /// Returns whether the server has committed without a standby for which it was to wait: a failover may lose what was written.
     pub(super) fn is_unconfirmed(self, answers: &[Answer]) -> bool {
-        answers.iter().skip(self.commit_at).any(|answer| answer.has_warning)
+        answers.iter().skip(self.commit_at).any(|answer| answer.is_unconfirmed)
     }
 }
 
