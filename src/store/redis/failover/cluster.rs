@@ -208,10 +208,7 @@ impl Cluster {
     }
 
     fn no_majority(&self, views: &[View], slot: u16) -> Failure {
-        let because = match self.panel.failure() {
-            Some((node, failure)) => format!("; {:#}", failure.explain(node)),
-            None => String::new(),
-        };
+        let because = self.panel.why();
         let is_served = views.is_empty() || views.iter().any(|view| view.primary_of(slot).is_some());
         let why = match views.len() {
             0 => format!("no node of the cluster answers{because}"),

@@ -199,9 +199,18 @@ impl Panel {
         self.members.iter().filter_map(|member| Some((&member.server, member.failure.as_ref()?)))
     }
 
-    /// Returns why the first of those that have failed has.
+    /// Returns the failure that counts for all of them. As long as one may pass by itself, there may be enough a little later, whatever is
+    /// wrong with others for good.
     pub(super) fn failure(&self) -> Option<(&Server, &Failure)> {
-        self.failures().next()
+        self.failures().find(|(_, failure)| failure.is_transient()).or_else(|| self.failures().next())
+    }
+
+    /// Returns the same in words, and, if it may pass, also the first that does not: it may be the one to mend.
+    pub(super) fn why(&self) -> String {
+        let lasting = self.failures().find(|(_, failure)| !failure.is_transient());
+        let passing = self.failure().filter(|(_, failure)| failure.is_transient());
+        let in_words = |(server, failure): (&Server, &Failure)| format!("; {:#}", failure.explain(server));
+        passing.into_iter().chain(lasting).map(in_words).collect()
     }
 
     /// Returns the same in words, of each.

@@ -186,8 +186,7 @@ impl Sentinels {
                 is_transient: false,
             },
             failed => {
-                let mut because =
-                    failed.map_or(String::new(), |(sentinel, failure)| format!("; {:#}", failure.explain(sentinel)));
+                let mut because = self.panel.why();
                 let named: BTreeSet<&Address> = voices.iter().map(|voice| &voice.address).collect();
                 if named.len() > 1 {
                     let named = named.iter().map(|(host, port)| self.server.at(host, *port).to_string());
