@@ -11,7 +11,7 @@ use crate::sys::clock::Moment;
 use crate::sys::stderr;
 
 /// Returns the outcome of a run whose guardian came to this `end`. Before that, cancels the claim or releases the lock if the guardian
-/// may not have done so.
+/// may not have done so. The guardian's requests may arrive after ours: only it knew whether all were answered.
 pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     stderr::hurry();
     match end {
@@ -28,6 +28,7 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Back
                 let why = "lockrun's guardian process was stopped or hung";
                 run.reporter.tell(Event::Lost { why, stops: true });
             }
+            store.expect_late_requests();
             run.finish(&mut *store, finished, Release::at_once(finished.command));
             Outcome::of(finished)
         }
@@ -35,6 +36,7 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Back
             // If the guardian has released the lock, releasing it again changes nothing.
             if !finished.stuck {
                 let run = Run::new(plan, claim);
+                store.expect_late_requests();
                 run.release(&mut *store, run.release_after(finished, Moment::now()));
             }
             Outcome::of(finished)

@@ -91,9 +91,11 @@ fn take_over(run: RunId, oversight: &Oversight) {
     finish(&mut store, run, &plan, finished, Release::at_once(finished.command));
 }
 
+/// Opens the store after the guardian, whose requests may still be on their way.
 fn open(run: RunId) -> (SimulatedStore, super::world::Plan) {
     let port = Port::current();
     let mut world = port.world();
-    let store = SimulatedStore::open(&mut world, run, Side::Lockrun, &port);
+    let mut store = SimulatedStore::open(&mut world, run, Side::Lockrun, &port);
+    store.expect_late_requests();
     (store, world.runs[run].plan.clone())
 }

@@ -179,6 +179,10 @@ impl Store for SimulatedStore {
         matches!(self.ask(Ask::Cancel { claim: self.claim(), is_in_flight }), Ok(Answer::Cancelled(true)))
     }
 
+    fn expect_late_requests(&mut self) {
+        self.is_in_flight = true;
+    }
+
     fn list(&mut self, _: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
         unreachable!("a run does not look around")
     }

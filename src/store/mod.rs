@@ -93,6 +93,10 @@ pub trait Store: Send {
     /// the claim may be left there.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool;
 
+    /// Another process has made requests for the claim that this store is about to release, and they may still be on their way: they are to
+    /// get nothing when they arrive. A store in which late requests get nothing anyway has nothing to do.
+    fn expect_late_requests(&mut self) {}
+
     /// Returns what is known of `key`, or of every key that is held, waited for or has been held; in the order of their names. For a
     /// `key` that cannot be read this is an error; among all of them it is listed as unreadable beside the others.
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError>;

@@ -299,6 +299,10 @@ impl Store for RedisStore {
         true
     }
 
+    fn expect_late_requests(&mut self) {
+        self.in_flight = true;
+    }
+
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
         let Some(key) = key else { return self.list_all() };
         let reply = self.answer(&self.bare_script(&LIST, key))?;

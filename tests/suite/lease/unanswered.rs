@@ -139,6 +139,39 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
     }
 });
 
+// The same where its guardian, which alone knew of the request, was killed under a lock that a later request had brought: lockrun takes
+// over, and what arrives then gets nothing.
+on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |store| {
+    let proxy = &store.proxy();
+    let holder = Holder::new(store, "orphan");
+    let call = Lockrun::at(&proxy.url()).key("orphan").args(["--wait", "--ttl", "1h", "--store-timeout", "1s"]);
+    let mut waiter = call.sh("echo ready; read line || :").with_open_input();
+    until_waiting(store, "orphan", 1);
+    eventually(LONG, "it sleeps", || store.server().asleep() == 1);
+    let before_held = proxy.held();
+    proxy.set(Mode::Reset);
+    let before = proxy.connections();
+    eventually_in_time("it has tried again", || proxy.connections() > before);
+    proxy.set(Mode::HoldUpTo(proxy.next_number()));
+    let before = proxy.connections();
+    eventually_in_time("it has given a request up", || proxy.connections() >= before + 2);
+    holder.end();
+    waiter.run.wait_for_line("ready");
+    processes::send(processes::children(waiter.run.pid())[0], Signal::SIGKILL);
+    waiter.close().wait().exited(125);
+    assert!(is_free(store, "orphan"), "lockrun has taken over");
+    // A waiter at etcd only reads, until the lock is granted to it.
+    if store.as_etcd().is_none() {
+        held_in_time(proxy.held() > before_held, "it has sent something that could be held back");
+    }
+    let (is_late, before) = (proxy.held() > before_held, proxy.delivered());
+    proxy.set(Mode::Pass);
+    if is_late {
+        eventually_in_time("the late request arrives", || proxy.delivered() > before);
+    }
+    held_in_time(is_free(store, "orphan"), "no run that has ended holds the lock");
+});
+
 /// Ends the command of a run while the server is away, lets it come back when it was missed, and gives the end of the run.
 #[track_caller]
 fn end_while_away(run: Open, proxy: &Proxy) -> Output {
