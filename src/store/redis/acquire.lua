@@ -201,7 +201,9 @@ if mine then
   end
   -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
+    local before = ends_of(TOKEN) or 0
     begin_lease(TOKEN, TTL, info)
+    tell_end(before, ends_of(TOKEN))
     if FAILOVER then
       note_lease(TTL, info.hand)
     end

@@ -1,4 +1,4 @@
--- What the scripts share: it stands in front of each of them; where waiters are concerned, with `queue.lua` behind it. Every
+-- What the scripts share: it stands in front of each of them; where waiters are concerned, with `mail.lua` and `queue.lua` behind it. Every
 -- script is given the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
@@ -24,7 +24,7 @@
 --                   of the run that used it; never expires
 --       9 failover  what `failover.lua` needs; only where there can be failovers
 
--- What is sent says `C(` for each call, which is shorter.
+-- What is sent says `C(` for each call, which is shorter, and so with other words: see `script.rs`.
 local C = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 

@@ -1,17 +1,10 @@
--- The queue, for the scripts that hand the lock to waiters or stand in it: behind the prelude.
---
--- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; `granted`: that was
--- granted to it. Waking is a hint: only a claim that the server confirms makes a holder.
+-- The queue, for the scripts that hand the lock to waiters or stand in it: behind the prelude and `mail.lua`.
 --
 -- Of each waiter it is known when it will look at the lock next. Each look passes on a lock whose lease or grant has run
 -- out. So it is enough if any of them looks in time.
---
--- A mail that nobody has taken tells that its waiter is not listening: dead, or about to reconnect. It keeps its place,
--- but after GRACE the others pass it by. That a mail was taken proves little: the server hands it to a connection behind
--- which everything stands still.
 
--- For how long a waiter that was granted the lock may take to claim it, and one that is not listening to come back.
-local CLAIM_WINDOW, GRACE = 1400, 500
+-- For how long a waiter that was granted the lock may take to claim it.
+local CLAIM_WINDOW = 1400
 -- After which part of that time others should look whether it is claimed.
 local FIRST_LOOK = 600
 -- How often waiters look that could use a slot which those ahead of them leave unused: all at the same times.
@@ -21,16 +14,8 @@ local BEAT = 800
 local WATCHERS, PROBED = 4, 100
 -- More than any number of slots.
 local MANY = 1e6
--- How often a waiter looks when nothing happens, the longest that it may be until then, and how long after a look that it has
--- missed it still counts as alive.
-local REFRESH, REFRESH_MAX, LATE = 8000, 12000, 20000
--- A mailbox that was forgotten goes by itself.
-local MAILBOX_TTL = 60000
-
--- Notes when a waiter is to look next.
-local function expect(token, look_in)
-  redis.call('ZADD', HEARTBEATS, whole(now + look_in + LATE), token)
-end
+-- How often a waiter looks when nothing happens.
+local REFRESH = 8000
 
 -- For how long a look of this waiter's has been due; less than 0: it is not due yet.
 local function overdue(token)
@@ -40,28 +25,6 @@ end
 -- How many waiters will look within so many ms, as far as we know.
 local function due(within)
   return redis.call('ZCOUNT', HEARTBEATS, '(' .. whole(now + LATE), whole(now + within + LATE))
-end
-
-local function post(token, what)
-  redis.call('RPUSH', MAILBOX .. token, whole(now) .. ' ' .. what)
-  redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
-end
-
--- Mail that is to be answered by a look.
-local function mail(token, wait)
-  post(token, whole(wait))
-  expect(token, wait)
-end
-
--- Since when a waiter has not taken its mail; nil if there is none.
-local function unread_since(token)
-  local oldest = redis.call('LINDEX', MAILBOX .. token, 0)
-  return oldest and tonumber(string.match(oldest, '^%d+'))
-end
-
-local function is_unresponsive(token)
-  local since = unread_since(token)
-  return since and now - since >= GRACE
 end
 
 -- The others pass this waiter by until it looks again.

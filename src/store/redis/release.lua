@@ -83,10 +83,8 @@ if ends then
   if FAILOVER then
     note_lease(SPAN, true)
   end
-  -- It may end earlier than the first waiters know.
-  for turn, token in ipairs(ends < now + REFRESH_MAX and first_waiters(2) or {}) do
-    mail(token, ends - now + 1 + 20 * turn)
-  end
+  -- Whatever they know: a lease that is renewed is watched otherwise.
+  tell_end(math.huge, ends)
 else
   redis.call('ZREM', HOLDERS, TOKEN)
   redis.call('HDEL', INFO, TOKEN)

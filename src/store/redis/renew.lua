@@ -31,11 +31,13 @@ elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.
   TTL = info.ttl
 end
 -- A command counts on the lease that it was promised last: by hand, that gets no shorter.
+local before = ends_of(TOKEN)
 if TTL == 0 then
   set_lease(TOKEN, math.huge)
-elseif info.hand or now + TTL > ends_of(TOKEN) then
+elseif info.hand or now + TTL > before then
   set_lease(TOKEN, now + TTL)
 end
+tell_end(before, ends_of(TOKEN))
 if FAILOVER then
   note_lease(TTL, info.hand)
 end

@@ -14,6 +14,10 @@ pub(super) const NO_FENCE: &str = "the fence is no number";
 pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_STRANGE: &str = "value is not an integer or out of range";
 
+/// What is sent instead of the words that stand most often in the scripts, and in none of their texts.
+const SHORT: [(&str, &str); 5] =
+    [("redis.call(", "C("), ("TOKEN", "T"), ("HEARTBEATS", "B"), ("MAILBOX", "M"), ("HOLDERS", "H")];
+
 /// A script out of these parts, behind the prelude.
 macro_rules! script {
     ($($part:literal)*) => {{
@@ -28,13 +32,13 @@ macro_rules! script {
     }};
 }
 
-pub(super) static ACQUIRE: Script = script!("queue.lua" "acquire.lua");
-pub(super) static RENEW: Script = script!("changes.lua" "renew.lua");
-pub(super) static RELEASE: Script = script!("changes.lua" "note.lua" "queue.lua" "release.lua");
-pub(super) static CONFIRM_HANDOFF: Script = script!("changes.lua" "queue.lua" "confirm_handoff.lua");
-pub(super) static RESERVE: Script = script!("queue.lua" "reserve.lua");
+pub(super) static ACQUIRE: Script = script!("mail.lua" "queue.lua" "acquire.lua");
+pub(super) static RENEW: Script = script!("changes.lua" "mail.lua" "renew.lua");
+pub(super) static RELEASE: Script = script!("changes.lua" "note.lua" "mail.lua" "queue.lua" "release.lua");
+pub(super) static CONFIRM_HANDOFF: Script = script!("changes.lua" "mail.lua" "queue.lua" "confirm_handoff.lua");
+pub(super) static RESERVE: Script = script!("mail.lua" "queue.lua" "reserve.lua");
 pub(super) static LIST: Script = script!("list.lua");
-pub(super) static REVOKE: Script = script!("changes.lua" "note.lua" "queue.lua" "revoke.lua");
+pub(super) static REVOKE: Script = script!("changes.lua" "note.lua" "mail.lua" "queue.lua" "revoke.lua");
 pub(super) static PRUNE: Script = script!("prune.lua");
 
 static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &CONFIRM_HANDOFF, &RESERVE, &LIST, &REVOKE, &PRUNE];
@@ -97,7 +101,7 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     Some(full)
 }
 
-/// The script without its comments, its indentation and the blanks that it does not need, and with the prelude's short name for what it does
+/// The script without its comments, its indentation and the blanks that it does not need, and with short words for those that it says
 /// most: what is sent first must fit into a connection's first flight, or it takes another round trip.
 fn compact(parts: &[&str]) -> String {
     let mut compact = String::with_capacity(parts.iter().map(|part| part.len()).sum());
@@ -108,7 +112,8 @@ fn compact(parts: &[&str]) -> String {
         .filter(|line| !line.is_empty() && !line.starts_with("--"))
     {
         // Between an odd and an even quotation mark stands a text, which stays as it is.
-        for (number, part) in line.replace("redis.call(", "C(").split('\'').enumerate() {
+        let line = SHORT.iter().fold(line.to_owned(), |line, (word, short)| line.replace(word, short));
+        for (number, part) in line.split('\'').enumerate() {
             let is_text = number % 2 == 1;
             compact.push_str(if number == 0 { "" } else { "'" });
             compact.push_str(&if is_text { part.to_owned() } else { without_blanks(part) });
@@ -149,8 +154,8 @@ mod tests {
             let length = script.alone.text.len();
             assert!(length <= 10 * 1400 - 800, "{length} bytes");
         }
-        let spaced = "-- a\n\n  local b, c = redis.call('TI, ME', d) or (e and 'f g')\n";
-        assert_eq!(compact(&[spaced]), "local b,c=C('TI, ME',d)or(e and'f g')\n");
+        let spaced = "-- a\n\n  local b, c = redis.call('TI, ME', TOKEN) or (e and 'f g')\n";
+        assert_eq!(compact(&[spaced]), "local b,c=C('TI, ME',T)or(e and'f g')\n");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
+use crate::support::calm::in_time;
 use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::namespace::with_clock_ahead;
@@ -177,6 +178,26 @@ on_every_store!(a_waiter_wakes_at_once, |store| {
     }
     // An idle waiter looks every four to twelve seconds.
     assert!(started.elapsed() < Duration::from_secs(4) * HAND_OFFS, "{:?}", started.elapsed());
+});
+
+// The same where the lease of the lock is made shorter while somebody waits: by `renew`, and by `acquire` under the same token.
+on_every_lease_store!(a_waiter_wakes_at_the_end_of_a_lease_that_was_shortened, |store| {
+    for by_renewal in [true, false] {
+        let ours = token(store, "shorter", &["--ttl", "1h"]);
+        let waiter = acquire(store, "shorter", &["--ttl", "10m", "--wait"]).spawn();
+        until_waiting(store, "shorter", 1);
+        eventually(LONG, "it sleeps", || store.server().asleep() == 1);
+        if by_renewal {
+            renew(store, "shorter", &ours, &["--ttl", "1s"]).exited(0).silent();
+        } else {
+            acquire(store, "shorter", &["--token", &ours, "--ttl", "1s"]).run().exited(0).silent();
+        }
+        let shortened = Instant::now();
+        let next = waiter.wait().exited(0).silent();
+        // An idle waiter looks every four to twelve seconds.
+        in_time(shortened.elapsed(), Duration::from_secs(3), "it wakes when the lease ends");
+        release(store, "shorter", next.stdout().trim_end()).exited(0).silent();
+    }
 });
 
 // "A waiter interrupted leaves nothing."

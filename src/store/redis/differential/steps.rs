@@ -8,7 +8,7 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Purpose, Release, Retain, Seen, Wanted};
 
-/// How long after the look that was expected of it a waiter counts as dead, in ms: as in `queue.lua`.
+/// How long after the look that was expected of it a waiter counts as dead, in ms: as in `mail.lua`.
 pub(super) const LATE: u64 = 20_000;
 
 /// For how long Redis remembers at least that a lease has run out, in ms. The state remembers it until the next
