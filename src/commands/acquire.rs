@@ -13,11 +13,12 @@ use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 use crate::report::Verbosity;
+use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::run::acquire::{self, Patience};
 use crate::run::enclosing::EnclosingLocks;
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant};
+use crate::store::{Claim, Grant, left_for_ever};
 use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
@@ -94,7 +95,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
         // A lock that the token held before stays held.
-        store.cancel(&claim, false);
+        let is_clean = store.cancel(&claim, false);
+        if let Some(left) = left_for_ever(&claim, is_clean) {
+            reporter.tell(Event::Failed { why: &left });
+        }
     }
     printed.context("cannot print the token, so this acquisition is cancelled")?;
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))

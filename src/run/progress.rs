@@ -76,6 +76,11 @@ impl Watcher for Progress<'_> {
         self.draw();
         ControlFlow::Continue(())
     }
+
+    fn leaves_behind(&mut self, what: &str) {
+        self.clear();
+        self.reporter.tell(Event::Failed { why: what });
+    }
 }
 
 impl WaitObserver for Progress<'_> {

@@ -4,7 +4,7 @@ use super::Run;
 use super::outcome::Outcome;
 use crate::config::plan::Plan;
 use crate::report::event::Event;
-use crate::store::{Backend, Claim, Release};
+use crate::store::{Backend, Claim, Release, left_for_ever};
 use crate::supervise::Why;
 use crate::supervise::guardian::watched_by_lockrun::End;
 use crate::sys::clock::Moment;
@@ -17,9 +17,10 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Back
     match end {
         End::Guarded(ending) => Outcome::Ended(ending),
         End::Gone => {
-            store.cancel(&claim, true);
-            let why = "lockrun's guardian process was killed; the command was not started";
-            Run::new(plan, claim).reporter.tell(Event::Failed { why });
+            let is_clean = store.cancel(&claim, true);
+            let left = left_for_ever(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
+            let why = format!("lockrun's guardian process was killed; the command was not started{left}");
+            Run::new(plan, claim).reporter.tell(Event::Failed { why: &why });
             Outcome::Failed
         }
         End::TakenOver(finished) => {

@@ -4,7 +4,9 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::store::{Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Trouble, Wakeup};
+use crate::store::{
+    Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_for_ever,
+};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -33,6 +35,9 @@ pub trait Watcher: WaitObserver {
     /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
     /// Returns whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
+
+    /// The wait is over, and something of the claim may be left in the store for ever: what, in words.
+    fn leaves_behind(&mut self, what: &str);
 }
 
 /// How a wait for a lock has ended.
@@ -67,11 +72,11 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
         Ok(Over::QueueFull(held)) => Ok(Acquired::QueueFull(held)),
         Ok(Over::NotWanted(done)) => Ok(Acquired::Done(done)),
         Ok(Over::Hopeless(held)) => {
-            attempt.cancel();
+            attempt.cancel_or_tell(watcher);
             Ok(Acquired::Held(held))
         }
         Ok(Over::Signal(signal)) => {
-            attempt.cancel();
+            attempt.cancel_or_tell(watcher);
             Ok(Acquired::Interrupted(signal))
         }
         Err(failed) => {
@@ -175,6 +180,14 @@ impl Attempt<'_> {
             Trouble::Busy => self.heard_at = Some(now),
         }
         self.heard_at.is_some_and(|heard_at| now.since(heard_at) < OUTAGE_MAX)
+    }
+
+    /// Leaves the queue, where no error tells what may be left if the store does not confirm that.
+    fn cancel_or_tell(&mut self, watcher: &mut dyn Watcher) {
+        let is_clean = self.cancel();
+        if let Some(left) = left_for_ever(self.claim, is_clean) {
+            watcher.leaves_behind(&left);
+        }
     }
 
     /// Leaves the queue. Returns whether the store has confirmed that.

@@ -293,6 +293,10 @@ impl Watcher for Onlooker {
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
+
+    fn leaves_behind(&mut self, what: &str) {
+        Port::current().world().say(self.run, what);
+    }
 }
 
 /// Signals that never come: those of the simulation are taken from the world.

@@ -43,17 +43,22 @@ impl RequestError {
     /// Returns why the `claim` failed. If cancelling it was not confirmed (`is_clean` is `false`) and it has no lease, says that the lock may
     /// be held.
     pub fn after_cancel(self, claim: &Claim, is_clean: bool) -> StoreError {
-        if is_clean || claim.ttl != Ttl::None {
-            return self.error;
+        match left_for_ever(claim, is_clean) {
+            Some(left) => anyhow!("{:#}; {left}", self.error),
+            None => self.error,
         }
-        // No lease ends what the request may have obtained.
-        let key = escaped(claim.key.as_str());
-        anyhow!(
-            "{:#}; the lock \"{key}\" may have been acquired all the same, and no lease would end it: see `lockrun status`, and free it \
-             with `lockrun break`",
-            self.error
-        )
     }
+}
+
+/// Returns in words what is left of a `claim` for ever, if cancelling it was not confirmed and no lease ends what it may have obtained.
+pub fn left_for_ever(claim: &Claim, is_clean: bool) -> Option<String> {
+    let key = escaped(claim.key.as_str());
+    (!is_clean && claim.ttl == Ttl::None).then(|| {
+        format!(
+            "the lock \"{key}\" may have been acquired all the same, and no lease would end it: see `lockrun status`, and free it with \
+             `lockrun break`"
+        )
+    })
 }
 
 /// A permanent error. The request may have left something in the store.

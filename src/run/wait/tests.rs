@@ -23,6 +23,8 @@ struct Scripted {
     asked: Vec<IfHeld>,
     /// How often the claim was cancelled.
     cancelled: u32,
+    /// It does not confirm that.
+    is_away: bool,
 }
 
 impl Store for Scripted {
@@ -44,7 +46,7 @@ impl Store for Scripted {
     fn cancel(&mut self, _: &Claim, in_flight: bool) -> bool {
         assert!(!in_flight, "no other process has asked for it");
         self.cancelled += 1;
-        true
+        !self.is_away
     }
 
     fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
@@ -69,11 +71,13 @@ struct Onlooker {
     goes_on: bool,
     /// As often it says that lockrun is stopped.
     stops: Cell<u32>,
+    /// What it was told to be left in the store.
+    left: Vec<String>,
 }
 
 impl Onlooker {
     fn new(goes_on: bool) -> Self {
-        Onlooker { goes_on, stops: Cell::new(0) }
+        Onlooker { goes_on, stops: Cell::new(0), left: Vec::new() }
     }
 }
 
@@ -97,6 +101,10 @@ impl Watcher for Onlooker {
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
         assert_eq!(self.stops.get(), 0, "the lock was asked for in the name of a lockrun that is stopped");
         if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn leaves_behind(&mut self, what: &str) {
+        self.left.push(what.to_owned());
     }
 }
 
@@ -263,8 +271,25 @@ fn patience_with_an_outage_ends() {
 fn nothing_is_asked_for_while_lockrun_is_stopped() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
-    let mut watcher = Onlooker { goes_on: true, stops: Cell::new(2) };
+    let mut watcher = Onlooker { stops: Cell::new(2), ..Onlooker::new(true) };
     let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
     let acquired = in_turn(&mut store, &Claim::example(), wait).expect("the store does not fail");
     assert_eq!(acquired, Acquired::Mine(GRANT));
+}
+
+#[test]
+fn what_may_be_left_for_ever_is_told() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    for (ttl, is_away) in [(Ttl::None, true), (Ttl::None, false), (Claim::example().ttl, true)] {
+        let claim = Claim { ttl, ..Claim::example() };
+        for goes_on in [true, false] {
+            let (tries, sleeps) = ([HELD].into(), [Ok(Wakeup::Signal(15))].into());
+            let mut store = Scripted { tries, sleeps, is_away, ..Scripted::default() };
+            let mut watcher = Onlooker::new(goes_on);
+            let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
+            in_turn(&mut store, &claim, wait).expect("the store does not fail");
+            let is_told = watcher.left.iter().any(|left| left.contains("lockrun break"));
+            assert_eq!(is_told, is_away && claim.ttl == Ttl::None, "{ttl:?}, away: {is_away}, goes on: {goes_on}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Tests of what is not done any more when its time is over.
+//! Tests of what is not done any more when its time is over, and of what is tried again before.
 
 use std::time::Duration;
 
@@ -17,5 +17,20 @@ fn a_hand_off_is_not_pursued_after_the_time_out() {
         assert!(matches!(tried, Tried::Mine(_)), "{tried:?}");
         // What comes next is the answer to what is asked next.
         assert_eq!(store.renew(&claim.key, &claim.token, None).expect("is answered"), Renewed::Mine);
+    });
+}
+
+// A lock that never expires has no second chance.
+#[test]
+fn cancelling_what_was_granted_is_tried_again() {
+    const MINE: &[u8] = b"*5\r\n:1\r\n$1\r\n7\r\n:0\r\n$0\r\n\r\n$0\r\n\r\n";
+    const CANCELLED: &[u8] = b"*4\r\n:1\r\n$0\r\n\r\n$0\r\n\r\n:0\r\n";
+    let mut store = Address::parse("redis://h").expect("is a URL").open(Duration::from_mins(1)).expect("is opened");
+    let claim = Claim::example();
+    // A request that finds its connection closed is sent again at once; that is closed, too.
+    scripted::with([MINE, b"", b"", CANCELLED].map(<[u8]>::to_vec), || {
+        let tried = store.try_acquire(&claim, IfHeld::Leave).expect("is answered");
+        assert!(matches!(tried, Tried::Mine(_)), "{tried:?}");
+        assert!(store.cancel(&claim, false), "it is given up at once");
     });
 }

@@ -93,6 +93,8 @@ pub struct RedisStore {
     has_resent: bool,
     /// Our place in the queue, since we have stood there once.
     place: Option<Place>,
+    /// Whether the lock was granted to us.
+    was_granted: bool,
 }
 
 /// What is known of the server.
@@ -133,6 +135,7 @@ impl RedisStore {
             in_flight: false,
             has_resent: false,
             place: None,
+            was_granted: false,
         })
     }
 
@@ -209,7 +212,7 @@ impl Store for RedisStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         match self.ask(claim, if_held) {
             Ok(AcquireReply::Mine(grant, handed)) => {
-                self.place = None;
+                (self.place, self.was_granted) = (None, true);
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 Ok(Tried::Mine(grant))
             }
@@ -283,7 +286,7 @@ impl Store for RedisStore {
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be there.
-        let matters = self.place.is_some() || in_flight;
+        let matters = self.place.is_some() || self.was_granted || in_flight;
         let voids_late_requests = in_flight && claim.request.is_none();
         // With its text: it may be on its way for long, and nobody would be there to send that if the server did not know the script.
         self.acquaintance = self.acquaintance.min(Acquaintance::Answering);
