@@ -130,7 +130,7 @@ impl Renewing {
         let mut shared = store.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(store) = &mut *shared else { return false };
         let sent_at = Moment::now();
-        let answer = store.renew(&claim.key, &claim.token, Some(claim.ttl));
+        let answer = store.renew_run(&claim.key, &claim.token, claim.ttl);
         drop(shared);
         let moved = renewal.answered(sent_at, answer, Moment::now());
         if let (Some(deadline), Some(control)) = (moved, control) {

@@ -199,7 +199,7 @@ fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, grante
                 let mut store = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(store) = &mut *store else { return unlock_store(run) };
                 let sent_at = Moment::now();
-                let answer = store.renew(&plan.claim.key, &plan.claim.token, Some(plan.claim.ttl));
+                let answer = store.renew_run(&plan.claim.key, &plan.claim.token, plan.claim.ttl);
                 unlock_store(run);
                 if let Some(deadline) = renewal.answered(sent_at, answer, Moment::now()) {
                     report(run, Some(deadline));

@@ -185,7 +185,7 @@ impl World {
                 (applied.granted, Some(Answer::Acquired { acquired, look, now_ms }))
             }
             Ask::Renew { claim } => {
-                let applied = state.renew(&claim.token, Some(claim.ttl), &known(None));
+                let applied = state.renew_run(&claim.token, claim.ttl, &known(None));
                 (applied.granted, Some(Answer::Renewed(applied.answer)))
             }
             Ask::Release { claim, how, is_in_flight } => {

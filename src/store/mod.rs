@@ -84,6 +84,12 @@ pub trait Store: Send {
     /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
+    /// The same for a run, whose COMMAND works under the lock. If this arrives when the run is over, what it lets stay is not changed. A
+    /// store in which late requests do nothing anyway has nothing to add.
+    fn renew_run(&mut self, key: &Key, token: &Token, ttl: Ttl) -> Result<Renewed, StoreError> {
+        self.renew(key, token, Some(ttl))
+    }
+
     /// Releases the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 

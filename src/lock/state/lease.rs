@@ -79,6 +79,18 @@ impl LockState {
         Applied { begins_lease: true, ..self.unchanged(Renewed::Mine, Vec::new()) }
     }
 
+    /// Prolongs the lease of the run under `token` by `ttl` from now. If the run is over and the lock was kept, this was long on its way: the
+    /// lease stays what the release has made it.
+    pub fn renew_run(&mut self, token: &Token, ttl: Ttl, facts: &impl Facts) -> Applied<Renewed> {
+        let now = facts.now();
+        self.void_other_epochs(facts);
+        let is_kept = |holder: &HolderState| holder.purpose == Purpose::Kept && holder.is_in_force(now, facts);
+        if self.position(token).is_some_and(|at| is_kept(&self.holders[at])) {
+            return self.unchanged(Renewed::NotMine(None), Vec::new());
+        }
+        self.renew(token, Some(ttl), facts)
+    }
+
     /// Gives out a lease of `ttl`, whose times are of this epoch.
     pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, facts: &impl Facts) -> Lease {
         self.epoch = facts.epoch();

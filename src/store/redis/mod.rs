@@ -257,9 +257,11 @@ impl Store for RedisStore {
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let ttl = ttl.map_or(-1, |ttl| i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX));
-        let script = self.script(&RENEW, key, token).arg(ttl).take();
-        let reply = self.answer(&script)?;
-        reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
+        self.send_renewal(key, token, ttl, false)
+    }
+
+    fn renew_run(&mut self, key: &Key, token: &Token, ttl: Ttl) -> Result<Renewed, StoreError> {
+        self.send_renewal(key, token, i64::try_from(ttl_ms(ttl)).unwrap_or(i64::MAX), true)
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
@@ -351,6 +353,13 @@ impl RedisStore {
     /// The answer to a command that is safe to run twice.
     fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
+    }
+
+    /// Renews by so many ms, as the script takes them.
+    fn send_renewal(&mut self, key: &Key, token: &Token, ttl: i64, of_run: bool) -> Result<Renewed, StoreError> {
+        let script = self.script(&RENEW, key, token).arg(ttl).arg(u8::from(of_run)).take();
+        let reply = self.answer(&script)?;
+        reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
     }
 
     fn is_strange(&self, strange: UnexpectedReply) -> StoreError {

@@ -3,6 +3,7 @@
 --
 -- ARGV  1 token     of the acquisition
 --       2 ttl       of the lease from now, in ms; 0: it never expires; -1: as long as it was taken for
+--       3 run       1: for its run; what was kept when that was over is left alone
 -- Reply {1}         it is ours
 --       {0, {held for, expires in or -1, info, token} or {}}
 --                   it is not; in ms
@@ -15,7 +16,7 @@ if not is_in_force(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)
-if info.forgotten then
+if info.forgotten or info.kept and ARGV[3] == '1' then
   return {0, {}}
 end
 if info.revoked then

@@ -75,6 +75,19 @@ fn a_renewal_may_shorten_a_lease_by_hand() {
 }
 
 #[test]
+fn a_late_renewal_of_a_run_leaves_alone_what_is_kept() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    let renew_run = |lock: &mut Lock| lock.state.renew_run(&token("a"), lasts(30), &lock.world).answer;
+    assert_eq!(renew_run(&mut lock), Renewed::Mine);
+    assert_eq!(lock.release("a", keep(lasts(90))), Released::Retained);
+    assert_eq!(renew_run(&mut lock), Renewed::NotMine(None));
+    assert_eq!(lock.state.next_end(), Some(START + 90_000));
+    lock.renew("a", Some(lasts(5)));
+    assert_eq!(lock.look_in, Some(5000), "by hand it may be changed");
+}
+
+#[test]
 fn a_free_key_is_pruned_when_it_is_old() {
     let mut lock = Lock::new();
     let day = Duration::from_hours(24);

@@ -97,7 +97,7 @@ impl<'a> Model<'a> {
             Step::Time(now) => return self.facts.now = *now,
             Step::Acquire { .. } => is_left = self.acquire(step),
             Step::Reserve { .. } => is_left = self.reserve(step),
-            Step::Renew { token, ttl } => is_left = self.renew(step, token, *ttl),
+            Step::Renew { token, ttl, of_run } => is_left = self.renew(step, token, *ttl, *of_run),
             Step::Release { token, release, is_in_flight } => {
                 is_left = self.release(step, token, *release, *is_in_flight);
             }
@@ -231,10 +231,15 @@ impl<'a> Model<'a> {
         is_left
     }
 
-    fn renew(&mut self, step: &Step, token: &str, ttl: Option<Ttl>) -> bool {
-        let args = [token.to_owned(), ttl.map_or("-1".into(), |ttl| ttl_ms(ttl).to_string())];
+    fn renew(&mut self, step: &Step, token: &str, ttl: Option<Ttl>, of_run: bool) -> bool {
+        let ms = ttl.map_or("-1".into(), |ttl| ttl_ms(ttl).to_string());
+        let args = [token.to_owned(), ms, u8::from(of_run).to_string()];
         let command = self.run(&self.scripts.renew, &args, "");
-        let answer = match self.state.renew(&parse(token), ttl, &self.facts).answer {
+        let applied = match ttl.filter(|_| of_run) {
+            Some(ttl) => self.state.renew_run(&parse(token), ttl, &self.facts),
+            None => self.state.renew(&parse(token), ttl, &self.facts),
+        };
+        let answer = match applied.answer {
             Renewed::Mine => Answer::new("mine"),
             Renewed::NotMine(held) => Answer { holder: self.named(held.as_ref()), ..Answer::new("not mine") },
             Renewed::Revoked(by) => Answer::new(format!("revoked by {:?}", by.command)),

@@ -46,6 +46,8 @@ pub(super) enum Step {
     Renew {
         token: String,
         ttl: Option<Ttl>,
+        /// For its run, which always tells the ttl.
+        of_run: bool,
     },
     Release {
         token: String,
@@ -176,7 +178,8 @@ impl Manner {
             16..=17 if self.reserves => self.reserve(model, random),
             18..=21 => {
                 let ttl = Some(ttl(random)).filter(|_| random.one_in(3));
-                Step::Renew { token: self.token(model, random), ttl }
+                let of_run = ttl.is_some() && random.one_in(2);
+                Step::Renew { token: self.token(model, random), ttl, of_run }
             }
             22..=28 => self.release(model, random),
             29..=30 => self.cancel(model, random),
