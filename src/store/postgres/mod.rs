@@ -251,6 +251,12 @@ impl Store for PostgresStore {
         Ok(from_state::renewed(answer, Now::unix(now_ms)))
     }
 
+    fn renew_run(&mut self, key: &Key, token: &Token, ttl: Ttl) -> Result<Renewed, StoreError> {
+        let renewed = self.once(on(key), |state, facts| Ok(state.renew_run(token, ttl, facts)));
+        let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
+        Ok(from_state::renewed(answer, Now::unix(now_ms)))
+    }
+
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let subject = Subject { asking: Some(token), ..on(key) };
         // What the last attempt found. If its outcome is open, and the lock was ours then and is not any more, it has released it.
