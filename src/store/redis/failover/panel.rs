@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollTimeout, poll};
 use redis::Cmd;
 
-use super::tls_for;
+use super::{majority, tls_for};
 use crate::net::dial::{Dialing, Progress};
 use crate::net::resolve::too_slow;
 use crate::net::tls::Tls;
@@ -199,10 +199,13 @@ impl Panel {
         self.members.iter().filter_map(|member| Some((&member.server, member.failure.as_ref()?)))
     }
 
-    /// Returns the failure that counts for all of them. As long as one may pass by itself, there may be enough a little later, whatever is
-    /// wrong with others for good.
+    /// Returns the failure that counts for all of them: one that may pass by itself, unless so much is wrong with the others for good that there
+    /// cannot be a majority a little later either.
     pub(super) fn failure(&self) -> Option<(&Server, &Failure)> {
-        self.failures().find(|(_, failure)| failure.is_transient()).or_else(|| self.failures().next())
+        let lasting = self.failures().filter(|(_, failure)| !failure.is_transient()).count();
+        let may_be_enough = self.members.len() - lasting >= majority(self.members.len());
+        let counts = |(_, failure): &(&Server, &Failure)| failure.is_transient() == may_be_enough;
+        self.failures().find(counts).or_else(|| self.failures().next())
     }
 
     /// Returns the same in words, and, if it may pass, also the first that does not: it may be the one to mend.
