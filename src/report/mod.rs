@@ -25,8 +25,8 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// Prints `text`, each line with the prefix, all in one write unless it is very long. Characters that could control a terminal are escaped. If standard error
-/// is not read, the message is lost after a short wait.
+/// Prints `text`, each line with the prefix, all in one write unless it is very long. Characters that could control a terminal are escaped.
+/// During a run the message is lost after a short wait if standard error is not read, see [`stderr::hurry`].
 pub fn say(text: &str) {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {

@@ -34,7 +34,7 @@ impl Reporter {
         self.print(&event);
     }
 
-    /// Writes an event to the event log alone. Does not wait for it.
+    /// Writes an event to the event log alone. Waits only to print that the log has failed, which is said once.
     pub fn log(&self, event: &Event<'_>) {
         if let Some(event_log) = &self.event_log {
             event_log.write(self.key.as_str(), event);

@@ -79,7 +79,7 @@ pub(super) struct Refusal {
 }
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
-/// exceptions), 53 (insufficient resources), 58 (system errors) and XX (internal errors) do, too, or somebody sees to it that they do.
+/// exceptions), 53 (insufficient resources), 58 (system errors) and XX (internal errors) do, too, or an administrator ends them.
 const TRANSIENT: [&str; 10] = [
     "25P03", // idle_in_transaction_session_timeout
     "25P04", // transaction_timeout
@@ -97,7 +97,7 @@ const TRANSIENT: [&str; 10] = [
 const TRANSIENT_CLASSES: [&str; 4] = ["08", "53", "58", "XX"];
 
 /// The same for those that do not pass even if the server, or a pooler in front of it, ends a session with them: it does not let us in
-/// as we are, or somebody has to change its configuration.
+/// as we are, or its configuration has to be changed.
 const LASTING: [&str; 4] = [
     "28000", // invalid_authorization_specification
     "28P01", // invalid_password
@@ -188,7 +188,7 @@ impl Refusal {
     }
 }
 
-/// Returns whether a notice says that a commit was not waited for by a standby: somebody has cancelled the wait. Other warnings may come with a
+/// Returns whether a notice says that a commit was not waited for by a standby: the wait was cancelled. Other warnings may come with a
 /// commit that mean nothing here.
 pub(super) fn is_of_unconfirmed_commit(fields: ErrorFields<'_>) -> bool {
     let mut fields = fields;

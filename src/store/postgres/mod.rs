@@ -151,6 +151,16 @@ impl PostgresStore {
         }
     }
 
+    fn renew_by(
+        &mut self,
+        key: &Key,
+        mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Applied<state::Renewed>,
+    ) -> Result<Renewed, StoreError> {
+        let renewed = self.once(on(key), |state, facts| Ok(rules(state, facts)));
+        let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
+        Ok(from_state::renewed(answer, Now::unix(now_ms)))
+    }
+
     fn explain(&self, failure: &Failure) -> StoreError {
         failure.explain(&self.server)
     }
@@ -246,15 +256,11 @@ impl Store for PostgresStore {
     }
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
-        let renewed = self.once(on(key), |state, facts| Ok(state.renew(token, ttl, facts)));
-        let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
-        Ok(from_state::renewed(answer, Now::unix(now_ms)))
+        self.renew_by(key, |state, facts| state.renew(token, ttl, facts))
     }
 
     fn renew_run(&mut self, key: &Key, token: &Token, ttl: Ttl) -> Result<Renewed, StoreError> {
-        let renewed = self.once(on(key), |state, facts| Ok(state.renew_run(token, ttl, facts)));
-        let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
-        Ok(from_state::renewed(answer, Now::unix(now_ms)))
+        self.renew_by(key, |state, facts| state.renew_run(token, ttl, facts))
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {

@@ -172,7 +172,7 @@ impl PostgresStore {
                     return Err(last);
                 }
                 Ok(_) => return Err(Failure::Unwritten),
-                // Somebody who listens and does not read must not keep others from their locks.
+                // A session that listens and does not read must not keep others from their locks.
                 Err(Failure::Refused(refusal)) if notices == Notices::Sent && refusal.is_of_full_queue() => {
                     self.may_be_done = was_open || second.may_be_refused_when_done();
                     (notices, last) = (Notices::LeftOut, Failure::Refused(refusal));

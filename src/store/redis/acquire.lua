@@ -201,9 +201,12 @@ if mine then
   end
   -- A script under the token of a command's run does not change the lease on which that counts.
   if info.hand or not HAND then
-    local before = ends_of(TOKEN) or 0
+    -- Only by hand it may be made shorter.
+    local before = HAND and ends_of(TOKEN)
     begin_lease(TOKEN, TTL, info)
-    tell_end(before, ends_of(TOKEN))
+    if before then
+      tell_end(before, ends_of(TOKEN))
+    end
     if FAILOVER then
       note_lease(TTL, info.hand)
     end

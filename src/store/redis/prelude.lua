@@ -24,7 +24,7 @@
 --                   of the run that used it; never expires
 --       9 failover  what `failover.lua` needs; only where there can be failovers
 
--- What is sent says `C(` for each call, which is shorter, and so with other words: see `script.rs`.
+-- What is sent says `C(` for each call, and has shorter names, see `script.rs`.
 local C = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 

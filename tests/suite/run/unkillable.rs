@@ -13,7 +13,7 @@ use crate::support::processes::{a_user_without_processes, find_program, is_alive
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Store, eventually};
 
-/// A directory with a copy of setpriv(1) that makes whoever executes it root, as sudo is, and the path of that.
+/// A directory with a copy of setpriv(1) that runs as root for every user, as sudo does, and the path of the copy.
 fn privileged() -> (TempDir, String) {
     let place = TempDir::new().expect("a temporary directory");
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("our own");

@@ -61,7 +61,7 @@ fn a_standby_takes_over() {
     waiter.wait().exited(0).printed("ran\n").silent();
 }
 
-// "Always, if commits wait for the standby": a commit that somebody lets go on without one is not known to be safe, and gives no lock.
+// "Always, if commits wait for the standby": a commit whose wait for one was cancelled is not known to be safe, and gives no lock.
 #[test]
 fn a_commit_that_no_standby_has_confirmed() {
     let settings = ["synchronous_standby_names=*", "synchronous_commit=local"].map(str::to_owned).to_vec();
