@@ -9,25 +9,25 @@ use super::key::Key;
 use super::lease::Ttl;
 use super::token::Token;
 
-/// A run's claim: this lock, under this token, for this holder.
+/// A claim to a lock, under a token, for a holder.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The lock's name.
     pub key: Key,
-    /// The token of this acquisition. Every later change is checked against it.
+    /// The token of this acquisition. The store checks every later change against it.
     pub token: Token,
-    /// How long the lease lasts from one renewal.
+    /// How long the lease lasts after each renewal.
     pub ttl: Ttl,
-    /// The run that claims the lock.
+    /// The process that claims the lock.
     pub holder: Holder,
-    /// How it may be shared.
+    /// How the lock may be shared.
     pub mode: Mode,
-    /// The lock is not wanted if a run that began less than this ago has ended with 0.
+    /// Skips the lock if a run that began less than this ago has succeeded.
     pub once_per: Option<Duration>,
     /// Whether the lock is acquired by hand and outlives this process. Otherwise a run holds and renews it.
     pub by_hand: bool,
-    /// Identifies this request if the user chose the token, and may therefore repeat a request that got no reply. Cancelling a request
-    /// drops only what this very request obtained.
+    /// Identifies this request if the user chose the token, and may therefore repeat a request that got no reply. Cancelling a
+    /// request drops only what that request obtained.
     pub request: Option<Token>,
 }
 
@@ -35,9 +35,9 @@ pub struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Beside other holders with slots, up to so many in all; at least 1, which is to hold it alone.
+    /// Beside other holders with slots, up to this many in all. At least 1; with 1 the lock is held alone.
     Slots(u32),
-    /// Beside any number of others that share it, and nobody else.
+    /// Beside any number of other shared holders, and no others.
     Shared,
 }
 
@@ -45,7 +45,7 @@ impl Mode {
     /// Held alone.
     pub const EXCLUSIVE: Self = Mode::Slots(1);
 
-    /// Returns how many slots there are, if there are several: then a run learns which one it has.
+    /// Returns the number of slots if there are several: only then does a run learn its slot.
     pub fn several_slots(self) -> Option<u32> {
         match self {
             Mode::Slots(slots) if slots > 1 => Some(slots),
@@ -56,7 +56,7 @@ impl Mode {
 
 #[cfg(test)]
 impl Claim {
-    /// Returns a claim to a lock that does not expire, for tests.
+    /// Returns a claim whose lease never expires, for tests.
     pub fn example() -> Self {
         Claim {
             key: Key::new("k".as_ref()).expect("is a key"),

@@ -1,4 +1,4 @@
-//! What a store records about a holder, so that people can find it.
+//! What a store records about a holder, so that people can find the process.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::text::escape::{escaped, without_secrets};
 /// The longest command line that is recorded, in bytes.
 const COMMAND_MAX: usize = 512;
 
-/// A run, as others see it.
+/// A holder or waiter, as others see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holder {
@@ -32,7 +32,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Returns whether nothing is known about it.
+    /// Returns whether nothing is known about the holder.
     pub fn is_unknown(&self) -> bool {
         *self == Holder::default()
     }
@@ -42,12 +42,12 @@ impl Holder {
         Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
     }
 
-    /// Describes the process that called this one, which will end soon: for a lock by hand.
+    /// Describes the process that called this one, for a lock acquired by hand: this process will soon be gone.
     pub fn caller() -> Self {
         Self::of_process(parent_id())
     }
 
-    /// Describes the process `pid` of this machine as far as /proc shows it; if it is a lockrun, with its command.
+    /// Describes the local process `pid` as far as /proc shows it. For a lockrun process, the command is the one that it runs.
     pub fn of_process(pid: u32) -> Self {
         let owner = fs::metadata(format!("/proc/{pid}")).map(|process| Uid::from_raw(process.uid()));
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -70,7 +70,7 @@ fn host_name() -> String {
     gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Formats it as in `web-1 pid 4242 (deploy: ./report.sh)`.
+/// Formats the holder as in `web-1 pid 4242 (deploy: ./report.sh)`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unknown() {
@@ -81,8 +81,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Joins the words to a line of at most [`COMMAND_MAX`] bytes without lockrun's secrets. A word with a space is quoted, for
-/// people to read, not for a shell.
+/// Joins the words into a line of at most [`COMMAND_MAX`] bytes, without lockrun's secrets. A word with a space is quoted for
+/// people, not for a shell.
 fn command_line(argv: &[OsString]) -> String {
     let mut line = String::new();
     for word in argv {
@@ -97,7 +97,7 @@ fn command_line(argv: &[OsString]) -> String {
             break;
         }
     }
-    // Before the line is cut, or half a URL would show its password.
+    // Before the line is cut: half a URL would show its password.
     let mut line = without_secrets(&line);
     if line.len() > COMMAND_MAX {
         line.truncate(line.floor_char_boundary(COMMAND_MAX));
@@ -106,7 +106,7 @@ fn command_line(argv: &[OsString]) -> String {
     line
 }
 
-/// Returns the user's name. A user that only a directory service knows is shown by number.
+/// Returns the user's name. A user known only to a directory service appears as a number.
 fn user_name(uid: Uid) -> String {
     accounts::user_name(uid).unwrap_or_else(|| format!("uid {uid}"))
 }

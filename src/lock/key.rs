@@ -11,7 +11,7 @@ pub const MAX_LEN: usize = 512;
 pub struct Key(String);
 
 impl Key {
-    /// Checks a name. The error says what is wrong with it.
+    /// Checks a name. The error says what is wrong.
     pub fn new(name: &OsStr) -> Result<Self, String> {
         let Some(name) = name.to_str() else {
             return Err(format!("the key {:?} is not valid UTF-8", name.to_string_lossy()));
@@ -28,7 +28,7 @@ impl Key {
         Ok(Key(name.to_owned()))
     }
 
-    /// Returns the name as it was given.
+    /// Returns the name as the user gave it.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,23 +1,23 @@
-//! The arithmetic of a lease: when to renew, when COMMAND must end, and what an answer changes.
+//! The arithmetic of a lease: when to renew, when COMMAND must end, and what a reply changes.
 //!
-//! Pure: a function of its arguments. No clock is read here and nothing is sent.
+//! Pure: nothing here reads a clock or sends anything.
 //!
-//! A request that was sent at `sent_at` and granted keeps the lock, by the store's clock, until at least
-//! `sent_at + ttl`: the store began to count when the request arrived, which was later. Our clock may drift from the
-//! store's by up to 1 %, so the last moment at which the lock is certainly ours is
+//! A request sent at `sent_at` and granted keeps the lock, by the store's clock, until at least `sent_at + ttl`: the store
+//! began to count when the request arrived, which was later. Our clock may drift from the store's by up to 1 %, so the lock is
+//! certainly ours until
 //!
 //! ```text
 //! H = sent_at + ttl - ttl / 100 - 10 ms
 //! ```
 //!
-//! KILL is sent a little before H, so that the command's processes are gone by then, and TERM `kill_after` before KILL.
+//! KILL is sent a little before H, so that the command's processes are dead by then, and TERM `kill_after` before KILL.
 
 use std::time::Duration;
 
 use crate::sys::clock::Moment;
 use crate::text::duration;
 
-/// How long a lease lasts from one renewal.
+/// How long a lease lasts after each renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ttl {
     /// This long.
@@ -27,7 +27,7 @@ pub enum Ttl {
 }
 
 impl Ttl {
-    /// Returns the length; `None`: it never expires.
+    /// Returns the length, or `None` if the lease never expires.
     pub fn length(self) -> Option<Duration> {
         match self {
             Ttl::Lasts(span) => Some(span),
@@ -35,7 +35,7 @@ impl Ttl {
         }
     }
 
-    /// Returns this, or `span` if that is longer.
+    /// Returns the longer of this and `span`.
     pub fn at_least(self, span: Duration) -> Self {
         match self {
             Ttl::Lasts(length) => Ttl::Lasts(length.max(span)),
@@ -44,10 +44,10 @@ impl Ttl {
     }
 }
 
-/// Clocks may drift apart by up to one part in this many.
+/// Two clocks may drift apart by up to one part in this many.
 const DRIFT: u32 = 100;
 
-/// Taken off every lease on top of the drift: the resolution of clocks and timers.
+/// Subtracted from every lease in addition to the drift, for the resolution of clocks and timers.
 const CLOCK_SLACK: Duration = Duration::from_millis(10);
 
 /// The time spans of a lease.
@@ -57,13 +57,13 @@ pub struct Terms {
     pub ttl: Duration,
     /// The time from one renewal to the next.
     pub renew_every: Duration,
-    /// The time that COMMAND has from TERM to KILL.
+    /// How long COMMAND has between TERM and KILL.
     pub kill_after: Duration,
-    /// The longest that one request to the store may take.
+    /// The longest time that one request to the store may take.
     pub store_timeout: Duration,
 }
 
-/// What one grant of the lease allows: the moments by which COMMAND must have got TERM, have got KILL, and be dead.
+/// The moments by which COMMAND must have received TERM, must have received KILL, and must be dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     /// TERM is sent at this moment at the latest.
@@ -75,8 +75,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the deadline once KILL was sent: the next KILL is due half-way to H. If the first one has missed a
-    /// process, and its sender was stopped since, another process sends the next one, and needs the rest of the time.
+    /// Returns the deadline after KILL was sent: the next KILL is due half-way to H. If the first one missed a process and its
+    /// sender has been stopped since, another process sends the next one and needs the remaining time.
     pub fn after_kill(self) -> Self {
         let kill_at = self.kill_at + self.horizon.since(self.kill_at) / 2;
         Deadline { term_at: kill_at, kill_at, horizon: self.horizon }
@@ -84,8 +84,8 @@ impl Deadline {
 }
 
 impl Terms {
-    /// Checks that these spans can work together: one renewal, which may fail slowly, and the ending of COMMAND must fit into the
-    /// lease. The error describes the inequality that does not hold.
+    /// Checks that these spans work together: a renewal that fails slowly, followed by the end of COMMAND, must fit into the
+    /// lease. The error shows the inequality that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let sum = self.renew_every.saturating_add(self.kill_after).saturating_add(self.store_timeout);
         if sum < self.ttl {
@@ -115,51 +115,51 @@ impl Terms {
         ))
     }
 
-    /// Returns what a grant allows whose request was sent at `sent_at`.
+    /// Returns the deadline of a grant whose request was sent at `sent_at`.
     pub fn deadline(&self, sent_at: Moment) -> Deadline {
         let horizon = sent_at + self.ttl.saturating_sub(self.ttl / DRIFT).saturating_sub(CLOCK_SLACK);
         let kill_at = horizon.before(self.dying());
         Deadline { term_at: kill_at.before(self.kill_after), kill_at, horizon }
     }
 
-    /// Returns how long before H KILL is sent. The processes that send it and those that it ends need a processor, for which each may wait
-    /// for tenths of a second on a machine that is overloaded.
+    /// Returns how long before H to send KILL. On an overloaded machine, the sender and each process that dies may have to wait
+    /// tenths of a second for a processor.
     fn dying(&self) -> Duration {
         (self.ttl / 8).min(Duration::from_secs(1))
     }
 
-    /// Returns when a lease is renewed whose last granted request was sent at `sent_at`: after `renew_every`, and early enough
-    /// that one request of the longest duration ends before TERM is due.
+    /// Returns when to renew a lease whose last granted request was sent at `sent_at`: after `renew_every`, but early enough
+    /// that the slowest possible request ends before TERM is due.
     fn renew_at(&self, sent_at: Moment) -> Moment {
         let latest = self.deadline(sent_at).term_at.before(self.store_timeout).max(sent_at);
         (sent_at + self.renew_every).min(latest)
     }
 
-    /// Returns the pause after a renewal without an answer: short compared with the lease, but no busy loop.
+    /// Returns the pause after a renewal without a reply: short compared with the lease, but not a busy loop.
     fn retry_after(&self) -> Duration {
         (self.renew_every / 8).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
 }
 
-/// The store's answer to a renewal, as far as the lease is concerned.
+/// The store's reply to a renewal, as far as the lease is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The lock is ours for another ttl.
     Mine,
-    /// The lock is not ours any more. Final.
+    /// The lock is no longer ours. Final.
     NotMine,
-    /// No answer, or an unclear one: the renewal may or may not have been done.
+    /// No reply, or an unclear one: the renewal may or may not have taken effect.
     Unknown,
 }
 
-/// What the renewer of a lease has to do.
+/// What the renewer must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing until that moment.
+    /// Sleep until this moment.
     Sleep(Moment),
     /// Send a renewal.
     Renew,
-    /// The lease is lost, or would be before a later attempt could end COMMAND: stop COMMAND.
+    /// Stop COMMAND: the lease is lost, or another attempt to renew would leave too little time to stop it.
     Stop,
 }
 
@@ -173,12 +173,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the lease that the store granted to a request sent at `sent_at`.
+    /// Returns the lease granted to a request sent at `sent_at`.
     pub fn granted(terms: Terms, sent_at: Moment) -> Self {
         Lease { terms, deadline: terms.deadline(sent_at), renew_at: terms.renew_at(sent_at), lost: false }
     }
 
-    /// Returns what has to be done at `now`. Once it is `Stop`, it remains `Stop`.
+    /// Returns what to do at `now`. After the first `Stop`, it always returns `Stop`.
     pub fn due(&mut self, now: Moment) -> Due {
         self.lost |= now >= self.deadline.term_at;
         if self.lost {
@@ -190,8 +190,8 @@ impl Lease {
         }
     }
 
-    /// Records the answer, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the answer moved it. An
-    /// answer that arrives when TERM is due comes too late.
+    /// Records the reply, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the reply moved it.
+    /// A reply that arrives once TERM is due is too late.
     pub fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) -> Option<Deadline> {
         if self.due(now) == Due::Stop {
             return None;
@@ -203,7 +203,7 @@ impl Lease {
                 let deadline = self.terms.deadline(sent_at);
                 if deadline.horizon > self.deadline.horizon {
                     self.deadline = deadline;
-                    // If the store takes longer than the time between renewals, pause before the next one.
+                    // If a renewal takes longer than the time between renewals, pause before the next one.
                     self.renew_at = self.terms.renew_at(sent_at).max(now + self.terms.retry_after());
                     return Some(deadline);
                 }
@@ -226,7 +226,7 @@ mod tests {
         Moment::from_boot(millis(since_boot))
     }
 
-    /// ttl 30 s with the defaults that follow from it.
+    /// A ttl of 30 s, with the defaults derived from it.
     fn terms() -> Terms {
         Terms {
             ttl: millis(30_000),
@@ -319,14 +319,14 @@ mod tests {
         assert_eq!(lease.due(at(0)), Due::Sleep(at(13_690)));
     }
 
-    /// Something that happens to a lease.
+    /// An event in the life of a lease.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         /// Time passes.
         Pass(Duration),
-        /// A renewal leaves.
+        /// A renewal is sent.
         Send,
-        /// The answer to the renewal that left first arrives.
+        /// The reply to the oldest renewal in flight arrives.
         Arrive(Answer),
     }
 
@@ -355,9 +355,9 @@ mod tests {
     }
 
     proptest! {
-        /// For every order of sends, answers, errors and time: COMMAND may run only before the H of a request that was
-        /// answered "mine" in time, H is that request's own `sent_at` plus the lease less the margins, and a lost lease
-        /// stays lost.
+        /// For every order of requests, replies, errors and time: COMMAND may run only before the H of a request that was
+        /// answered "mine" in time, H is that request's own `sent_at` plus the lease less the margins, and a lost lease stays
+        /// lost.
         #[test]
         fn no_history_lets_the_command_live_past_h(terms in any_terms(), steps in prop::collection::vec(step(), 1..60)) {
             let granted_at = at(5_000);

@@ -1,4 +1,4 @@
-//! A lock: its name, token, holder, lease and rules. Pure: nothing here asks a store.
+//! A lock: its name, token, holder, lease and rules. Pure: nothing here talks to a store.
 
 pub mod claim;
 pub mod ending;

@@ -1,4 +1,4 @@
-//! The token of an acquisition, with which any process may renew and release the lock.
+//! The token of an acquisition. Any process that has it may renew and release the lock.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use uuid::Uuid;
 /// The longest token, in characters.
 const MAX_LEN: usize = 128;
 
-/// Identifies one acquisition of a lock: normally a random UUID, which cannot be guessed. Every change in a store is checked
-/// against it. It is a secret, so `Debug` does not print it.
+/// Identifies one acquisition of a lock: normally a random UUID, which cannot be guessed. The store checks every change against
+/// it. It is a secret, so `Debug` does not print it.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Token(String);
 
@@ -19,7 +19,7 @@ impl Token {
         Token(Uuid::new_v4().to_string())
     }
 
-    /// Checks a token that a user has chosen: 1 to 128 letters, digits and `. _ : -`. The error says what is wrong with it.
+    /// Checks a token that a user has chosen: 1 to 128 letters, digits and `. _ : -`. The error says what is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("the token is empty".into());
@@ -30,7 +30,7 @@ impl Token {
         Ok(Token(text.to_owned()))
     }
 
-    /// Returns the token itself.
+    /// Returns the token as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -41,7 +41,7 @@ pub fn is_of_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '-')
 }
 
-/// Hides the token, which could get into an error message.
+/// Hides the token, so that no error message can reveal it.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(***)")

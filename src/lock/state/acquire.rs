@@ -1,4 +1,4 @@
-//! Who gets the lock: slots, and requests that are repeated.
+//! Who gets the lock: slots, and repeated requests.
 
 use super::{Applied, Facts, FenceExhausted, Held, HolderState, Lease, LockState, Now, Purpose, Value, millis};
 use crate::lock::claim::{Claim, Mode};
@@ -7,44 +7,46 @@ use crate::lock::token::Token;
 /// A request for the lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// What is asked.
+    /// The claim.
     pub claim: &'a Claim,
-    /// Whether the lock is to be held by a lease. Otherwise it is for as long as [`Facts::holds_slot`] says.
+    /// Whether the lock is to be held by a lease. Otherwise it is held for as long as [`Facts::holds_slot`] says.
     pub leased: bool,
-    /// Which request this is, where there may be several under its token: a user's own. [`LockState::cancel`] drops only what
-    /// the request obtained that it cancels.
+    /// Identifies this request if there may be several under its token, as with a token of the user's own.
+    /// [`LockState::cancel`] drops only what the cancelled request obtained.
     pub request: Option<&'a Token>,
     /// What to do if the lock is held.
     pub on_held: OnHeld,
-    /// The holder that this waiter has seen last.
+    /// The holder that this waiter saw last.
     pub seen: Option<&'a Seen>,
 }
 
 /// What a request does if the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnHeld {
-    /// It joins the queue, or stays in it.
+    /// Joins the queue, or stays in it.
     Wait {
-        /// Unless so many wait already.
+        /// The request does not join if this many already wait.
         max: Option<u32>,
     },
-    /// It leaves the queue, if it is in it.
+    /// Leaves the queue, if it is in it.
     Leave,
 }
 
-/// A holder that a waiter has seen: should the store lose its data, the command may still run for as long as the lease.
+/// A holder that a waiter has seen. If the store loses its data, that holder's command may still run for the length of the
+/// lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The holder.
     pub held: Held,
-    /// What [`LockState::ended_unix_ms`] returned then.
+    /// What [`LockState::ended_unix_ms`] returned at that time.
     pub ended_unix_ms: u64,
 }
 
 impl Seen {
-    /// Returns what a waiter remembers that has found this holder, if any, when a hold had ended last at `ended_unix_ms`. Nothing of one
-    /// whose lease never ends, since nobody could wait for that. What it knew `before` counts on if it has found none; or one of which too
-    /// little is known, as of a waiter to which the lock was granted; or if the store has gone back to an older state, since ends only rise.
+    /// Returns what a waiter remembers once it has found this holder, if any, with the latest end of a hold at `ended_unix_ms`.
+    /// It remembers no holder whose lease never ends, since nobody could wait that out. It keeps what it knew `before` if it
+    /// found no holder; if too little is known about the holder, as about a waiter with a grant; or if the store has gone back
+    /// to an older state, which shows because ends only rise.
     pub fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64) -> Option<Self> {
         match held {
             _ if before.as_ref().is_some_and(|before| ended_unix_ms < before.ended_unix_ms) => before,
@@ -54,8 +56,8 @@ impl Seen {
         }
     }
 
-    /// Returns what the holder holds the lock for when it is put back. A run only until its command has ended. What was acquired by hand or
-    /// was kept is held as before, unless there may have been others beside it, of which nobody knows anything.
+    /// Returns the purpose for which the holder is put back. A run is put back only until its command has ended. A lock that
+    /// was acquired by hand or kept is held as before, unless other holders may have been beside it, which nobody knows.
     pub fn purpose_put_back(&self) -> Purpose {
         match self.held.purpose {
             purpose @ (Purpose::Hand | Purpose::Kept) if self.held.is_alone => purpose,
@@ -67,39 +69,39 @@ impl Seen {
 /// The answer to a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It is its own.
+    /// The request holds the lock.
     Mine {
         /// The fencing token.
         fence: u64,
         /// The slot.
         slot: u32,
-        /// Whether it is held by a lease, from the moment on at which this request left.
+        /// Whether it is held by a lease, counted from the moment at which this request was sent.
         leased: bool,
     },
-    /// It is held, or others are ahead.
+    /// The lock is held, or other waiters are ahead.
     Held {
-        /// By whom.
+        /// The first holder.
         first: Option<Held>,
-        /// The place in the queue, from 0, if it waits. `None` for one that was to wait: too many do, or its token shares the lock
-        /// already.
+        /// The place in the queue, from 0, if the request waits. `None` if it did not ask to wait, if too many already do, or
+        /// if its token already shares the lock or held it until the store forgot it.
         place: Option<usize>,
         /// What [`LockState::ended_unix_ms`] returns, for [`Seen::after`].
         ended_unix_ms: u64,
     },
-    /// It is not wanted: what [`Claim::once_per`] asks for is done.
+    /// The lock is not needed: a run has succeeded within [`Claim::once_per`].
     Done {
-        /// When the run began that has done it, in Unix time.
+        /// When that run began, in Unix time.
         began_unix_ms: u64,
     },
-    /// The request was cancelled before it came.
+    /// The request was cancelled before it arrived.
     Cancelled,
 }
 
 impl LockState {
-    /// Acquires the lock if it was granted to this request, or if a slot is free and no waiter that is listening is ahead of it.
-    /// Otherwise does as [`Ask::on_held`] says.
+    /// Acquires the lock if it was granted to this request, or if a slot is free and no listening waiter is ahead. Otherwise
+    /// does as [`Ask::on_held`] says.
     ///
-    /// Asked again under the same token, it answers as the first time: the answer may have been lost.
+    /// A repeated request under the same token gets the same answer: the first reply may have been lost.
     ///
     /// On failure the state must not be stored.
     pub fn acquire(&mut self, ask: &Ask<'_>, facts: &impl Facts) -> Result<Applied<Acquired>, FenceExhausted> {
@@ -110,7 +112,7 @@ impl LockState {
         }
         self.drop_ended(Some(token), now, facts);
         let is_not_as_asked = |holder: &HolderState| {
-            // A grant would say that it holds the lock alone, or that it has never lost it.
+            // The answer would say that it holds the lock alone, or that it never lost it.
             holder.is_shared && ask.claim.mode != Mode::Shared || holder.purpose == Purpose::Forgotten
         };
         if self.position(token).is_some_and(|at| is_not_as_asked(&self.holders[at])) {
@@ -123,7 +125,7 @@ impl LockState {
             return Ok(Applied { begins_lease, ..self.applied(mine, now, facts) });
         }
         if self.waiters.iter().any(|it| it.token == *token && it.mode != ask.claim.mode) {
-            // It does not want what it waits for.
+            // It now wants another mode than the one it waits for.
             self.leave(token);
         }
         if let Some(began_unix_ms) = self.done_since(ask.claim.once_per, now) {
@@ -154,15 +156,15 @@ impl LockState {
         Ok(self.refused(place, now, facts))
     }
 
-    /// Hands off what is free, and answers that the lock is not this request's.
+    /// Hands off what is free, and answers that the request does not hold the lock.
     fn refused(&mut self, place: Option<usize>, now: Now, facts: &impl Facts) -> Applied<Acquired> {
         let granted = self.hand_off(now, facts);
         let first = self.first_held(now, facts);
         self.unchanged(Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }, granted)
     }
 
-    /// Returns whether the store has forgotten a holder that a waiter has seen: no hold has ended since, and nobody holds the lock but others that
-    /// were forgotten. That somebody was granted the lock says nothing: who granted it need not have seen the holder.
+    /// Returns whether the store has forgotten a holder that a waiter has seen: no hold has ended since, and the only holders
+    /// are others that were forgotten. A grant proves nothing: the process that made it need not have seen the holder.
     fn has_forgotten(&self, seen: &Seen, now: Now) -> bool {
         let held = &seen.held;
         let is_over = held.purpose == Purpose::Kept && held.ends_ms.is_some_and(|ends_ms| ends_ms <= now.ms);
@@ -170,13 +172,13 @@ impl LockState {
         !is_over && self.ended_unix_ms() <= seen.ended_unix_ms && self.holders.iter().all(is_forgotten)
     }
 
-    /// Makes one a holder again that the store has forgotten, as [`Seen::purpose_put_back`] says: for a whole lease, since that may have been
-    /// renewed just before. What was kept ends when it would have ended.
+    /// Puts back a holder that the store has forgotten, for the purpose that [`Seen::purpose_put_back`] returns. It gets a
+    /// whole lease, since its own may have been renewed just before. A kept lock ends no later than it would have ended.
     fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) {
         let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token, .. } = seen.held.clone();
         self.leave(&token);
         self.epoch = facts.epoch();
-        // What the store knew then it may have forgotten with the holder.
+        // The store may have forgotten these together with the holder.
         self.fence = self.fence.max(fence);
         if self.ended_unix_ms() < seen.ended_unix_ms {
             self.note_end(seen.ended_unix_ms);
@@ -188,9 +190,9 @@ impl LockState {
         self.holders.push(HolderState { token, fence, who, since_ms, lease, purpose, ..HolderState::default() });
     }
 
-    /// The holder at this place asks again. The lease begins anew, except that of a command's run if the lock is asked for by hand
-    /// under its token. Also one that was revoked: the answer that the lock is its own promises a whole lease, and its renewals will
-    /// say that it was revoked. Returns whether it does.
+    /// Answers a holder that asks again. Its lease is restarted, except a run's if the lock is requested by hand under its
+    /// token. So is a revoked lease: the answer promises a whole one, and the renewals will report the revocation. Returns
+    /// whether the lease was restarted.
     pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) -> bool {
         let holder = &self.holders[at];
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
@@ -198,7 +200,7 @@ impl LockState {
         let holder = &mut self.holders[at];
         holder.lease = lease.or(holder.lease);
         if holder.request.as_ref() != ask.request {
-            // Two have been told that the lock is theirs, so neither takes it back.
+            // Two requests were told that they hold the lock, so neither may cancel it.
             holder.request = None;
         }
         lease.is_some()
@@ -236,9 +238,9 @@ impl LockState {
         });
     }
 
-    /// Returns the lowest free slot, if the mode allows one more beside those that hold the lock. A slot that the store finds taken
-    /// without a holder in the state has one all the same, whose record was lost. Slot 0 is never one of those that share the lock: a
-    /// store may tell by it that the lock is held alone.
+    /// Returns the lowest free slot, if the mode allows another holder. A slot that the store finds taken, without a holder in
+    /// the state, counts as held: its record was lost. Shared holders never get slot 0, so a store can tell by it that the lock
+    /// is held alone.
     pub(super) fn free_slot(&self, mode: Mode, facts: &impl Facts) -> Option<u32> {
         let (slots, limit) = match mode {
             Mode::Slots(slots) => (0..slots, slots),
@@ -267,8 +269,8 @@ impl LockState {
         is_granted || self.holders.iter().any(|holder| holder.slot == slot)
     }
 
-    /// Returns when a hold ended last, in milliseconds of Unix time; 0 if none is known. Whatever the clock says, it rises with each hold that
-    /// ends.
+    /// Returns when the latest hold ended, in milliseconds of Unix time; 0 if none is known. It rises with each hold that ends,
+    /// whatever the clock says.
     pub fn ended_unix_ms(&self) -> u64 {
         self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms)
     }

@@ -7,7 +7,7 @@ use super::{LockState, Now};
 /// The greatest fence: what every store, and every program that checks fences, can keep as a signed number.
 const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// No fence is left that is greater than the last one.
+/// No fence greater than the last one is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceExhausted {
     /// The last one.
@@ -23,8 +23,8 @@ impl fmt::Display for FenceExhausted {
 impl std::error::Error for FenceExhausted {}
 
 impl LockState {
-    /// Returns the fence after the last one: greater than that, and, should the store have lost that, than any that was given out
-    /// before now, because each is at least the time at which it was.
+    /// Returns the next fence: greater than the last one, and not below the Unix time in ms. So it grows even if the store has
+    /// lost the last one, provided that the clock was not set back and fences were not issued faster than one per millisecond.
     pub(super) fn next_fence(&self, now: Now) -> Result<u64, FenceExhausted> {
         let next = self.fence.saturating_add(1).max(now.unix_ms);
         if next > FENCE_MAX { Err(FenceExhausted { last: self.fence }) } else { Ok(next) }

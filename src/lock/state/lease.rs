@@ -1,4 +1,4 @@
-//! Leases: when one has run out, and how it is prolonged.
+//! Leases: expiry and renewal.
 
 use std::time::Duration;
 
@@ -12,43 +12,43 @@ use crate::lock::token::Token;
 /// A lease. At its end the lock is free, whatever its holder does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Its end; `None`: it never ends.
+    /// Its end; `None` if it never ends.
     pub ends_ms: Option<u64>,
-    /// How long it lasts from one renewal; `None`: for ever.
+    /// How long it lasts after each renewal; `None` if it never ends.
     pub ttl_ms: Option<u64>,
 }
 
 /// The answer to a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// The lock is its own for another ttl.
+    /// The lock is held for another ttl.
     Mine,
-    /// It is not its own any more. Final.
+    /// The lock is no longer held. Final.
     NotMine(Option<Held>),
-    /// It was revoked, by whom. Final.
+    /// The lock was revoked by this caller. Final.
     Revoked(Holder),
 }
 
 impl Lease {
-    /// Returns a lease of `ttl` from `now` on.
+    /// Returns a lease of `ttl` from `now`.
     pub(super) fn new(ttl: Ttl, now: Now) -> Self {
         let ttl_ms = ttl.length().map(millis);
         Lease { ends_ms: ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)), ttl_ms }
     }
 
-    /// Returns whether it still counts at `now`.
+    /// Returns whether the lease is still in force at `now`.
     pub fn is_in_force(&self, now: Now) -> bool {
         self.ends_ms.is_none_or(|ends| now.ms < ends)
     }
 }
 
 impl LockState {
-    /// Prolongs the lease under `token` by `ttl` from now, or by as long as it was given for.
+    /// Renews the lease under `token` for `ttl` from now, or for its own length.
     ///
-    /// A renewal never creates a lock: what has run out may have been another's since. Nor does it shorten the lease of a command
-    /// that runs: lockrun counts on it, and would learn too late that it is less, when it is renewed by hand.
+    /// A renewal never creates a lock: an expired lock may have had another holder since. Nor does it shorten the lease of a
+    /// running command: its lockrun depends on the lease, and would learn of a shorter one, from a renewal by hand, too late.
     ///
-    /// Nothing becomes free by a renewal, so it does not look at the queue.
+    /// A renewal frees nothing, so it does not look at the queue.
     pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {
         let now = facts.now();
         self.void_other_epochs(facts);
@@ -69,7 +69,7 @@ impl LockState {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
             let renewed = Lease::new(ttl, now);
             if holder.purpose == Purpose::Run {
-                // It stays what was promised, and is prolonged by no less.
+                // The run was promised its present end, and its own length at each renewal.
                 let promised = Lease::new(lease.ttl(), now);
                 lease.ends_ms = [lease.ends_ms, promised.ends_ms, renewed.ends_ms].into_iter().try_fold(0, later);
             } else {
@@ -79,8 +79,8 @@ impl LockState {
         Applied { begins_lease: true, ..self.unchanged(Renewed::Mine, Vec::new()) }
     }
 
-    /// Prolongs the lease of the run under `token` by `ttl` from now. If the run is over and the lock was kept, this was long on its way: the
-    /// lease stays what the release has made it.
+    /// Renews the lease of the run under `token` for `ttl` from now. If the run is over and the lock is kept, this request was
+    /// delayed: the lease stays as the release has set it.
     pub fn renew_run(&mut self, token: &Token, ttl: Ttl, facts: &impl Facts) -> Applied<Renewed> {
         let now = facts.now();
         self.void_other_epochs(facts);
@@ -91,14 +91,14 @@ impl LockState {
         self.renew(token, Some(ttl), facts)
     }
 
-    /// Gives out a lease of `ttl`, whose times are of this epoch.
+    /// Returns a lease of `ttl`, and marks the state's times as of this epoch.
     pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, facts: &impl Facts) -> Lease {
         self.epoch = facts.epoch();
         Lease::new(ttl, now)
     }
 
-    /// Forgets all that was to end by a time of an earlier life of the store's clock. What must never be given out twice stays:
-    /// the fence and the sequence; so does the last run.
+    /// Drops everything with a time limit from an earlier epoch of the store's clock. The fence and the sequence stay, because
+    /// they must never be issued twice; so does the last run.
     pub(super) fn void_other_epochs(&mut self, facts: &impl Facts) {
         if self.is_of_another_epoch(facts) {
             self.holders.clear();
@@ -108,20 +108,22 @@ impl LockState {
         }
     }
 
-    /// Returns whether the times in the state are of an earlier life of the store's clock.
+    /// Returns whether the times in the state are from another epoch of the store's clock.
     pub(super) fn is_of_another_epoch(&self, facts: &impl Facts) -> bool {
         !self.epoch.is_empty() && self.epoch != facts.epoch()
     }
 
-    /// Drops what has ended: the holders whose lease has run out or whose processes are gone, the waiters that are dead, and the
-    /// grants that were not claimed in time. The caller hands off what has become free. `asking`, who asks now, is alive.
+    /// Drops what has ended: holders whose lease has expired or whose processes are gone, dead waiters, and grants that were
+    /// not claimed in time. The caller hands off what has become free. The waiter `asking` counts as alive, because it is
+    /// asking.
     pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) {
         self.void_other_epochs(facts);
         let has_ended = |holder: &HolderState| !holder.is_in_force(now, facts);
         let ended_leases = self.holders.iter().filter(|holder| holder.lease.is_some() && has_ended(holder));
         if let Some(since_ms) = ended_leases.map(|holder| holder.since_ms).max() {
-            // Later than the ends that a waiter has seen before it saw the holder, and no more: where the store has gone back to an older
-            // state, the holder after this one may be forgotten.
+            // Just after every end that a waiter had seen when it saw this holder, and no later: if the store was restored to
+            // an older state, it may have forgotten the holder after this one, and a waiter must still be able to put that one
+            // back.
             self.note_end(now.unix_of(since_ms).saturating_add(1));
         }
         self.holders.retain(|holder| holder.is_in_force(now, facts));
@@ -134,7 +136,7 @@ impl LockState {
         self.cancelled.retain(|cancelled| now.ms < cancelled.until_ms);
     }
 
-    /// Returns when a lease or a grant ends next.
+    /// Returns when the next lease or grant ends.
     pub fn next_end(&self) -> Option<u64> {
         let leases = self.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
         let grants = self.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
@@ -143,7 +145,7 @@ impl LockState {
 }
 
 impl HolderState {
-    /// Returns whether it still holds the lock.
+    /// Returns whether the holder still holds the lock.
     pub(super) fn is_in_force(&self, now: Now, facts: &impl Facts) -> bool {
         match &self.lease {
             Some(lease) => lease.is_in_force(now),
@@ -158,7 +160,7 @@ impl Lease {
     }
 }
 
-/// Returns the later of two ends, of which `None` is never.
+/// Returns the later of two ends, where `None` means never.
 fn later(a: u64, b: Option<u64>) -> Option<u64> {
     b.map(|b| a.max(b))
 }

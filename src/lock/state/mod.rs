@@ -1,12 +1,13 @@
-//! The rules of a lock, once, for every store that can keep a piece of JSON and change it atomically.
+//! The rules of a lock, written once for every store that can keep a piece of JSON and change it atomically.
 //!
-//! A [`LockState`] is all that is kept of one key. An operation takes the state, what is asked, and the [`Facts`] that the store
-//! knows at that moment; it changes the state and returns [`Applied`]: the answer, and what the caller must do once the new state
-//! is stored. Nothing here reads a clock, waits, or draws a random number, so a store may apply an operation again to a newer
-//! state whenever its compare-and-swap fails.
+//! A [`LockState`] is everything that a store keeps about one key. An operation takes the state, the request, and the [`Facts`]
+//! that the store knows at that moment. It changes the state and returns [`Applied`]: the answer, and what the caller must do
+//! once the new state is stored. Nothing here reads a clock, waits, or draws a random number, so a store may apply the
+//! operation again to a newer state whenever its compare-and-swap fails.
 //!
-//! Two kinds of stores use it. On a lease store each holder has a lease and the waiters stand in the state. On files the kernel
-//! holds the lock of a run ([`Facts::holds_slot`]) and queues the waiters; only what is held by hand has a lease.
+//! Two kinds of stores use it. On a lease store each holder has a lease, and the waiters are part of the state. On the file
+//! store the kernel holds a run's lock ([`Facts::holds_slot`]) and queues the waiters; only a lock that is acquired by hand or
+//! kept after its run has a lease.
 //!
 //! | rules of | are in |
 //! |---|---|
@@ -47,38 +48,39 @@ pub use release::{Release, Released, Retain};
 pub use revoke::{Living, Revoked};
 pub use sequence::{Reserved, Wanted, integer};
 
-/// All that is kept of one key. Times are milliseconds of the store's clock, unless they are said to be Unix time.
+/// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockState {
-    /// The key, for stores that may name the state by a hash of it.
+    /// The key, for stores that may name the state by its hash.
     pub key: String,
-    /// In which life of the store's clock the times below were read, see [`Facts::epoch`]; empty while there are none that count.
+    /// The epoch of the store's clock in which the times below were read, see [`Facts::epoch`]. Empty if none of them counts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub epoch: String,
-    /// The fencing token that was given out last.
+    /// The last fencing token issued.
     pub fence: u64,
-    /// Who holds the lock, the longest first.
+    /// The holders, the longest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<HolderState>,
-    /// Who waits for it, the next waiter first.
+    /// The waiters, the next one first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiters: Vec<WaiterState>,
-    /// The last run that has ended.
+    /// The run that ended last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
-    /// When a hold ended that is not recorded as the last run, in Unix time: one that was cancelled, a run of which nothing else was known any
-    /// more, a kept lock; of a lease that has run out, a time no later than its end. 0 if none has since that run, unless the end of that was
-    /// no later than the one before it by the clock: then this is.
+    /// The Unix time at which the latest hold ended that is not recorded as the last run: a cancelled one, a run of which
+    /// nothing else was known, a kept lock, or an expired lease (for which it is just after the acquisition, see `drop_ended`).
+    /// Always later than every earlier end. 0 if no such hold has ended since the last run. If the clock shows the last run's
+    /// end as no later than an earlier end, this is just after that one instead, so that [`LockState::ended_unix_ms`] rises.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_unix_ms: u64,
-    /// What has succeeded; a later run that failed does not hide it.
+    /// What has succeeded. A later run that failed does not hide it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
-    /// Where the key's sequence has got to.
+    /// The position of the key's sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<SequenceState>,
-    /// Requests that were cancelled while they may still be on their way.
+    /// Cancelled requests that may still be in flight.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cancelled: Vec<Cancelled>,
 }
@@ -86,41 +88,41 @@ pub struct LockState {
 /// A holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderState {
-    /// The name of its acquisition.
+    /// Identifies its acquisition.
     pub token: Token,
     /// Its fencing token.
     pub fence: u64,
-    /// Which of the slots it has.
+    /// Its slot.
     pub slot: u32,
-    /// Whether there are several slots, as far as it has said: otherwise its slot means nothing to it.
+    /// Whether its claim asked for one of several slots. Otherwise its slot means nothing to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_slots: bool,
-    /// Whether it shares the lock with others that do.
+    /// Whether it shares the lock with other shared holders.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_shared: bool,
     /// Its claim's [`Claim::once_per`](crate::lock::claim::Claim::once_per).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub once_per_ms: Option<u64>,
-    /// What it has reserved of the key's sequence.
+    /// The value of the key's sequence that it has reserved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
     /// Who it is.
     pub who: Holder,
-    /// Since when it holds the lock.
+    /// When it acquired the lock.
     pub since_ms: u64,
-    /// Until when it does. Without a lease, for as long as [`Facts::holds_slot`] says.
+    /// Its lease. Without one, it holds the lock for as long as [`Facts::holds_slot`] says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
     /// What the lock is held for.
     #[serde(default, skip_serializing_if = "Purpose::is_run")]
     pub purpose: Purpose,
-    /// It was released by hand while its command runs: when that ends, the lock is not kept.
+    /// Whether it was released by hand while its command runs: when the command ends, the lock is not kept.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_released: bool,
-    /// Who has revoked its lease. It cannot be renewed any more, and holds the lock until its command or its lease has ended.
+    /// Who has revoked its lease. It can no longer be renewed, and holds the lock until its command or its lease ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revoked_by: Option<Holder>,
-    /// Which request under its token has obtained the lock, where there may be several.
+    /// The request that obtained the lock, if there may be several under its token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Token>,
 }
@@ -129,20 +131,21 @@ pub struct HolderState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// A command runs under it, and counts on it.
+    /// A command runs under the lock and depends on it.
     #[default]
     Run,
-    /// It was acquired by hand.
+    /// The lock was acquired by hand.
     Hand,
-    /// Its run has ended and is recorded as the last one; the lock is kept.
+    /// The run has ended and is recorded as the last one; the lock is kept.
     Kept,
-    /// The store had forgotten it, and a waiter that had seen a command run under it put it back: that may still run. It cannot be renewed,
-    /// as its lockrun was told that the lock is not its own, or will be; and nobody holds the lock beside it.
+    /// The store had forgotten this holder, and a waiter that had seen its command run put it back: the command may still run.
+    /// The lease cannot be renewed, because its lockrun was told, or will be, that it has lost the lock. Nothing is granted
+    /// beside it.
     Forgotten,
 }
 
 impl Purpose {
-    // Serde wants a reference.
+    // Serde requires a reference.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     fn is_run(&self) -> bool {
         *self == Purpose::Run
@@ -154,16 +157,16 @@ impl Purpose {
 pub struct Value {
     /// The value.
     pub value: String,
-    /// How many steps it is from the beginning of the sequence.
+    /// Its number of steps from the beginning of the sequence.
     pub place: u64,
 }
 
-/// Where a sequence has got to.
+/// The position of a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SequenceState {
-    /// The value that was used last.
+    /// The last value used.
     pub last: String,
-    /// How many steps it is from the beginning of the sequence.
+    /// Its number of steps from the beginning of the sequence.
     pub place: u64,
     /// The fence of the run that used it.
     pub fence: u64,
@@ -172,7 +175,7 @@ pub struct SequenceState {
 /// A run that has ended, or a lock acquired by hand that was released or revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRun {
-    /// Whose it was.
+    /// The holder.
     pub who: Holder,
     /// When it acquired the lock, in Unix time.
     pub started_unix_ms: u64,
@@ -183,21 +186,21 @@ pub struct LastRun {
     pub ending: Option<Ending>,
 }
 
-/// What the runs have achieved that have ended with 0 by themselves, and had the lock until then.
+/// What is known of the successful runs: those that exited with 0 on their own and held the lock until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Success {
-    /// When the last of them acquired the lock, in Unix time.
+    /// When the latest of them acquired the lock, in Unix time.
     pub began_unix_ms: u64,
-    /// Until when nothing more is to be done, as those of them have said that have a
-    /// [`Claim::once_per`](crate::lock::claim::Claim::once_per), in Unix time. Another run decides by its own.
+    /// The latest end of a [`Claim::once_per`](crate::lock::claim::Claim::once_per) period of these runs, in Unix time. The key
+    /// is not pruned before. A new claim does not use it: it goes by its own period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until_unix_ms: Option<u64>,
 }
 
-/// A point in time, as a store tells it.
+/// A point in time by the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Milliseconds of the clock that leases are measured by, which never steps within one epoch.
+    /// Milliseconds of the clock that measures leases, which never steps within one epoch.
     pub ms: u64,
     /// Milliseconds of Unix time, for fences and for people.
     pub unix_ms: u64,
@@ -215,46 +218,46 @@ impl Now {
     }
 }
 
-/// What the store knows of a waiter's process.
+/// What the store knows about a waiter's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It will hear of a grant.
+    /// It will notice a grant.
     Listening,
-    /// It may be cut off or stopped: it keeps its place, and the others pass it by.
+    /// It may be cut off or stopped: it keeps its place, but others pass it by.
     Silent,
     /// It is dead, or has been silent for so long that it counts as dead.
     Gone,
 }
 
-/// What a store knows beside the state at the moment of an operation.
+/// What a store knows, besides the state, at the moment of an operation.
 pub trait Facts {
     /// Returns the present time.
     fn now(&self) -> Now;
 
-    /// Names the life of the store's clock. Whatever was to end by a time of another life has ended: a machine's boot clock, for
-    /// one, starts anew, and no process that held something then is alive. Asked only if a time is at stake.
+    /// Names the epoch of the store's clock. Every time limit from another epoch has passed. A machine's boot clock, for
+    /// example, restarts at each boot, and no process that held something before is alive. Called only if a time is at stake.
     fn epoch(&self) -> String {
         String::new()
     }
 
-    /// Returns whether a process of this holder, which has no lease, still has its slot.
+    /// Returns whether a process of this holder, which has no lease, still holds its slot.
     fn holds_slot(&self, _holder: &HolderState) -> bool {
         false
     }
 
-    /// Takes a share of the lock, which the state allows. Returns `false` if that is not possible: a store whose record was lost may know
-    /// better. Called before [`Facts::take_slot`].
+    /// Takes a share of the lock, which the state allows. Returns `false` if that is not possible: a store that has lost its
+    /// record may still know of a holder. Called before [`Facts::take_slot`].
     fn take_share(&self) -> bool {
         true
     }
 
-    /// Takes the slot, which is free as far as the state knows. Returns `false` if it is not: a store whose record was lost may
-    /// know better. Called last of all: if it returns `true`, the slot goes to the request.
+    /// Takes the slot, which is free as far as the state knows. Returns `false` if it is taken: a store that has lost its
+    /// record may still know of a holder. Called last: after `true`, the slot belongs to the request.
     fn take_slot(&self, _slot: u32) -> bool {
         true
     }
 
-    /// Returns how many waiters may have a grant that they have not claimed yet. Each claim makes room for another grant.
+    /// Returns how many waiters may have an unclaimed grant at a time. Each claim makes room for another grant.
     fn grants_max(&self) -> usize {
         usize::MAX
     }
@@ -265,50 +268,51 @@ pub trait Facts {
     }
 }
 
-/// What came of an operation. The caller stores the new state before it does anything of this.
+/// The result of an operation. The caller stores the new state before it acts on any of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied<T> {
     /// The answer.
     pub answer: T,
-    /// The waiters to which the lock was granted by this operation, in their order: wake them, so that they claim it. A waiter
-    /// that is not woken loses its grant after [`queue::CLAIM_WINDOW_MS`], but not its place.
+    /// The waiters to which this operation granted the lock, in order. Wake them, so that they claim it. A waiter that is not
+    /// woken loses its grant after [`queue::CLAIM_WINDOW_MS`], but not its place.
     pub granted: Vec<Token>,
-    /// When a lease or a grant ends next. Some process must look at the lock then, by any operation, or nobody gets what is free.
+    /// When the next lease or grant ends. Some process must then apply any operation to the lock, or a free lock is never
+    /// handed off.
     pub look_at_ms: Option<u64>,
-    /// Whether the lease of the one that asks, which held the lock already, began anew; its end may be the same as before.
+    /// Whether the requester, which already held the lock, got a new lease. Its end may be the same as before.
     pub begins_lease: bool,
 }
 
 impl<T> Applied<T> {
-    /// Returns an answer after which there is nothing to do.
+    /// Returns an answer that requires no further action.
     pub fn only(answer: T) -> Self {
         Applied { answer, granted: Vec::new(), look_at_ms: None, begins_lease: false }
     }
 }
 
-/// A holder as others see it: also a waiter to which the lock was granted.
+/// A holder, or a waiter with a grant, as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Who it is.
     pub who: Holder,
-    /// Since when it holds the lock.
+    /// When it acquired the lock.
     pub since_ms: u64,
-    /// When its lease ends, if it has one that does.
+    /// When its lease ends, if it does.
     pub ends_ms: Option<u64>,
-    /// The length of its lease, if that ends and is known.
+    /// The length of its lease, if it ends and the length is known.
     pub ttl_ms: Option<u64>,
     /// What it holds the lock for.
     pub purpose: Purpose,
-    /// Whether nobody can hold the lock beside it: it neither shares it nor has one of several slots.
+    /// Whether it claimed the lock for itself alone: neither shared nor as one of several slots.
     pub is_alone: bool,
-    /// Its fencing token; 0: it has none yet.
+    /// Its fencing token; 0 if it has none yet.
     pub fence: u64,
-    /// Its token. For comparing: it is a secret.
+    /// Its token, only to be compared: it is a secret.
     pub token: Token,
 }
 
 impl LockState {
-    /// Finishes an operation: hands off what is free.
+    /// Finishes an operation: hands the free lock or slots off.
     fn applied<T>(&mut self, answer: T, now: Now, facts: &impl Facts) -> Applied<T> {
         let granted = self.hand_off(now, facts);
         self.unchanged(answer, granted)
@@ -322,12 +326,12 @@ impl LockState {
         Applied { granted, look_at_ms: self.next_end(), ..Applied::only(answer) }
     }
 
-    /// Returns where the holder with this token stands.
+    /// Returns the index of the holder with this token.
     fn position(&self, token: &Token) -> Option<usize> {
         self.holders.iter().position(|holder| holder.token == *token)
     }
 
-    /// Returns how many hold the lock or were granted it.
+    /// Returns the number of holders and of waiters with a grant.
     fn held(&self) -> u32 {
         let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
         u32::try_from(self.holders.len() + granted).unwrap_or(u32::MAX)
@@ -356,7 +360,7 @@ impl HolderState {
     }
 }
 
-// Serde wants a reference.
+// Serde requires a reference.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(number: &u64) -> bool {
     *number == 0

@@ -1,7 +1,7 @@
-//! The queue, for stores that do not have one of the kernel's: who is next, hand-off, cancelling.
+//! The queue, for stores without a queue of the kernel's: who is next, hand-off, cancelling.
 //!
-//! A waiter's life: it joins the queue, is granted a slot for the claim window, and claims it by asking again. It leaves the queue
-//! when it claims, cancels, or is dead.
+//! A waiter joins the queue, is granted a slot for the claim window, and claims it by asking again. It leaves the queue when it
+//! claims, cancels, or dies.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,54 +10,53 @@ use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 
-/// For how long a waiter that was granted the lock may take to claim it. A dead waiter costs the others no more than this, once
-/// one of them looks.
+/// How long a waiter may take to claim a grant. A dead waiter delays the others by no more than this, once one of them looks.
 pub const CLAIM_WINDOW_MS: u64 = 1400;
 
-/// For how long a cancelled request that may still be on its way is refused. By then it has arrived, or never will.
+/// How long a cancelled request that may be in flight is refused. By then it has arrived, or never will.
 const IN_FLIGHT_MS: u64 = 300_000;
 
 /// A waiter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaiterState {
-    /// The name of the acquisition that it waits for.
+    /// Identifies the acquisition that it waits for.
     pub token: Token,
     /// Who it is.
     pub who: Holder,
     /// How it may share the lock.
     pub mode: Mode,
-    /// Since when it waits.
+    /// When it joined the queue.
     pub joined_ms: u64,
-    /// What was granted to it, until it claims it.
+    /// Its grant, until it claims it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
-    /// It did not claim what was granted to it. Until it asks again it counts as [`Presence::Silent`].
+    /// Whether it failed to claim a grant. Until it asks again, it counts as [`Presence::Silent`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unresponsive: bool,
 }
 
-/// A slot that is reserved for a waiter until it claims it.
+/// A slot reserved for a waiter until it claims it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The slot.
     pub slot: u32,
     /// When it was granted.
     pub since_ms: u64,
-    /// Until when it can be claimed.
+    /// When it can no longer be claimed.
     pub ends_ms: u64,
 }
 
-/// A request that was cancelled while it may still be on its way.
+/// A cancelled request that may still be in flight.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancelled {
     /// Its token.
     pub token: Token,
-    /// Until when it is refused.
+    /// When requests under the token are accepted again.
     pub until_ms: u64,
 }
 
 impl WaiterState {
-    /// Returns the waiter as others see it, if it was granted the lock.
+    /// Returns the waiter as others see it, if it has a grant.
     pub(super) fn held(&self) -> Option<Held> {
         let grant = self.grant?;
         Some(Held {
@@ -72,8 +71,8 @@ impl WaiterState {
         })
     }
 
-    /// A grant that was not claimed passes on. The waiter keeps its place: it may only have been cut off. But the others pass it
-    /// by until it asks again, or each hand-off would wait for it once more.
+    /// Ends a grant that was not claimed in time. The waiter keeps its place, because it may only have been cut off. But others
+    /// pass it by until it asks again; otherwise each hand-off would wait for it.
     pub(super) fn end_grant_unless_in_time(&mut self, now: Now) {
         if self.grant.is_some_and(|grant| grant.ends_ms <= now.ms) {
             self.grant = None;
@@ -81,20 +80,19 @@ impl WaiterState {
         }
     }
 
-    /// Returns whether the waiter can be granted the lock in its turn.
+    /// Returns whether the waiter can be granted the lock.
     fn is_willing(&self, facts: &impl Facts) -> bool {
         self.grant.is_none() && !self.is_unresponsive && facts.presence(self) == Presence::Listening
     }
 }
 
 impl LockState {
-    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it. Under a token of the user's own
-    /// another request may have obtained it before, and that one stays.
+    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it. Another request may have
+    /// obtained it before, under a token of the user's own: then it stays held.
     ///
-    /// If the request `is_in_flight`, it may arrive after this: it is refused then. A token that is cancelled so must not be
-    /// used again.
+    /// A request that `is_in_flight` may arrive after this; it is then refused. Such a token must not be used again.
     ///
-    /// Returns whether the token holds nothing any more.
+    /// Returns whether the token now holds nothing.
     pub fn cancel(
         &mut self,
         token: &Token,
@@ -120,26 +118,26 @@ impl LockState {
         self.applied(true, now, facts)
     }
 
-    /// Refuses requests that come late under this token.
+    /// Refuses requests under this token that arrive late.
     pub(super) fn refuse_from_now_on(&mut self, token: &Token, now: Now, facts: &impl Facts) {
         self.epoch = facts.epoch();
         self.cancelled.retain(|cancelled| cancelled.token != *token);
         self.cancelled.push(Cancelled { token: token.clone(), until_ms: now.ms.saturating_add(IN_FLIGHT_MS) });
     }
 
-    /// Returns whether the request under this token was cancelled before it came.
+    /// Returns whether the request under this token was cancelled before it arrived.
     pub(super) fn is_cancelled(&self, token: &Token, now: Now, facts: &impl Facts) -> bool {
         let is_it = |cancelled: &Cancelled| cancelled.token == *token && now.ms < cancelled.until_ms;
         self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(facts)
     }
 
-    /// Joins the queue at its end, unless `max` wait already, or stays where it is. Returns the place, from 0.
+    /// Joins the end of the queue, unless `max` already wait, or stays in place. Returns the place, from 0.
     pub(super) fn join(&mut self, ask: &Ask<'_>, max: Option<u32>, now: Now, facts: &impl Facts) -> Option<usize> {
         let claim = ask.claim;
         if let Some(place) = self.waiters.iter().position(|waiter| waiter.token == claim.token) {
             return Some(place);
         }
-        // One that was granted the lock does not wait any more, and one that is silent will not be granted it.
+        // A waiter with a grant no longer waits, and a silent one will not be granted the lock.
         let waiting = self.waiters.iter().filter(|waiter| waiter.is_willing(facts)).count();
         if max.is_some_and(|max| waiting >= max as usize) {
             return None;
@@ -162,8 +160,8 @@ impl LockState {
         self.waiters.retain(|waiter| waiter.token != *token);
     }
 
-    /// A waiter has asked, so it is there. Returns the slot that was granted to it, if one was and is still free: a store may have
-    /// overlooked the grant.
+    /// Notes that a waiter has asked, so it is alive. Returns its granted slot, if it has one that is still free: a store may
+    /// have overlooked the grant and given the slot to another.
     pub(super) fn heard_of(&mut self, token: &Token) -> Option<u32> {
         let at = self.waiters.iter().position(|waiter| waiter.token == *token)?;
         self.waiters[at].is_unresponsive = false;
@@ -175,14 +173,15 @@ impl LockState {
         Some(grant.slot)
     }
 
-    /// Returns whether nobody is ahead of this request that could be granted the lock.
+    /// Returns whether no waiter ahead of this request could be granted the lock.
     pub(super) fn is_next(&self, token: &Token, facts: &impl Facts) -> bool {
         let ahead = self.waiters.iter().take_while(|waiter| waiter.token != *token);
         !ahead.into_iter().any(|waiter| waiter.is_willing(facts))
     }
 
-    /// Returns whether the lock may be held in this mode now, beside those that hold it or were granted it. Not if one that was granted it
-    /// would then find too many when it claims it: it is ahead, and the lock is handed off again when it has.
+    /// Returns whether the lock may be held in this mode now, beside the holders and the waiters with a grant. It may not if
+    /// one of those waiters would then find too many holders when it claims: that waiter is ahead, and its claim hands the lock
+    /// off again.
     pub fn has_room(&self, mode: Mode) -> bool {
         let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
         if self.holders.iter().any(|holder| holder.purpose == Purpose::Forgotten) {
@@ -199,8 +198,8 @@ impl LockState {
         }
     }
 
-    /// Grants what is free to the first waiters that are willing, in their order: nobody is granted a slot that one ahead of it
-    /// leaves unused because it lets fewer hold the lock. Returns their tokens.
+    /// Grants what is free to the first willing waiters, in order. A slot that a waiter cannot use, because it allows fewer
+    /// holders, is not granted to those behind it. Returns their tokens.
     pub(super) fn hand_off(&mut self, now: Now, facts: &impl Facts) -> Vec<Token> {
         let mut granted = Vec::new();
         let outstanding = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();

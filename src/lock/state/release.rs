@@ -1,4 +1,4 @@
-//! The end of a hold: a run is over, or a user releases the lock; and what is recorded as the last run.
+//! The end of a hold: a run is over, or a user releases the lock. What is recorded as the last run.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ pub enum Release {
     Run {
         /// How COMMAND ended; `None` if it was never started.
         ending: Option<Ending>,
-        /// Whether it has used the value of a sequence that it had reserved.
+        /// Whether COMMAND succeeded, and so has used the sequence value that it had reserved.
         succeeded: bool,
-        /// Whether the lock stays held nevertheless.
+        /// Whether the lock stays held all the same.
         retain: Retain,
     },
-    /// By hand, by anybody who has the token.
+    /// A user with the token releases the lock by hand.
     ByHand,
 }
 
@@ -28,9 +28,9 @@ pub enum Release {
 pub enum Retain {
     /// No.
     Not,
-    /// Until it has been held for so long.
+    /// Until it has been held for this long.
     AtLeast(Duration),
-    /// Until it is released by its token, or so long from now on.
+    /// Until it is released by its token, or for this long from now.
     Kept(Ttl),
 }
 
@@ -39,23 +39,23 @@ pub enum Retain {
 pub enum Released {
     /// The lock is free.
     Free,
-    /// It stays held as was asked.
+    /// The lock stays held, as requested.
     Retained,
-    /// It will be free when the command has ended that runs under it.
+    /// The lock will be free when the command under it ends.
     WhenItEnds,
-    /// It was not its own (any more). By hand: whose it is.
+    /// The token does not hold the lock, or no longer. For a release by hand: who does.
     NotMine(Option<Held>),
 }
 
 impl Release {
-    /// Returns the end of a run that has failed, and releases its lock at once.
+    /// Returns the release of a run that has failed, which frees the lock at once.
     pub fn at_once(ending: Option<Ending>) -> Self {
         Release::Run { ending, succeeded: false, retain: Retain::Not }
     }
 }
 
 impl LockState {
-    /// Releases the lock under `token`, or lets it stay, and records the run.
+    /// Releases the lock under `token`, or retains it, and records the run.
     ///
     /// A request for the lock under this token that `is_in_flight` is refused when it arrives.
     pub fn release(
@@ -70,7 +70,7 @@ impl LockState {
         let answer = match release {
             Release::ByHand => self.release_by_hand(token, now, facts),
             Release::Run { ending, succeeded, retain } => {
-                // Before those are dropped whose lease has run out: how such a run ended is known all the same.
+                // Before expired leases are dropped: how such a run ended is still worth recording.
                 let answer = self.end_run(token, ending, succeeded, retain, now, facts);
                 self.leave(token);
                 answer
@@ -83,10 +83,10 @@ impl LockState {
         self.applied(answer, now, facts)
     }
 
-    /// Releases by hand. A command that runs under the lock counts on it, so it holds it until it has ended; then the lock is not
-    /// kept.
+    /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the command
+    /// has ended; then it is not kept.
     fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
-        // Of one that was forgotten nobody knows whether a command runs under it.
+        // Whether a command runs under a forgotten holder is unknown.
         let is_its_own = |holder: &HolderState| holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
         let at = self.position(token).filter(|at| is_its_own(&self.holders[*at]));
         let Some(at) = at else { return Released::NotMine(self.first_held(now, facts)) };
@@ -99,7 +99,7 @@ impl LockState {
         Released::Free
     }
 
-    /// The run under `token` is over.
+    /// Ends the run under `token`.
     fn end_run(
         &mut self,
         token: &Token,
@@ -110,28 +110,28 @@ impl LockState {
         facts: &impl Facts,
     ) -> Released {
         let Some(at) = self.position(token) else {
-            // Its lease had run out, and others may have had the lock since: how their runs ended stays. But a careful waiter wants to
-            // hear that a command is dead whose lock was lost.
+            // Its lease has expired, and other runs may have ended since: their record stays. But a waiter that saw this holder
+            // must learn that its command is dead.
             self.note_end(now.unix_ms);
             return Released::NotMine(None);
         };
         let holder = &self.holders[at];
         let is_in_force = holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
         if is_in_force && self.holders[at].purpose != Purpose::Run && retain != Retain::Not {
-            // It was done, and the answer was lost.
+            // A repeated request: the first reply was lost.
             return Released::Retained;
         }
         let holder = self.holders.remove(at);
-        // No later run is over yet: to acquire the lock is to drop first those whose lease has run out.
+        // No run has ended since this one's lease expired: its release would have dropped this holder.
         self.record(&holder, ending, now);
         if succeeded && is_in_force && holder.revoked_by.is_none() && holder.purpose == Purpose::Run {
             self.record_success(&holder, now);
         }
-        // That the lease ran out unnoticed changes nothing: used is used.
+        // A lost lease changes nothing here: the value was used.
         if succeeded {
             self.use_value(&holder);
         }
-        // What was revoked does not stay, even if its command ended before it learnt of that.
+        // A revoked lock is not retained, even if its command ended before it learned of the revocation.
         if !is_in_force || holder.revoked_by.is_some() {
             return Released::NotMine(None);
         }
@@ -141,13 +141,13 @@ impl LockState {
         Released::Retained
     }
 
-    /// Notes that a hold has ended at `unix_ms`, or a waiter that saw it would think that the store has forgotten it. Two ends are told apart
-    /// even if the clock shows the same, or was set back.
+    /// Records that a hold has ended at `unix_ms`; otherwise a waiter that saw it would think that the store has forgotten it.
+    /// Two ends always differ, even if the clock shows the same time or was set back.
     pub(super) fn note_end(&mut self, unix_ms: u64) {
         self.lost_unix_ms = self.ended_unix_ms().saturating_add(1).max(unix_ms);
     }
 
-    /// Records a hold that is over as the last run. A kept lock's run was recorded when it ended, and its result stays.
+    /// Records an ended hold as the last run. A kept lock's run was recorded when it ended, and its result stays.
     pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
         let before = self.ended_unix_ms();
         self.note_end(now.unix_ms);
@@ -167,7 +167,7 @@ impl LockState {
     /// Records that the run of `holder` has succeeded.
     fn record_success(&mut self, holder: &HolderState, now: Now) {
         let began_unix_ms = now.unix_of(holder.since_ms);
-        // One in the future is by a clock that was wrong.
+        // A success in the future comes from a clock that was wrong.
         let before = self.success.filter(|success| success.began_unix_ms <= now.unix_ms).unwrap_or_default();
         let until_unix_ms = holder.once_per_ms.map(|span| began_unix_ms.saturating_add(span));
         self.success = Some(Success {
@@ -176,8 +176,8 @@ impl LockState {
         });
     }
 
-    /// Returns the beginning of the run that has done the work of this period, which is `once_per` long, if there is one. One that began
-    /// in the future, by a clock that was set back since, counts for no longer than one in the past.
+    /// Returns when the run began that succeeded in this period of `once_per`, if there is one. A run that began in the future,
+    /// because the clock was set back since, counts for no longer than one in the past.
     pub fn done_since(&self, once_per: Option<Duration>, now: Now) -> Option<u64> {
         let (once_per, Success { began_unix_ms, .. }) = (once_per?, self.success?);
         (now.unix_ms.abs_diff(began_unix_ms) < millis(once_per)).then_some(began_unix_ms)

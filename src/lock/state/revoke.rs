@@ -3,22 +3,22 @@
 use super::{Applied, Facts, Held, HolderState, LockState, Now, Purpose};
 use crate::lock::holder::Holder;
 
-/// What came of a revocation.
+/// The result of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revoked {
-    /// Nobody holds the lock.
+    /// The lock has no holder.
     Free,
-    /// It is held, but not under the fence that was meant.
+    /// The lock is held, but not under the given fence.
     Others(Vec<Held>),
-    /// It was revoked where it can be.
+    /// The lock was revoked from every holder that can lose it.
     From {
-        /// From these.
+        /// The holders that have lost it, or will.
         from: Vec<Held>,
-        /// It stays with these, whose living processes hold it.
+        /// The holders that keep it, because a living process holds it.
         living: Vec<Living>,
-        /// When the last lease ends of a command that has to end, if any has.
+        /// When the last revoked lease ends under which a command may still run, if there is one.
         free_at_ms: Option<u64>,
-        /// Whether a command may still run under it, and will not learn of this.
+        /// Whether a command may still run under a lease that is gone, without learning of the revocation.
         is_untold: bool,
     },
 }
@@ -26,19 +26,19 @@ pub enum Revoked {
 /// A holder whose living process holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Living {
-    /// As others see it.
+    /// The holder as others see it.
     pub held: Held,
     /// Its slot.
     pub slot: u32,
 }
 
 impl LockState {
-    /// Revokes the lock from its holders, or from the one with this `fence`, as `by` asks.
+    /// Revokes the lock, on behalf of `by`, from all its holders or from the one with this `fence`.
     ///
-    /// A command that runs under a lease cannot renew it any more: it learns that by its next renewal, and holds the lock until it
-    /// has ended, at the latest until its lease ends. With `at_once` the lock is free now, and so it is if there is nothing to wait
-    /// for: it was acquired by hand, is kept, or has a lease without end. What a living process holds without a lease nobody can
-    /// revoke.
+    /// A command's lease can no longer be renewed: lockrun learns that from its next renewal, and the command holds the lock
+    /// until it has ended, or until the lease ends. With `at_once` the lock is free now. It is also free now if there is
+    /// nothing to wait for: it was acquired by hand, it is kept, or its lease never ends. A lock that a living process holds
+    /// without a lease cannot be revoked.
     pub fn revoke(&mut self, fence: Option<u64>, by: &Holder, at_once: bool, facts: &impl Facts) -> Applied<Revoked> {
         let now = facts.now();
         self.drop_ended(None, now, facts);
@@ -73,7 +73,7 @@ impl LockState {
 }
 
 impl Revoked {
-    /// Returns in how many milliseconds from `now` the lock is free at the latest.
+    /// Returns in how many milliseconds from `now` the lock will be free at the latest.
     pub fn free_in_ms(&self, now: Now) -> u64 {
         match self {
             Revoked::From { free_at_ms: Some(free_at_ms), .. } => free_at_ms.saturating_sub(now.ms),

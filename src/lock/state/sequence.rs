@@ -1,26 +1,26 @@
-//! Sequences: each run reserves a value, and a value that was used never comes up again.
+//! Sequences: each run reserves a value, and no value is used twice.
 
 use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, Purpose, SequenceState, Value};
 use crate::lock::claim::Mode;
 use crate::lock::token::Token;
 
-/// Which value of a sequence is wanted.
+/// The value of a sequence that a request wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The first that nobody has reserved, `step` after the last one, and so on; `from` if there has been none.
+    /// The first unreserved value, in steps of `step` from the last one; from `from` if there is no last one.
     Next {
-        /// The first value of all.
+        /// The first value of the sequence.
         from: i64,
-        /// From one value to the next. Not 0.
+        /// The difference between two values. Not 0.
         step: i64,
     },
-    /// This one.
+    /// This value.
     Value {
         /// The value.
         value: String,
-        /// The last one, from which it was found; `None` if there has been none.
+        /// The last value, from which this one was computed; `None` if there is none.
         after: Option<String>,
-        /// How many steps it is from that one; the first of all is 1 step from none.
+        /// The number of steps from the last value; the first value of a sequence is 1 step.
         steps: u32,
     },
 }
@@ -28,34 +28,34 @@ pub enum Wanted {
 /// The answer to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reserved {
-    /// It is its own.
+    /// The value is reserved for the request.
     Mine {
         /// The fencing token.
         fence: u64,
-        /// The slot, in which the store keeps the reservation.
+        /// The slot in which the store keeps the reservation.
         slot: u32,
         /// The value.
         value: String,
     },
     /// Another run has reserved it.
     Taken,
-    /// There is no integer after this value, or it is none.
+    /// This value is not an integer, or the next one would be out of range.
     NoNext(String),
-    /// The last value is this one, not the one after which a value was wanted.
+    /// The last value is this one, not the one from which the request started.
     Moved(Option<String>),
-    /// The request was cancelled before it came.
+    /// The request was cancelled before it arrived.
     Cancelled,
 }
 
-/// Returns the integer that a value of a sequence is, if it is one as it is written here.
+/// Returns the value as an integer, if it is written exactly as lockrun writes integers.
 pub fn integer(value: &str) -> Option<i64> {
     value.parse().ok().filter(|integer: &i64| integer.to_string() == value)
 }
 
 impl LockState {
-    /// Reserves a value of the key's sequence that nobody else has reserved. It does not wait: there is always a next value.
+    /// Reserves an unreserved value of the key's sequence. It does not wait: there is always a next value.
     ///
-    /// Asked again under the same token, it answers as the first time. On failure the state must not be stored.
+    /// A repeated request under the same token gets the same answer. On failure the state must not be stored.
     pub fn reserve(
         &mut self,
         ask: &Ask<'_>,
@@ -67,12 +67,12 @@ impl LockState {
         if self.is_cancelled(token, now, facts) {
             return Ok(self.unchanged(Reserved::Cancelled, Vec::new()));
         }
-        // What has ended is the waiters': they were there first.
+        // What has ended goes to the waiters first: they were there before.
         self.drop_ended(Some(token), now, facts);
         let granted = self.hand_off(now, facts);
         if let Some(at) = self.position(token) {
             if self.holders[at].purpose == Purpose::Forgotten {
-                // So is what it had reserved.
+                // The store has forgotten its reservation, too.
                 return Ok(self.unchanged(Reserved::Cancelled, granted));
             }
             let begins_lease = self.answer_again(at, ask, now, facts);
@@ -86,7 +86,8 @@ impl LockState {
             Err(refused) => return Ok(self.unchanged(refused, granted)),
         };
         let fence = self.next_fence(now)?;
-        // A reservation takes a slot so that each has one of its own. It needs no permission: its value is nobody else's.
+        // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is exclusive
+        // anyway.
         let is_free = |slot: &u32| !self.has_slot(*slot) && facts.take_slot(*slot);
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
@@ -94,7 +95,7 @@ impl LockState {
         Ok(self.unchanged(mine, granted))
     }
 
-    /// Returns the value that is reserved under this token.
+    /// Returns the value reserved under this token.
     pub fn reserved_by(&self, token: &Token) -> Option<&str> {
         let holder = &self.holders[self.position(token)?];
         holder.value.as_ref().map(|value| value.value.as_str())
@@ -130,8 +131,9 @@ impl LockState {
         }
     }
 
-    /// The run of `holder` has used its value: it is the last one, unless one that comes after it in the sequence was used already.
-    /// It is not the later run that counts: it may have been given an earlier value, which another one had failed to use.
+    /// Records that the run of `holder` has used its value. It becomes the last value, unless one further along in the sequence
+    /// was used already. The order of the runs does not count: a later run may have got an earlier value, one that another run
+    /// had failed to use.
     pub(super) fn use_value(&mut self, holder: &HolderState) {
         let Some(Value { value, place }) = &holder.value else { return };
         let (last, fence) = (value.clone(), holder.fence);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Facts, Held, HolderState, LockState, Now, Presence, WaiterState, millis};
 
 impl LockState {
-    /// Returns who holds the lock, the longest first. Waiters to which it was granted do not yet.
+    /// Returns the holders, the longest first, without the waiters that have a grant.
     pub fn holders_in_force(&self, facts: &impl Facts) -> Vec<&HolderState> {
         if self.is_of_another_epoch(facts) {
             return Vec::new();
@@ -14,8 +14,8 @@ impl LockState {
         self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).collect()
     }
 
-    /// Returns the holder, or waiter with a grant, whose lease ends first; of those whose does not, the one that has held the
-    /// lock the longest. That is the one by whose end a waiter gets the lock.
+    /// Returns the holder, or waiter with a grant, whose lease ends first. If none ends, returns the one that has held the lock
+    /// longest. When it is gone, a waiter gets the lock.
     pub fn first_held(&self, now: Now, facts: &impl Facts) -> Option<Held> {
         if self.is_of_another_epoch(facts) {
             return None;
@@ -23,13 +23,13 @@ impl LockState {
         let ends_of = |holder: &&HolderState| holder.lease.map_or(u64::MAX, |lease| lease.ends_ms.unwrap_or(u64::MAX));
         let mut holders: Vec<&HolderState> = self.holders.iter().collect();
         holders.sort_by_key(ends_of);
-        // A store may have to look at a process for each that it is asked about.
+        // Lazily: a store may have to inspect a process for each holder that it is asked about.
         let holder = holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(HolderState::held);
         let granted = self.waiters.iter().filter_map(WaiterState::held).filter(|held| held.ends_ms > Some(now.ms));
         holder.into_iter().chain(granted).min_by_key(|held| held.ends_ms.unwrap_or(u64::MAX))
     }
 
-    /// Returns who waits, the next waiter first, those to which the lock was granted among them.
+    /// Returns the waiters, the next one first, including those with a grant.
     pub fn living_waiters(&self, facts: &impl Facts) -> Vec<&WaiterState> {
         if self.is_of_another_epoch(facts) {
             return Vec::new();
@@ -37,17 +37,18 @@ impl LockState {
         self.waiters.iter().filter(|waiter| facts.presence(waiter) != Presence::Gone).collect()
     }
 
-    /// Returns whether the key can be pruned: nobody holds it or waits for it, and it has not been used for `unused_for`.
+    /// Returns whether the key can be pruned: it has no holder and no waiter, and has not been used for `unused_for`.
     ///
-    /// A sequence is never pruned: it would begin anew. Nor is a fence that is ahead of the clock, because the one after it would
-    /// be less; nor a key whose run was to be the only one for longer, or of which a cancelled request may still be on its way.
+    /// A sequence is never pruned, because it would start again. Nor is a fence that is ahead of the clock, because the next
+    /// one would be lower; nor a key within the `once_per` period of a successful run, or with a cancelled request that may
+    /// still be in flight.
     pub fn is_prunable(&self, unused_for: Duration, facts: &impl Facts) -> bool {
         let now = facts.now();
         let is_used = !self.is_of_another_epoch(facts)
             && (self.holders.iter().any(|holder| holder.is_in_force(now, facts))
                 || self.waiters.iter().any(|waiter| facts.presence(waiter) != Presence::Gone)
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
-        // A fence is, as a rule, the time at which it was given out.
+        // A fence is usually the time at which it was issued.
         let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.lost_unix_ms);
         let is_old = used_at.saturating_add(millis(unused_for)) <= now.unix_ms;
         let is_done = self.success.is_some_and(|success| success.until_unix_ms > Some(now.unix_ms));

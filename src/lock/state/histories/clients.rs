@@ -1,4 +1,4 @@
-//! What the clients of a history do, and what they believe.
+//! What the clients of a history do and believe.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::lock::claim::{Claim, Mode};
 use crate::lock::lease::Ttl;
 
-/// The number of slots, as [`mode`] takes it.
+/// Returns the number of slots, as [`mode`] takes it.
 fn slots_of(mode: Mode) -> u32 {
     match mode {
         Mode::Slots(slots) => slots,
@@ -29,7 +29,7 @@ impl History {
         let claim = Claim { by_hand, ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&name, slots) };
         let leased = !self.on_files || by_hand;
         let place = self.state.waiters.iter().position(|waiter| waiter.token == claim.token);
-        // One that wants something else than it waits for joins anew.
+        // A waiter that now wants another mode joins again.
         let place = place.filter(|place| self.state.waiters[*place].mode == claim.mode);
         let before = place.map(|place| self.state.waiters[place].clone());
         let ahead = self.state.waiters[..place.unwrap_or(self.state.waiters.len())].to_vec();
@@ -73,7 +73,7 @@ impl History {
                 let client = &mut self.clients[client];
                 (client.is_waiting, client.holds_until) = (place.is_some(), None);
                 client.seen = place.and_then(|_| Seen::after(seen, first.as_ref(), ended_unix_ms));
-                // What it asked for at first counts.
+                // The mode in which it joined counts.
                 client.slots = place.map_or(slots, |place| slots_of(self.state.waiters[place].mode));
             }
             Acquired::Cancelled => {
@@ -84,7 +84,7 @@ impl History {
         }
     }
 
-    /// Until when a client has the lock that has heard that it has, now.
+    /// Returns until when a client has the lock that learns now that it has it.
     pub(super) fn promised(&self, client: usize, by_hand: bool) -> Option<u64> {
         let before = &self.clients[client];
         let is_fixed = self.believes(before) && by_hand && !before.by_hand;
@@ -135,7 +135,7 @@ impl History {
                 let is_its_own = client.holds_until.is_some_and(|until| until > self.world.now.ms);
                 assert!(is_its_own || is_forgotten, "a renewal never creates");
                 assert!(client.by_hand || ends >= client.holds_until, "a command's lease is never shortened");
-                // Of one that was forgotten nobody knows that it shared the lock.
+                // Nobody knows that a forgotten holder shared the lock.
                 client.holds_until = ends.filter(|_| !is_forgotten);
             }
             Renewed::NotMine(_) => assert!(!self.believes(&self.clients[client]) || is_forgotten, "it was its own"),
@@ -175,7 +175,7 @@ impl History {
         let by = Holder::default();
         let held: Vec<_> = (0..self.clients.len()).map(|client| self.holds_anything(client)).collect();
         self.apply(|state, world| state.revoke(fence, &by, at_once, world));
-        // Those that have nothing left do not know it yet; by then another may have the lock: that is what `--now` says.
+        // A client that has lost the lock does not know it yet; by then another may hold it: `--now` accepts that.
         for (client, held) in held.into_iter().enumerate() {
             if !self.holds_anything(client) && (held || !self.is_forgotten(client)) {
                 self.clients[client].holds_until = None;
@@ -197,14 +197,14 @@ impl History {
         }
     }
 
-    /// The client dies. The next one of its number is another.
+    /// The client dies. Its number goes to a new client.
     pub(super) fn die(&mut self, client: usize) {
         self.world.absent.insert(self.name(client), Presence::Gone);
         self.gone(client);
         self.clients[client] = Client { life: self.clients[client].life + 1, ..Client::default() };
     }
 
-    /// The client is done with this acquisition, and so is the kernel.
+    /// The client gives up this acquisition, and its kernel lock.
     pub(super) fn gone(&mut self, client: usize) {
         let name = token(&self.name(client));
         if let Some(holder) = self.state.holders.iter().find(|holder| holder.token == name && holder.lease.is_none()) {
@@ -215,8 +215,8 @@ impl History {
         self.clients[client] = Client { life, refused_until, ..Client::default() };
     }
 
-    /// The store forgets who holds the lock. A command counts on the lease that its lockrun was promised for it, whatever was added by
-    /// hand; and on a lease by hand none does.
+    /// The store forgets the holders. A command depends on the lease that its lockrun was promised, not on time added by hand;
+    /// no command depends on a lease by hand.
     pub(super) fn forget_holders(&mut self) {
         self.forgotten.extend(self.state.holders.drain(..).map(|holder| holder.token.as_str().to_owned()));
         let most = self.now() + TTL * 1000;

@@ -1,8 +1,8 @@
-//! Random histories: clients that come, wait, claim, renew, release, cancel, fall silent and die, in any order and at any time,
-//! with different numbers of slots, and sharing the lock. After each step the promises hold.
+//! Random histories: clients wait, claim, renew, release, cancel, fall silent and die, in any order and at any time, with
+//! different numbers of slots and shared locks. The promises hold after each step.
 //!
-//! What a client believes is kept apart from the state: it has the lock from the answer that said so until the end of the lease
-//! that it was promised. Of one that the store has forgotten little is promised: only what its waiters remember.
+//! What a client believes is kept apart from the state: it has the lock from the reply that says so until the end of the lease
+//! that it was promised. A holder that the store has forgotten is promised little: only what its waiters remember.
 
 mod clients;
 mod promises;
@@ -17,18 +17,18 @@ use super::*;
 /// The lease of every run, in seconds.
 const TTL: u64 = 10;
 
-/// One step of a history. The client is one of a few, by its number.
+/// One step of a history. A client is named by its number.
 #[derive(Clone, Debug)]
 enum Step {
     /// Time passes, in ms.
     Pass(u64),
-    /// Asks once.
+    /// Asks for the lock once.
     Try {
         client: usize,
         slots: u32,
         by_hand: bool,
     },
-    /// Joins the queue, or asks how it stands there.
+    /// Joins the queue, or asks again as a waiter.
     Wait {
         client: usize,
         slots: u32,
@@ -39,7 +39,7 @@ enum Step {
         client: usize,
         ttl: Option<u64>,
     },
-    /// Its run ends.
+    /// The client's run ends.
     End {
         client: usize,
         kept: Option<u64>,
@@ -54,36 +54,36 @@ enum Step {
         client: Option<usize>,
         at_once: bool,
     },
-    /// The waiter stops listening, is heard of again, or dies.
+    /// The waiter stops listening, listens again, or dies.
     Becomes {
         client: usize,
         presence: Presence,
     },
-    /// All that was granted is claimed at once, as by waiters that are awake.
+    /// All grants are claimed at once, as by waiters that are awake.
     ClaimAll,
-    /// It dies with its command. The next request is another one's.
+    /// The client dies with its command. Its number goes to a new client.
     Die(usize),
-    /// The machine starts anew, and its clock with it: all are dead.
+    /// The machine restarts, and its clock with it: all clients are dead.
     Restart,
-    /// The store forgets those that hold the lock.
+    /// The store forgets the holders.
     ForgetHolders,
 }
 
-/// How a client stands.
+/// The state of a client.
 #[derive(Clone, Debug, Default)]
 struct Client {
-    /// Which of its acquisitions it is at: each has a token of its own.
+    /// The number of its present acquisition: each has its own token.
     life: u32,
-    /// How many it lets hold the lock; 0: all that share it.
+    /// How many holders it allows; 0: it shares the lock.
     slots: u32,
     /// The end of the lease that it was promised, if it has the lock.
     holds_until: Option<u64>,
-    /// By hand no command counts on the lease.
+    /// Whether it acquired the lock by hand: no command depends on the lease.
     by_hand: bool,
-    /// It has reserved a value, which is nobody else's, no matter which run holds the lock.
+    /// Whether it has reserved a value, which is its own no matter who holds the lock.
     has_value: bool,
     is_waiting: bool,
-    /// Until when a request is refused that was cancelled.
+    /// Until when its cancelled request is refused.
     refused_until: u64,
     /// What it remembers as a waiter.
     seen: Option<Seen>,
@@ -93,14 +93,14 @@ struct History {
     state: LockState,
     world: World,
     clients: Vec<Client>,
-    /// The fences that were given out, and to whom.
+    /// The fences issued, and to whom.
     fences: BTreeMap<u64, String>,
     used: Vec<String>,
-    /// The names of those that held the lock when the store forgot its holders. They ask for nothing more under these.
+    /// The names of the holders that the store forgot. They request nothing more under these names.
     forgotten: HashSet<String>,
     /// Whether the kernel holds the locks of runs.
     on_files: bool,
-    /// Whether the last step has looked at what is free.
+    /// Whether the last step has handed off what is free.
     has_looked: bool,
 }
 
@@ -134,9 +134,9 @@ impl History {
         client.holds_until.is_some_and(|until| until > self.now())
     }
 
-    /// What the state becomes by an operation, as a store would keep it.
+    /// Applies an operation to the state, as a store would keep it.
     fn apply<T>(&mut self, operation: impl Fn(&mut LockState, &World) -> Applied<T>) -> T {
-        // The first of two attempts loses the race to store it.
+        // The first of two attempts loses the race to store its state.
         let mut lost = self.state.clone();
         operation(&mut lost, &self.world);
         let before: Vec<_> = self.state.waiters.clone();
@@ -201,7 +201,7 @@ impl History {
                 self.world.epoch.push('+');
                 self.world.now.ms = 1000;
             }
-            // What the kernel holds is not forgotten.
+            // A lock that the kernel holds cannot be forgotten.
             Step::ForgetHolders if self.on_files => {}
             Step::ForgetHolders => self.forget_holders(),
         }

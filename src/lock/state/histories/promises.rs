@@ -1,4 +1,4 @@
-//! The promises that a history must keep.
+//! The promises that every history must keep.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::super::tests::{mode, token};
 use super::*;
 use crate::lock::claim::Mode;
 
-/// Whether the lock may be held in this mode beside these.
+/// Returns whether the lock may be held in this mode beside these holders.
 pub(super) fn are_allowed(asked: Mode, beside: &[Mode]) -> bool {
     match asked {
         Mode::Shared => beside.iter().all(|other| *other == Mode::Shared),
@@ -15,14 +15,14 @@ pub(super) fn are_allowed(asked: Mode, beside: &[Mode]) -> bool {
 }
 
 impl History {
-    /// Order among live waiters: nobody is granted the lock while one that joined before it listens and has none.
+    /// Checks the order of live waiters: no waiter is granted the lock while an earlier one listens and has no grant.
     pub(super) fn grants_are_in_order(&self, before: &[WaiterState], granted: &[Token]) {
         for token in granted {
             let place = before.iter().position(|waiter| waiter.token == *token);
-            // It may have joined just now; then all the others were before it.
+            // It may have joined just now; then all the others joined earlier.
             for ahead in &before[..place.unwrap_or(before.len())] {
                 let now = self.state.waiters.iter().find(|waiter| waiter.token == ahead.token);
-                // One that has asked for something else has joined anew, at the end.
+                // A waiter that asked for another mode has joined again, at the end.
                 let place = |token: &Token| self.state.waiters.iter().position(|waiter| waiter.token == *token);
                 let is_ahead = place(&ahead.token) < place(token);
                 let is_passed_by = now.is_some_and(|now| self.is_willing(now)) && is_ahead;
@@ -41,7 +41,7 @@ impl History {
         assert_eq!(look_at, ends.min());
     }
 
-    /// Returns in which modes others hold the lock beside which a client would acquire it that has `seen` a holder.
+    /// Returns the modes of the other holders, if a client that has `seen` a holder acquires the lock now.
     pub(super) fn held_beside(&self, client: usize, seen: Option<&Seen>) -> Vec<Mode> {
         let others = self.clients.iter().enumerate().filter(|(other, _)| *other != client);
         let others = others.filter(|(_, it)| self.believes(it) && !it.has_value);
@@ -49,8 +49,8 @@ impl History {
         counts.map(|(_, it)| mode(it.slots)).collect()
     }
 
-    /// Returns whether a client that was forgotten holds the lock again, or is to, if it is the one that was `seen`: not if others may have
-    /// held the lock since.
+    /// Returns whether a forgotten client is a holder again, or will be because it was `seen`: not if others may have held the
+    /// lock since.
     fn is_remembered(&self, client: usize, seen: Option<&Seen>) -> bool {
         let name = token(&self.name(client));
         let is_seen = |seen: &Seen| seen.held.token == name && seen.ended_unix_ms == self.state.ended_unix_ms();
@@ -58,7 +58,7 @@ impl History {
         self.state.holders.iter().any(|holder| holder.token == name) || !is_held && seen.is_some_and(is_seen)
     }
 
-    /// One more has the lock, by a greater fence than anyone before.
+    /// Records an acquisition. Its fence must be greater than all earlier ones.
     pub(super) fn acquired(&mut self, client: usize, fence: u64) {
         let name = self.name(client);
         let is_again = self.fences.get(&fence) == Some(&name);
@@ -75,7 +75,7 @@ impl History {
         }
     }
 
-    /// What holds at any time.
+    /// Checks what must hold at any time.
     pub(super) fn holds(&self) {
         for client in (0..self.clients.len()).filter(|client| self.believes(&self.clients[*client])) {
             let name = token(&self.name(client));
@@ -84,20 +84,20 @@ impl History {
             assert!(holder.is_none_or(|holder| Some(self.ends(holder)) >= self.clients[client].holds_until));
         }
         if self.has_looked {
-            // Nothing that has ended is in the way: a dead waiter costs no more than its claim window.
+            // Nothing that has ended blocks the lock: a dead waiter costs no more than its claim window.
             let leases = self.state.holders.iter().map(|holder| self.ends(holder));
             let grants = self.state.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
             assert!(leases.chain(grants).all(|ends| ends > self.now()), "it has ended: {:?}", self.state);
         }
         if self.state.holders.iter().any(|holder| self.forgotten.contains(holder.token.as_str())) {
-            // What was put back may be alone with the lock, and has the slot of one that was granted it meanwhile.
+            // A holder that was put back may be alone with the lock, and may have the slot of a grant made meanwhile.
             return;
         }
         let mut slots: Vec<_> = self.state.holders.iter().map(|holder| holder.slot).collect();
         slots.extend(self.state.waiters.iter().filter_map(|waiter| waiter.grant.map(|grant| grant.slot)));
         slots.sort_unstable();
         assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "no two have the same slot: {slots:?}");
-        // A free slot with a willing waiter is granted at once.
+        // A free slot is granted to a willing waiter at once.
         let held = u32::try_from(slots.len()).expect("a few");
         let is_in_the_way =
             |waiter: &WaiterState| waiter.grant.is_some() && matches!(waiter.mode, Mode::Slots(slots) if slots <= held);
@@ -110,7 +110,7 @@ impl History {
         }
     }
 
-    /// Whatever has happened: those that are alive get the lock in the end, and then nothing is left.
+    /// Checks that, whatever has happened, every live waiter gets the lock in the end, and then nothing is left.
     pub(super) fn ends_well(&mut self) {
         self.world.absent.retain(|_, presence| *presence == Presence::Gone);
         for _ in 0..4 * self.clients.len() {
@@ -144,7 +144,7 @@ impl History {
         assert_eq!(self.state.is_prunable(Duration::ZERO, &self.world), self.state.sequence.is_none());
     }
 
-    /// When a holder loses the lock.
+    /// Returns when a holder loses the lock.
     pub(super) fn ends(&self, holder: &HolderState) -> u64 {
         match holder.lease {
             Some(lease) => lease.ends_ms.unwrap_or(u64::MAX),

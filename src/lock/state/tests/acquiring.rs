@@ -32,7 +32,7 @@ fn each_goes_by_its_own_number_of_slots() {
     for name in ["a", "b", "e"] {
         lock.release(name, DONE);
     }
-    // Its slot is 2, which is none of the two that this one could have; but one of those is free.
+    // The remaining holder has slot 2, which is neither of the two that `g` may have; one of those is free.
     assert_eq!(slot(&lock.acquire("f", 1)), None);
     assert_eq!(slot(&lock.acquire("g", 2)), Some(0));
 }
@@ -58,7 +58,7 @@ fn at_the_end_of_the_range_there_is_no_fence() {
     lock.state.fence = i64::MAX.unsigned_abs() - 1;
     assert_eq!(fence(&lock.acquire("a", 2)), i64::MAX.unsigned_abs());
     assert_eq!(lock.try_ask(&ask(&claim("b", 2))), Err(FenceExhausted { last: i64::MAX.unsigned_abs() }));
-    // One that does not get the lock needs none.
+    // A request that does not get the lock needs no fence.
     assert_eq!(slot(&lock.acquire("b", 1)), None);
 }
 
@@ -87,13 +87,13 @@ fn asked_again_a_revoked_lease_is_whole() {
     lock.acquire("a", 1);
     lock.revoke(None, false);
     lock.pass(1000);
-    // The first answer was lost. A command that is started by the second one counts on a whole lease from now on.
+    // The first reply was lost. A command started by the second one depends on a whole lease from now on.
     lock.acquire("a", 1);
     assert_eq!(lock.look_in, Some(30_000));
     assert!(matches!(lock.renew("a", None), Renewed::Revoked(_)));
 }
 
-/// What a waiter remembers that looks now.
+/// What a waiter that looks now remembers.
 fn seen(lock: &Lock) -> Option<Seen> {
     Seen::after(None, lock.state.first_held(lock.world.now, &lock.world).as_ref(), lock.state.ended_unix_ms())
 }
@@ -112,7 +112,8 @@ fn a_holder_that_the_store_has_forgotten_is_waited_for() {
     let seen = seen(&lock);
     lock.state.holders.clear();
     lock.pass(1000);
-    // One that knows of nothing has it granted to the next waiter, which knows better. Nobody gets it then, in whatever mode.
+    // The request of `d`, which has seen nothing, grants the lock to the next waiter, which has. Then nobody gets it, in any
+    // mode.
     assert_eq!(slot(&lock.acquire("d", 1)), None);
     assert_eq!(lock.granted, ["b"]);
     assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))), (Some("a"), Some(0)));
@@ -120,14 +121,14 @@ fn a_holder_that_the_store_has_forgotten_is_waited_for() {
         assert_eq!(held(&lock.acquire("d", slots)).0, Some("a"));
     }
     assert_eq!((lock.holders(), lock.look_in), (vec!["a"], Some(30_000)));
-    // It learns that it has lost the lock.
+    // The holder learns that it has lost the lock.
     assert_eq!(lock.renew("a", None), Renewed::NotMine(None));
     assert!(matches!(lock.release("a", Release::ByHand), Released::NotMine(Some(_))));
-    // Its command is dead, as its release shows.
+    // Its release shows that its command is dead.
     assert_eq!(lock.release("a", DONE), Released::NotMine(None));
     assert_eq!((lock.granted.clone(), lock.last().map(|last| last.0)), (vec!["b".to_owned()], Some("a")));
     assert_eq!(slot(&lock.ask(&careful(&b, seen.as_ref()))), Some(0));
-    // Nothing is forgotten any more, though this one has seen nothing since.
+    // Nothing is forgotten any more, though `c` has not looked since.
     lock.release("b", DONE);
     assert_eq!(lock.granted, ["c"]);
     assert_eq!(slot(&lock.ask(&careful(&c, seen.as_ref()))), Some(0));
@@ -144,7 +145,7 @@ fn what_was_granted_to_others_is_not_if_a_holder_is_forgotten() {
     lock.state.holders.clear();
     lock.acquire("d", 1);
     assert_eq!(lock.granted, ["b"]);
-    // The second waiter knows better than the first one, which has not looked.
+    // The second waiter has seen the holder; the first one has not looked.
     assert_eq!(slot(&lock.ask(&careful(&c, seen.as_ref()))), None);
     assert_eq!(lock.holders(), ["a"]);
     assert_eq!(slot(&lock.ask(&careful(&b, None))), None);
@@ -259,10 +260,10 @@ fn a_holder_is_forgotten_where_an_older_state_is_restored() {
     let seen = seen(&lock);
     let d = seen.as_ref().map_or(0, |seen| seen.held.fence);
     lock.state = restored.clone();
-    // The lease of `a` was restored, and has run out since.
+    // The lease of `a` was restored, and has expired since.
     assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("d"));
     assert!(lock.state.fence >= d, "the next fence is greater");
-    // Or it has not yet when the waiter looks for the first time.
+    // Or it has not yet expired when the waiter first looks.
     lock.state = restored;
     lock.world.now = Now::unix(START);
     let Acquired::Held { first, ended_unix_ms, .. } = lock.ask(&careful(&b, seen.as_ref())) else {
@@ -281,7 +282,7 @@ fn a_holder_that_died_after_it_was_put_back_is_not_put_back_again() {
     let late = lock.state.clone();
     lock.release("late", DONE);
     lock.acquire("a", 1);
-    // The end of a run that had lost its lock is known while `a` holds it.
+    // A run that had lost its lock ends while `a` holds it.
     lock.pass(5000);
     lock.release("late", DONE);
     let (b, c) = (claim("b", 1), claim("c", 1));
@@ -320,7 +321,7 @@ fn a_holder_whose_lease_has_run_out_is_not_forgotten() {
     assert_eq!(slot(&lock.ask(&careful(&b, None))), None);
     assert_eq!(slot(&lock.ask(&careful(&c, None))), None);
     lock.pass(30_000);
-    // Not by another one either, nor if the clock is set back then.
+    // Nor if another request has dropped it, and the clock is set back then.
     lock.acquire("d", 1);
     lock.world.now = Now::unix(START);
     assert_eq!(slot(&lock.ask(&careful(&b, seen.as_ref()))), Some(0));

@@ -1,9 +1,9 @@
-//! A store whose kernel holds the locks of runs, and whose clock starts anew with the machine.
+//! A store on which the kernel holds the locks of runs, and whose clock restarts with the machine.
 
 use super::*;
 
 impl Lock {
-    /// A run acquires the lock: its process has the slot.
+    /// A run acquires the lock, and its process holds the slot.
     fn run(&mut self, name: &str, slots: u32) -> Option<u32> {
         let claim = claim(name, slots);
         let slot = slot(&self.ask(&Ask { leased: false, ..ask(&claim) }))?;
@@ -113,7 +113,7 @@ fn the_epoch_goes_with_the_last_time_that_counts() {
 #[test]
 fn times_for_people_are_of_their_clock() {
     let mut lock = Lock::new();
-    // The machine is up for a minute.
+    // The machine has been up for a minute.
     lock.world.now.ms = 60_000;
     lock.run("a", 1);
     lock.pass(2000);

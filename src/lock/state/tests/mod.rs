@@ -1,4 +1,4 @@
-//! Each rule by its name.
+//! Tests of the rules, one by one.
 
 mod acquiring;
 mod files;
@@ -16,7 +16,7 @@ use crate::lock::claim::{Claim, Mode};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 
-/// When the tests begin, in Unix time.
+/// The Unix time at which the tests begin.
 const START: u64 = 1_800_000_000_000;
 
 /// What the store knows.
@@ -24,7 +24,7 @@ const START: u64 = 1_800_000_000_000;
 pub(in crate::lock::state) struct World {
     pub(in crate::lock::state) now: Now,
     pub(in crate::lock::state) epoch: String,
-    /// The slots that the kernel has given away.
+    /// The slots that processes hold in the kernel.
     pub(in crate::lock::state) slots: HashSet<u32>,
     /// The waiters that are not listening.
     pub(in crate::lock::state) absent: HashMap<String, Presence>,
@@ -56,17 +56,17 @@ impl Facts for World {
     }
 }
 
-/// The lock of one key, and the world around it. After each operation the state goes through JSON, as in a store.
+/// The lock of one key, and its surroundings. After each operation the state goes through JSON, as in a store.
 struct Lock {
     state: LockState,
     world: World,
-    /// Whom the last operation has granted the lock.
+    /// The waiters to which the last operation granted the lock.
     granted: Vec<String>,
-    /// When to look again, after the last operation.
+    /// In how many ms to look again, after the last operation.
     look_in: Option<u64>,
 }
 
-/// The request of a run named `name`, for one of so many slots; 0: it shares the lock.
+/// The claim of a run named `name` to one of this many slots; with 0 it shares the lock.
 pub(in crate::lock::state) fn claim(name: &str, slots: u32) -> Claim {
     Claim {
         key: Key::new("k".as_ref()).expect("is a key"),
@@ -80,7 +80,7 @@ pub(in crate::lock::state) fn claim(name: &str, slots: u32) -> Claim {
     }
 }
 
-/// The mode with so many slots; 0: it is shared.
+/// The mode with this many slots; 0 means shared.
 pub(in crate::lock::state) fn mode(slots: u32) -> Mode {
     if slots == 0 { Mode::Shared } else { Mode::Slots(slots) }
 }
@@ -97,7 +97,7 @@ pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
     Ask { claim, leased: true, request: None, on_held: OnHeld::Leave, seen: None }
 }
 
-/// The end of a run whose command has ended with 0.
+/// The release of a run whose command has exited with 0.
 const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain: Retain::Not };
 
 fn keep(ttl: Ttl) -> Release {
@@ -119,7 +119,7 @@ impl Lock {
         Lock { state: LockState::default(), world: World::new(), granted: Vec::new(), look_in: None }
     }
 
-    /// Takes note of what came of an operation.
+    /// Records the result of an operation.
     fn done<T>(&mut self, applied: Applied<T>) -> T {
         let text = serde_json::to_string(&self.state).expect("is JSON");
         let read: LockState = serde_json::from_str(&text).expect("is a state");
@@ -187,7 +187,6 @@ impl Lock {
         self.done(applied)
     }
 
-    /// Who holds the lock.
     fn holders(&self) -> Vec<&str> {
         self.state.holders_in_force(&self.world).iter().map(|holder| holder.token.as_str()).collect()
     }
@@ -196,7 +195,7 @@ impl Lock {
         self.state.living_waiters(&self.world).iter().map(|waiter| waiter.token.as_str()).collect()
     }
 
-    /// Whose the last run was, and how it ended.
+    /// The holder of the last run, and how it ended.
     fn last(&self) -> Option<(&str, Option<Ending>)> {
         self.state.last.as_ref().map(|last| (last.who.command.as_str(), last.ending))
     }
@@ -217,7 +216,7 @@ fn fence(acquired: &Acquired) -> u64 {
     }
 }
 
-/// By whom the lock is held, and which place the waiter has.
+/// The first holder, and the waiter's place.
 fn held(acquired: &Acquired) -> (Option<&str>, Option<usize>) {
     match acquired {
         Acquired::Held { first, place, .. } => (first.as_ref().map(|held| held.token.as_str()), *place),

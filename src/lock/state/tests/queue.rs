@@ -120,7 +120,7 @@ fn a_grant_waits_for_one_ahead_that_would_find_too_many() {
     lock.wait("b", 1);
     lock.wait("c", 3);
     lock.release("a", DONE);
-    // It is to be alone when it starts.
+    // It must be alone when it starts.
     assert_eq!(lock.granted, ["b"]);
     assert_eq!(slot(&lock.wait("c", 3)), None);
     lock.claim("b");
@@ -172,7 +172,7 @@ fn a_cancel_drops_only_what_this_very_request_obtained() {
     lock.ask(&Ask { request: Some(&one), ..ask(&claim) });
     assert!(!lock.cancel("own", Some("2"), false));
     assert_eq!(lock.holders(), ["own"]);
-    // Two have been told that it is theirs.
+    // Two requests were told that they hold the lock.
     lock.ask(&Ask { request: Some(&two), ..ask(&claim) });
     assert!(!lock.cancel("own", Some("1"), false));
     lock.release("own", Release::ByHand);

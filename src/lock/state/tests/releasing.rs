@@ -171,7 +171,7 @@ fn a_success_by_a_clock_that_was_wrong_gives_way() {
     assert_eq!(slot(&lock.ask(&ask(&once("b")))), Some(0));
     lock.release("b", DONE);
     assert_eq!(lock.ask(&ask(&once("c"))), Acquired::Done { began_unix_ms: START });
-    // What is done stays done for as long as any has said, whatever is run meanwhile.
+    // The period of a success stays, whatever runs in the meantime.
     lock.pass(1_000);
     lock.acquire("d", 1);
     lock.release("d", DONE);
