@@ -1,4 +1,4 @@
-//! The configuration files: the user's, and below it the system's.
+//! The configuration files: the user's, and the system's, which it overrides.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
@@ -31,7 +31,7 @@ enum Kind {
     DurationOrSwitch,
 }
 
-/// Every option that a file can set: all options of a run but the key.
+/// Every option that a file can set: all options of a run except the key.
 const OPTIONS: [(&str, Kind); 24] = [
     (name::STORE, Kind::Text),
     (name::STORE_FILE, Kind::Text),
@@ -59,12 +59,12 @@ const OPTIONS: [(&str, Kind); 24] = [
     (name::QUIET, Kind::Switch),
 ];
 
-/// Returns the names of these options, which are also those that have a variable.
+/// Returns the names of these options. The same ones have a variable.
 pub(super) fn option_names() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(name, _)| *name)
 }
 
-/// Returns the word by which the documentation names the kind of this option's value in a file; `None` if no file can set it.
+/// Returns the documentation's word for the kind of this option's value in a file; `None` if no file can set the option.
 #[cfg(test)]
 pub(crate) fn documented_kind(option: &str) -> Option<&'static str> {
     let (_, kind) = OPTIONS.iter().find(|(name, _)| *name == option)?;
@@ -120,8 +120,8 @@ struct Setting {
     line: usize,
 }
 
-/// Reads the files that exist, the strongest first. The user's is found through `environment`. Fails with [`UsageError`] if one
-/// cannot be read or parsed.
+/// Reads the files that exist, the user's first. `environment` locates the user's. Fails with [`UsageError`] if one cannot be
+/// read or parsed.
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     if let Some((home, path)) = user_path(environment) {
@@ -133,7 +133,8 @@ pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>>
     Ok(files)
 }
 
-/// Returns the directory that the environment names for the user's file, and the file. A relative directory counts as not set.
+/// Returns the directory that the environment names for the user's file, and the file itself. A relative directory counts as
+/// unset.
 fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf, PathBuf)> {
     let absolute = |name: &str| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let (home, inside) = match absolute("XDG_CONFIG_HOME") {
@@ -154,7 +155,7 @@ fn open(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Returns the error for a file that cannot be read: a usage error, except if the system has run out of a resource.
+/// Returns the error for a file that cannot be read: a usage error, unless the system has run out of a resource.
 fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
     let error = UsageError::from(format!("cannot read {}: {cause}", escaped(&path.to_string_lossy())));
     match cause.raw_os_error() {
@@ -164,7 +165,7 @@ fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
 }
 
 impl File {
-    /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a setting.
+    /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a known option.
     pub(super) fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
         let path = escaped(&path.to_string_lossy());
         let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();
@@ -199,7 +200,7 @@ impl File {
 }
 
 impl Setting {
-    /// Parses one line. The error says what is wrong with it.
+    /// Parses one setting. The error says what is wrong.
     fn read(name: &str, value: &Spanned<DeValue<'_>>, line: usize) -> Result<Self, String> {
         let Some((name, kind)) = OPTIONS.into_iter().find(|(known, _)| *known == name) else {
             let close = name.to_ascii_lowercase().replace('_', "-");
@@ -235,7 +236,7 @@ impl Layer for File {
     }
 }
 
-/// Returns whether there is a password between the scheme and the host of a URL.
+/// Returns whether the URL has a password between the scheme and the host.
 fn has_password(url: &str) -> bool {
     let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
     user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())
@@ -307,7 +308,7 @@ mod tests {
             ("ttl = 5\n\nttl 6", "/etc/lockrun.toml:3: "),
             ("ttl = soon", "/etc/lockrun.toml:1: "),
             ("ttl = \"5", "/etc/lockrun.toml:1: "),
-            // The first of several.
+            // The first of several errors is reported.
             ("zoo = 1\nant = 1", "/etc/lockrun.toml:1: \"zoo\""),
         ] {
             let wrong = parse(text).expect_err(text);

@@ -16,12 +16,12 @@ use crate::cli;
 use crate::fuzz::{PASSWORD, check_harmless, check_secret};
 use crate::text::escape::escaped_lines;
 
-/// The command line of a run that leaves everything to others.
+/// A command line that sets nothing but the key and the command.
 static TYPED: LazyLock<ArgMatches> = LazyLock::new(|| {
     cli::command().try_get_matches_from(["lockrun", "--key", "k", "--", "true"]).expect("is a command line")
 });
 
-/// A configuration file: what is read of one is the same when it is written again, and no message says a password.
+/// Fuzzes a configuration file: its settings survive being written and read again, and no message reveals a password.
 pub fn file(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(file) = read(&text) {
@@ -60,7 +60,7 @@ fn written(file: &File) -> String {
     files::option_names().filter_map(line).collect()
 }
 
-/// The environment: lines `NAME=VALUE`, each a variable.
+/// Fuzzes the environment, given as lines `NAME=VALUE`.
 pub fn variables(data: &[u8]) {
     let mut variables: Vec<(OsString, OsString)> = Vec::new();
     for line in data.split(|byte| *byte == b'\n') {
@@ -82,7 +82,7 @@ pub fn variables(data: &[u8]) {
     }
 }
 
-/// Makes the plan of a run of these settings, if they can work together.
+/// Makes the plan of a run with these settings, if they are compatible.
 fn settle(file: Option<File>, variables: &[(OsString, OsString)]) {
     if let Some(warning) = file.as_ref().and_then(File::warning) {
         check_secret(&warning);

@@ -1,4 +1,4 @@
-//! The places that options come from.
+//! The layers of settings: the command line, the environment, and each file.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,19 +8,19 @@ use clap::parser::ValueSource;
 use super::settings::UsageError;
 use crate::cli::ALWAYS;
 
-/// One place that options come from.
+/// One layer of settings.
 pub trait Layer {
-    /// Returns the value of an option that takes one, if it is set here.
+    /// Returns the value of an option that takes one, if this layer sets it.
     fn value(&self, name: &str) -> Option<OsString>;
-    /// Returns whether an option that takes no value is on or off here, if it is set. Fails if the value is neither.
+    /// Returns whether this layer turns a switch on or off, if it sets it. Fails if the value is neither.
     fn switch(&self, name: &str) -> Result<Option<bool>, UsageError>;
-    /// Returns whether an option that may have a value is on or off here without one.
+    /// Returns whether an option with an optional value is turned on or off here without one.
     fn on_or_off(&self, name: &str) -> Option<bool>;
-    /// Returns the option as it is written here, for messages.
+    /// Returns the option as this layer spells it, for messages.
     fn spell(&self, name: &str) -> String;
 }
 
-/// Returns whether a value means on or off; `None` if it is no such word.
+/// Returns whether a value means on or off; `None` if it is neither.
 fn word(value: &OsStr) -> Option<bool> {
     match value.to_str()?.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Some(true),
@@ -77,7 +77,7 @@ impl Layer for Environment<'_> {
     }
 }
 
-/// What the names of all of lockrun's variables begin with.
+/// The prefix of all of lockrun's variables.
 pub const PREFIX: &str = "LOCKRUN_";
 
 /// Returns the name of an option's variable.

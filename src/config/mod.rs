@@ -1,4 +1,4 @@
-//! The user's settings from all places, and the one checked plan that they become.
+//! The user's settings from all layers, and the one checked plan made from them.
 
 pub mod files;
 #[cfg(any(test, fuzzing))]

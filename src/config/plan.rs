@@ -1,4 +1,4 @@
-//! The settings of a run become one checked plan.
+//! Turns the settings of a run into one checked plan.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,25 +24,25 @@ pub use super::settings::OnHeld;
 pub struct Plan {
     /// The lock's name.
     pub key: Key,
-    /// Where it lives.
+    /// The store.
     pub store: Address,
-    /// How it may be shared.
+    /// How the lock may be shared.
     pub mode: Mode,
-    /// For how long a run that has succeeded is to be the only one.
+    /// For how long after the start of a successful run no other is needed.
     pub once_per: Option<Duration>,
-    /// The sequence whose next value is reserved, in place of acquiring a lock.
+    /// The sequence whose next value is reserved, instead of acquiring a lock.
     pub sequence: Option<Sequence>,
     /// What to do when the lock is held.
     pub on_held: OnHeld,
     /// The exit status when the lock is held.
     pub held_status: u8,
-    /// Whether the lease expires, after `terms.ttl`.
+    /// Whether the lease expires after `terms.ttl`.
     pub expires: bool,
     /// The time spans of the lease.
     pub terms: Terms,
-    /// How long the lock stays held at least, from its acquisition.
+    /// The shortest time for which the lock is held, from its acquisition.
     pub min_hold: Duration,
-    /// Whether the lock stays held when COMMAND has ended.
+    /// Whether the lock stays held after COMMAND has exited with 0.
     pub keep: bool,
     /// Whether COMMAND is stopped when the lease is lost.
     pub kill_on_lost: bool,
@@ -72,8 +72,8 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. Settings for locks alone are
-/// ignored.
+/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. Settings that concern only
+/// locks are ignored.
 pub fn make_with_next_of(
     settings: &Settings<'_>,
     read: impl FnOnce(&Settings<'_>) -> Result<Sequence, UsageError>,
@@ -122,7 +122,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// Returns the error of a run without a key. An option before one of lockrun's other commands makes it a run.
+/// Returns the error for a run without a key. An option in front of one of lockrun's subcommands turns the line into a run.
 fn no_key(settings: &Settings<'_>) -> UsageError {
     let first = settings.typed().get_many::<OsString>(name::COMMAND).and_then(|mut words| words.next());
     match first.and_then(|first| Subcommand::named(first)).map(Subcommand::name) {
@@ -130,7 +130,7 @@ fn no_key(settings: &Settings<'_>) -> UsageError {
             "no key: name the lock with --key KEY; if lockrun's own {name} is meant, write it first: lockrun {name} [OPTIONS]"
         )
         .into(),
-        // Most likely an option behind it was meant for lockrun, or it is the lock in flock(1)'s order.
+        // Most likely an option after it was meant for lockrun, or it is the lock, in flock(1)'s order.
         None => match first {
             Some(first) => {
                 let first = without_credentials(&format!("{:?}", first.to_string_lossy()));
@@ -173,7 +173,7 @@ fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), Usag
         kill_after: kill_after.unwrap_or(at_most(10, 3)),
         store_timeout: store_timeout.unwrap_or(at_most(5, 6)),
     };
-    // Files have no lease: there, a long --kill-after alone does no harm.
+    // A run on the file store has no lease: there, a long --kill-after alone does no harm.
     let concerned = store.has_leases() || ttl.is_some() || renew_every.is_some() || store_timeout.is_some();
     if expires && concerned {
         terms.check()?;

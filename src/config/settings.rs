@@ -1,7 +1,7 @@
 //! The user's settings from the command line, `LOCKRUN_…` variables, the user's configuration file and the system's, in order of
 //! precedence.
 //!
-//! Pure, except that [`files`] reads the configuration, and the caller's function reads the file that `--store-file` names.
+//! Pure, except that [`files`] reads the configuration and the caller's function reads the file that `--store-file` names.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -40,7 +40,7 @@ impl<T: Into<String>> From<T> for UsageError {
 /// Reads the text of a file.
 pub type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<String>;
 
-/// All settings of one command, strongest place first.
+/// All settings of one command, the layer with the highest precedence first.
 pub struct Settings<'a> {
     matches: &'a ArgMatches,
     layers: Vec<Box<dyn Layer + 'a>>,
@@ -65,7 +65,7 @@ impl<'a> Settings<'a> {
         self.matches
     }
 
-    /// Returns the value of an option from the command line alone, parsed by `read`, whose error says what is wrong with it.
+    /// Returns the value of an option from the command line alone, parsed by `read`, whose error says what is wrong.
     pub fn typed_value<T>(
         &self,
         name: &str,
@@ -74,12 +74,12 @@ impl<'a> Settings<'a> {
         read_from(&Typed(self.matches), name, read)
     }
 
-    /// Returns whether an option that takes no value is on the command line.
+    /// Returns whether a switch is on the command line.
     pub fn typed_switch(&self, name: &str) -> bool {
         self.matches.get_flag(name)
     }
 
-    /// Returns the value of an option from the strongest place that has it, parsed by `read`, whose error says what is wrong with it.
+    /// Returns the value of an option from the first layer that sets it, parsed by `read`, whose error says what is wrong.
     pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, UsageError> {
         for layer in &self.layers {
             if let Some(value) = read_from(layer.as_ref(), name, &read)? {
@@ -94,7 +94,7 @@ impl<'a> Settings<'a> {
         self.value(name, duration::parse)
     }
 
-    /// Returns whether an option that takes no value is on in the strongest place that sets it.
+    /// Returns whether a switch is on in the first layer that sets it.
     pub fn switch(&self, name: &str) -> Result<bool, UsageError> {
         for layer in &self.layers {
             if let Some(on) = layer.switch(name)? {
@@ -104,8 +104,8 @@ impl<'a> Settings<'a> {
         Ok(false)
     }
 
-    /// Of options that exclude each other, returns the one that is set in the strongest place that sets any of them, and that
-    /// place. `is_set` returns whether a place sets an option, or cancels it for the weaker ones.
+    /// Returns which of several mutually exclusive options applies, and its layer: the one set in the first layer that sets any
+    /// of them. `is_set` returns whether a layer sets an option, or turns it off for the layers below.
     pub(super) fn one_of<'n>(
         &self,
         names: &[&'n str],
@@ -136,7 +136,7 @@ impl<'a> Settings<'a> {
     }
 }
 
-/// Returns the value of an option in one place.
+/// Returns the value of an option in one layer.
 pub(super) fn read_from<T>(
     layer: &dyn Layer,
     name: &str,

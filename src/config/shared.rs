@@ -1,4 +1,4 @@
-//! The settings that several commands share, each read in one way.
+//! The settings that several commands share, each read in one place.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,13 +18,13 @@ use crate::text::duration;
 use crate::text::escape::{escaped, without_user};
 use crate::text::pattern::Pattern;
 
-/// Where locks live, if nothing else is set: in the default directory.
+/// The default store: files in the default directory.
 const DEFAULT_STORE: &str = "file:";
-/// The length of a lease, if nothing else is set.
+/// The default length of a lease.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
-/// The longest that one request to the store may take, if nothing else is set and there is no lease to keep.
+/// The default limit for one request to the store, unless a short lease requires less.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(5);
-/// What is wrong where a lock must be named.
+/// The message when the lock's name is missing.
 pub(super) const NO_KEY: &str = "no key: name the lock with --key KEY";
 const MIN_TTL: Duration = Duration::from_secs(1);
 const MAX_SLOTS: u32 = 1000;
@@ -36,31 +36,31 @@ pub enum OnHeld {
     Fail,
     /// Exit 0, silently.
     Skip {
-        /// Only if it has been held for less than this; otherwise as [`OnHeld::Fail`].
+        /// Only if the lock has been held for less than this; otherwise as [`OnHeld::Fail`].
         held_less_than: Option<Duration>,
     },
     /// Wait in turn.
     Wait {
-        /// For so long; otherwise for ever.
+        /// For this long; `None` is for ever.
         span: Option<Duration>,
-        /// Unless so many wait already; then as [`OnHeld::Fail`].
+        /// Unless this many already wait; then as [`OnHeld::Fail`].
         max_waiting: Option<u32>,
     },
 }
 
-/// Which locks are meant.
+/// Which locks a command applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// All of the store.
+    /// All locks of the store.
     All,
-    /// Those whose names the pattern describes.
+    /// The locks whose names match the pattern.
     Like(Pattern),
-    /// This one.
+    /// This lock.
     One(Key),
 }
 
 impl Keys {
-    /// Returns whether this lock is meant.
+    /// Returns whether the command applies to this lock.
     pub fn includes(&self, key: &Key) -> bool {
         match self {
             Keys::All => true,
@@ -95,7 +95,7 @@ fn read_ttl(text: &str) -> Result<Ttl, String> {
 }
 
 impl Settings<'_> {
-    /// Returns the lock's name: from the command line alone, since `LOCKRUN_KEY` inside a run names the run's own lock.
+    /// Returns the lock's name, from the command line alone: `LOCKRUN_KEY` inside a run names that run's own lock.
     pub fn key(&self) -> Result<Key, UsageError> {
         Ok(self.key_if_given()?.ok_or(NO_KEY)?)
     }
@@ -110,7 +110,7 @@ impl Settings<'_> {
         Ok(key.map(|key| Key::new(key)).transpose()?)
     }
 
-    /// Returns which locks the command line names. A word without `--key` may be a pattern of keys.
+    /// Returns which locks the command line names. A word without `--key` may be a pattern.
     pub fn keys(&self) -> Result<Keys, UsageError> {
         let word = self.typed().try_get_one::<OsString>(name::KEY_WORD).ok().flatten();
         let pattern = word.and_then(|word| Pattern::read(word.to_str()?));
@@ -122,7 +122,7 @@ impl Settings<'_> {
     }
 
     /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the command line,
-    /// else from the variables that both set.
+    /// or else from the variables that both set.
     pub fn held_lock(&self) -> Result<(Key, Token), UsageError> {
         let key = match self.key_if_given()? {
             None => self.value(name::KEY, |key| Key::new(key.as_ref()))?,
@@ -135,13 +135,13 @@ impl Settings<'_> {
         Ok((key, token))
     }
 
-    /// Returns how the lock is to be shared: by the strongest place that says so.
+    /// Returns how the lock may be shared, from the first layer that says so.
     pub fn mode(&self) -> Result<Mode, UsageError> {
         self.mode_among(&[name::SLOTS, name::SHARED, name::EXCLUSIVE])
     }
 
-    /// The same for a lock by hand: `--shared` is read from the command line alone, or a script that expects to be alone would not be,
-    /// because of a setting that it does not know.
+    /// As [`Settings::mode`], for a lock acquired by hand. `--shared` is read from the command line alone: a setting that the
+    /// script does not know must not make it share a lock that it expects to hold alone.
     pub fn mode_by_hand(&self) -> Result<Mode, UsageError> {
         if self.typed_switch(name::SHARED) { self.mode() } else { self.mode_among(&[name::SLOTS, name::EXCLUSIVE]) }
     }
@@ -159,7 +159,7 @@ impl Settings<'_> {
         })
     }
 
-    /// Returns how many may hold the lock at once, if it is set.
+    /// Returns how many runs may hold the lock at once, if it is set.
     fn slots(&self) -> Result<Option<u32>, UsageError> {
         self.value(name::SLOTS, |text| match text.parse() {
             Ok(slots) if (1..=MAX_SLOTS).contains(&slots) => Ok(slots),
@@ -167,12 +167,12 @@ impl Settings<'_> {
         })
     }
 
-    /// Returns for how long a run that has succeeded is to be the only one, if it is.
+    /// Returns for how long after the start of a successful run no other is needed, if it is set.
     pub fn once_per(&self) -> Result<Option<Duration>, UsageError> {
         self.value(name::ONCE_PER, at_least_a_moment)
     }
 
-    /// Returns where the lock lives: `--store`, or the URL in the file that `--store-file` names.
+    /// Returns the store: `--store`, or the URL in the file that `--store-file` names.
     pub fn store(&self) -> Result<Address, UsageError> {
         let names = [name::STORE, name::STORE_FILE];
         let Some((layer, which)) = self.one_of(&names, |layer, name| Ok(layer.value(name).map(|_| true)))? else {
@@ -188,7 +188,7 @@ impl Settings<'_> {
         Ok(Address::parse(url.trim_start_matches('\u{feff}').trim()).map_err(|why| format!("{spelled}: {why}"))?)
     }
 
-    /// Reads the file that contains a store's URL.
+    /// Reads the file that contains the store's URL.
     fn url_in(&self, path: &Path) -> Result<String, String> {
         if path.as_os_str().is_empty() {
             return Err("is empty; it must name the file that contains the store's URL".into());
@@ -204,12 +204,12 @@ impl Settings<'_> {
         Ok(url)
     }
 
-    /// Returns the longest that one request to the store may take, if it is set.
+    /// Returns the limit for one request to the store, if it is set.
     pub fn store_timeout(&self) -> Result<Option<Duration>, UsageError> {
         self.value(name::STORE_TIMEOUT, at_least_a_moment)
     }
 
-    /// Returns the longest that one request to the store may take when it acquires or renews a lease of length `ttl`.
+    /// Returns the limit for one request to the store that acquires or renews a lease of length `ttl`.
     pub fn store_timeout_within(&self, ttl: Ttl) -> Result<Duration, UsageError> {
         let default = match ttl {
             Ttl::Lasts(length) => DEFAULT_STORE_TIMEOUT.min(length / 6),
@@ -242,8 +242,8 @@ impl Settings<'_> {
         self.on_held_among(&[name::FAIL, name::SKIP, name::WAIT])
     }
 
-    /// The same for a lock by hand: `--skip` is read from the command line alone, or a script would continue without its lock
-    /// because of a setting that it does not know.
+    /// As [`Settings::on_held`], for a lock acquired by hand. `--skip` is read from the command line alone: a setting that the
+    /// script does not know must not let it continue without the lock.
     pub fn on_held_by_hand(&self) -> Result<OnHeld, UsageError> {
         if self.typed().contains_id(name::SKIP) {
             self.on_held()
@@ -253,7 +253,8 @@ impl Settings<'_> {
     }
 
     fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, UsageError> {
-        // After `--skip=` an unset variable was meant to give the duration: without one, a job that hangs would be skipped for ever.
+        // An empty `--skip=` means that the variable with the duration is not set. Taken as no duration, it would skip a
+        // hanging job for ever.
         if self.typed().try_get_one::<OsString>(name::SKIP).ok().flatten().is_some_and(|value| value.is_empty()) {
             self.typed_value(name::SKIP, duration::parse)?;
         }
@@ -296,7 +297,7 @@ impl Settings<'_> {
         Ok(self.value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }
 
-    /// The same for a lock by hand: from the command line alone, since it can be 0.
+    /// As [`Settings::held_status`], for a lock acquired by hand: from the command line alone, since it may be 0.
     pub fn held_status_by_hand(&self) -> Result<u8, UsageError> {
         Ok(self.typed_value(name::CONFLICT, read_status)?.unwrap_or(HELD))
     }

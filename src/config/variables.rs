@@ -1,4 +1,4 @@
-//! The names of lockrun's variables: a misspelt one must not be ignored, or a run would use another store than was meant.
+//! Checks the names of lockrun's variables. A misspelt one must not be ignored, or a run would use another store than intended.
 
 use std::ffi::OsStr;
 
@@ -11,8 +11,8 @@ use crate::text::nearest::nearest;
 
 pub use super::layer::PREFIX;
 
-/// Checks a name in the environment that begins with [`PREFIX`]. Fails if it is neither that of an option's variable, nor of one that a
-/// command finds in its environment.
+/// Checks an environment variable's name that begins with [`PREFIX`]. Fails if it is neither the variable of an option nor one
+/// that lockrun sets for COMMAND.
 pub fn check(name: &OsStr) -> Result<(), UsageError> {
     let known = || {
         let of_commands = text::ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned());
@@ -21,7 +21,7 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     if known().any(|known| name == known.as_str()) {
         return Ok(());
     }
-    // What all begin with makes none of them likelier.
+    // The prefix, which all share, would make wrong names look alike.
     let typed = name.to_string_lossy().to_ascii_uppercase();
     let typed = typed.strip_prefix(PREFIX).unwrap_or(&typed);
     let names = known().filter_map(|known| known.strip_prefix(PREFIX).map(str::to_owned));
