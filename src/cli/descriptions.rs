@@ -46,7 +46,7 @@ fn describe(arg: Arg, description: &Description) -> Arg {
         arg = arg.value_name(value);
     }
     if !description.values.is_empty() {
-        // The same type as that of all values: a value of another type would not be found.
+        // The parser must return the same type as for other options: a value of another type would not be found.
         let parser = PossibleValuesParser::new(description.values).map(OsString::from);
         arg = arg.value_parser(parser).hide_possible_values(true);
     }

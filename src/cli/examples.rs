@@ -70,7 +70,7 @@ pub const fn of(subcommand: Subcommand) -> &'static Table {
     }
 }
 
-/// Formats examples, each below what it does.
+/// Formats examples, each below its description.
 pub fn listed(rows: &Table) -> String {
     let one = |(command, meaning): &(&str, &str)| format!("\n  # {meaning}\n  {command}");
     format!("Examples:{}", rows.iter().map(one).collect::<Vec<_>>().join("\n"))

@@ -1,6 +1,6 @@
-//! What can be typed, in clap's terms. These definitions feed the parser, `--help`, the manual and the completions.
+//! The command line, in clap's terms. These definitions feed the parser, `--help`, the manual and the completions.
 //!
-//! Words are only checked one by one here; [`crate::config::settings`] and [`crate::config::plan`] do the rest.
+//! Words are checked only one by one here; [`crate::config::settings`] and [`crate::config::plan`] do the rest.
 
 pub mod examples;
 pub mod name;
@@ -23,7 +23,7 @@ pub use slips::{Meant, is_lock, meant_by};
 pub use subcommands::Subcommand;
 pub use words::{Place, normalize, place_in};
 
-/// The subcommand that prints the help of another.
+/// The subcommand that prints the help of another one.
 pub const HELP: &str = "help";
 
 /// The hidden subcommand that prints the manual.
@@ -35,11 +35,11 @@ pub const FOR_EVER: &str = "forever";
 /// The value of `--skip` without a duration.
 pub const ALWAYS: &str = "always";
 
-/// The hidden subcommand that a shell's completion asks what fits.
+/// The hidden subcommand that a shell's completion calls for candidates.
 pub const COMPLETE: &str = "complete";
 
-/// Returns the definition of a run with the texts of the help, the manual, the completions and messages, which a plain run does not
-/// need.
+/// Returns the definition of a run with its texts for the help, the manual, the completions and messages. A plain run does not
+/// need them.
 pub fn documented() -> Command {
     described(command()).about(text::ABOUT).long_about(text::LONG_ABOUT).override_usage(text::USAGE).after_long_help(
         format!(
@@ -55,7 +55,8 @@ pub fn documented() -> Command {
     )
 }
 
-/// Returns the same with the subcommands. Not for parsing: a COMMAND with the name of a subcommand would be taken for one.
+/// Returns the same definition with the subcommands. Not for parsing: it would take a COMMAND with the name of a subcommand for
+/// that subcommand.
 pub fn all() -> Command {
     documented()
         .disable_help_subcommand(true)
@@ -64,13 +65,13 @@ pub fn all() -> Command {
         .subcommand(help())
 }
 
-/// Formats terms with their meanings in columns.
+/// Formats terms and their meanings in columns.
 fn table(rows: &text::Table) -> String {
     let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or_default().max(15);
     rows.iter().fold(String::new(), |text, (name, meaning)| format!("{text}  {name:<width$}{meaning}\n"))
 }
 
-/// Returns the definition of the subcommand that prints the help of another.
+/// Returns the definition of the subcommand that prints the help of another one.
 pub fn help() -> Command {
     let names = Subcommand::ALL.map(Subcommand::name);
     Command::new(HELP)
@@ -79,7 +80,7 @@ pub fn help() -> Command {
         .arg(Arg::new("what").value_name("COMMAND").value_parser(names).help("The command to describe"))
 }
 
-/// Returns the definition of the hidden subcommand that prints a manual page: that of lockrun or, by its name, of a subcommand.
+/// Returns the definition of the hidden subcommand that prints a manual page: lockrun's or, by its name, a subcommand's.
 pub fn generate() -> Command {
     let files = ["man"].into_iter().chain(Subcommand::ALL.map(Subcommand::page));
     Command::new(GENERATE)

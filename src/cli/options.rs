@@ -24,7 +24,7 @@ pub fn key() -> Arg {
     tied(name::KEY).short('k')
 }
 
-/// Returns the argument for the lock's name, for commands that take it also without its option.
+/// Returns the argument for the lock's name, for commands that also take it without `--key`.
 pub fn key_word() -> Arg {
     Arg::new(name::KEY_WORD).value_parser(ValueParser::os_string())
 }
@@ -34,8 +34,8 @@ pub fn token() -> Arg {
     tied(name::TOKEN)
 }
 
-/// Returns an option whose value, if it begins with `-`, must be tied to it by `=`. After an unset variable, the next word is an option:
-/// as a key or a token, it would be that of all who make the same slip.
+/// Returns an option whose value, if it begins with `-`, must be attached with `=`. If the value is an unset variable, the next
+/// word is an option. Taken as a key or a token, it would be the same one for everybody who makes this mistake.
 fn tied(id: &'static str) -> Arg {
     option(id).allow_hyphen_values(false)
 }
@@ -45,12 +45,12 @@ pub fn store() -> [Arg; 2] {
     [option(name::STORE), option(name::STORE_FILE)]
 }
 
-/// Returns the options for how many may hold the lock at once.
+/// Returns the options that say how the lock may be shared.
 pub fn mode() -> [Arg; 3] {
     [option(name::SLOTS), switch(name::SHARED).short('s'), switch(name::EXCLUSIVE).short('x').visible_short_alias('e')]
 }
 
-/// Returns the options for a held lock.
+/// Returns the options that say what to do when the lock is held.
 pub fn held() -> [Arg; 5] {
     [
         switch(name::FAIL).short('n').visible_alias("nonblock").alias("nb"),

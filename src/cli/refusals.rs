@@ -1,4 +1,4 @@
-//! The parser's refusals in lockrun's words, where the parser's own would mislead or say too much.
+//! The parser's errors in lockrun's words, where clap's would mislead or reveal too much.
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use super::slips::advice_on;
 use crate::text::escape::escaped;
 
-/// Returns what is wrong with a command line of this `definition`; `None` if the parser says it well enough.
+/// Returns the message for an error in a command line of this `definition`; `None` if clap's own will do.
 pub fn worded(error: &Error, definition: &Command) -> Option<String> {
     let text_of = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -16,7 +16,7 @@ pub fn worded(error: &Error, definition: &Command) -> Option<String> {
     // As in `--key <KEY>`.
     let option = arg.split(' ').next().unwrap_or(arg);
     match error.kind() {
-        // The parser would advise to pass it to COMMAND.
+        // Clap would advise passing it to COMMAND.
         ErrorKind::UnknownArgument if arg.starts_with('-') => {
             Some(format!("unknown option {arg}{}", advice_on(definition, arg)))
         }

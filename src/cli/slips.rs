@@ -1,20 +1,20 @@
-//! What was most likely meant by words that lockrun does not know.
+//! Guesses what unknown words most likely mean.
 
 use clap::{Arg, Command};
 
 use super::Subcommand;
 use crate::text::nearest::alike;
 
-/// What a first word may have been meant to be.
+/// What an unknown first word may mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meant {
     /// One of lockrun's other commands.
     Subcommand(Subcommand),
-    /// A word for running a command, which lockrun does without one.
+    /// A word for running a command, which lockrun does without such a word.
     Run,
 }
 
-/// Words by which other programs call what lockrun's other commands do.
+/// Other programs' names for what lockrun's subcommands do.
 const ELSEWHERE: [(&[&str], Subcommand); 7] = [
     (&["list", "ls", "show", "info", "ps", "stat", "who", "locks"], Subcommand::Status),
     (&["lock", "take", "get", "hold"], Subcommand::Acquire),
@@ -25,10 +25,10 @@ const ELSEWHERE: [(&[&str], Subcommand); 7] = [
     (&["rm", "remove", "delete", "gc", "clean", "cleanup", "purge"], Subcommand::Prune),
 ];
 
-/// The same for running a command.
+/// Other programs' words for running a command.
 const RUN: [&str; 4] = ["run", "exec", "with", "start"];
 
-/// Options of flock(1), consul lock, etcdctl, timeout(1) and their kin that lockrun does not have, and what it has instead.
+/// Options of flock(1), consul lock, etcdctl, timeout(1) and the like that lockrun lacks, and what to write instead.
 const FOREIGN: [(&[&str], &str); 9] = [
     (
         &["--timeout", "--time-limit", "--timelimit"],
@@ -53,25 +53,25 @@ const FOREIGN: [(&[&str], &str); 9] = [
     ),
 ];
 
-/// What to do about an option that other programs have, and lockrun has not.
+/// Returns what to write instead of another program's option, if it is known.
 fn of_another_program(typed: &str) -> Option<&'static str> {
     FOREIGN.iter().find(|(options, _)| options.contains(&typed)).map(|(_, advice)| *advice)
 }
 
-/// Returns what was most likely meant by a first word that is none of lockrun's commands, if anything was.
+/// Returns what an unknown first word most likely means, if that can be guessed.
 pub fn meant_by(word: &str) -> Option<Meant> {
     if RUN.contains(&word) {
         return Some(Meant::Run);
     }
     let elsewhere = ELSEWHERE.iter().find(|(words, _)| words.contains(&word)).map(|(_, subcommand)| *subcommand);
-    // A path, or a program with an extension, is one.
+    // A word with other characters is a path or a program with an extension, not a slip.
     let is_word = word.chars().all(|letter| letter.is_ascii_alphabetic());
     let misspelt = || Subcommand::named(alike(word, Subcommand::ALL.map(Subcommand::name).into_iter())?.as_ref());
     let misspelt = || misspelt().filter(|_| is_word);
     elsewhere.or_else(misspelt).map(Meant::Subcommand)
 }
 
-/// Returns what to do about the unknown option `typed` of `command`, if that is known, with a semicolon before it.
+/// Returns advice on the unknown option `typed` of `command`, if there is any, after a semicolon.
 pub fn advice_on(command: &Command, typed: &str) -> String {
     let is_number = typed.strip_prefix('-').is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
     if is_number && typed.len() > 1 {
@@ -83,7 +83,7 @@ pub fn advice_on(command: &Command, typed: &str) -> String {
     nearest_option(command, typed).map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
 }
 
-/// Fails if `word`, which begins with one dash, is the name of a long option, with its value or without. As short options,
+/// Fails if `word`, which begins with one dash, is the name of a long option, with or without a value. Read as short options,
 /// `-key=backup` would be another key.
 pub fn check_dashes(command: &Command, word: &str) -> Result<(), String> {
     let name = word.split('=').next().unwrap_or_default();
@@ -97,15 +97,15 @@ pub fn check_dashes(command: &Command, word: &str) -> Result<(), String> {
     of_another_program(&dashed).map_or(Ok(()), |advice| Err(format!("unknown option {name}; {advice}")))
 }
 
-/// Returns whether a first word is most likely the lock's name, as the first word is of flock(1) and consul lock: a file of locks, or
-/// what `--` follows.
+/// Returns whether a first word is most likely the lock's name, which comes first in flock(1) and consul lock: a lock file, or
+/// a word before `--`.
 pub fn is_lock(word: &str, next: Option<&str>) -> bool {
     let ends = [".lock", ".lck", ".pid"].iter().any(|end| word.ends_with(end));
     let begins = ["/tmp/", "/run/", "/var/run/", "/var/lock/"].iter().any(|begin| word.starts_with(begin));
     ends || begins || next == Some("--")
 }
 
-/// Returns the long option of `command` that `typed` was most likely meant to be, with its dashes, if it is like one.
+/// Returns the long option of `command` that `typed` most likely stands for, with its dashes, if there is a similar one.
 pub fn nearest_option(command: &Command, typed: &str) -> Option<String> {
     let typed = typed.strip_prefix("--").or(typed.strip_prefix('-').filter(|word| word.len() > 1))?;
     let names = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);

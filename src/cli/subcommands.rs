@@ -9,8 +9,8 @@ use super::options::{self, option, switch};
 use super::text::{self, Table};
 use super::{examples, name, table};
 
-/// One of lockrun's other commands. Only the first word of a command line names one: a COMMAND to run cannot stand there,
-/// since `--key` comes before it.
+/// A subcommand. Only the first word of a command line can name one. A COMMAND to run is never the first word, since `--key`
+/// comes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subcommand {
     /// Acquires a lock and leaves it held.
@@ -21,9 +21,9 @@ pub enum Subcommand {
     Release,
     /// Runs a command with the next value of a sequence.
     Reserve,
-    /// Shows who holds which lock.
+    /// Shows the holders, the waiters and the last run of locks.
     Status,
-    /// Revokes a holder's lock.
+    /// Revokes a lock from its holders.
     Break,
     /// Diagnoses the store.
     Doctor,
@@ -50,7 +50,7 @@ const NOT_OURS: (&str, &str) = ("79", "the lock is not, or no longer, held under
 const FAILED: (&str, &str) = ("125", "lockrun itself failed");
 
 impl Subcommand {
-    /// All of them, in the order in which the help lists them.
+    /// All subcommands, in the order of the help.
     pub const ALL: [Subcommand; 8] = [Acquire, Renew, Release, Reserve, Status, Break, Doctor, Prune];
 
     /// Returns the subcommand with this name.
@@ -58,7 +58,7 @@ impl Subcommand {
         Self::ALL.into_iter().find(|subcommand| word == subcommand.name())
     }
 
-    /// Returns the word that names it.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         self.doc().name
     }

@@ -1,4 +1,4 @@
-//! The texts of the help and the manual beside the options.
+//! The texts of the help and the manual, except those of the options.
 
 /// A one-line description.
 pub const ABOUT: &str = "Run a command under a lock: flock(1) for a whole fleet";
@@ -15,7 +15,7 @@ lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...
        lockrun --key KEY [OPTIONS] --command STRING
        lockrun acquire | renew | release | reserve | status | break | doctor | prune [OPTIONS]";
 
-/// The date in the footers of the manual pages: that of the last change to them.
+/// The date in the footers of the manual pages: when they were last changed.
 pub const MANUAL_DATE: &str = "2026-11-23";
 
 /// Terms, and what each means.

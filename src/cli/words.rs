@@ -1,5 +1,5 @@
-//! Prepares the command line for clap, which cannot express that `--wait` takes the next word only if it is a duration; and refuses
-//! words of which clap would make another key or another command than was meant.
+//! Prepares the command line for clap, which cannot express that `--wait` takes the next word only if it is a duration. Refuses
+//! words that clap would read as another key or command than intended.
 
 use std::ffi::{OsStr, OsString};
 
@@ -10,11 +10,11 @@ use super::slips::check_dashes;
 use crate::text::duration;
 use crate::text::escape::{escaped, without_credentials};
 
-/// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5`, where the word is a duration and stands among lockrun's own
-/// options. A word that is not a duration remains the command. Everything from `--` or the first word that is not an option
-/// belongs to COMMAND and is not changed.
+/// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5` if the word is a duration and stands among lockrun's own options. A word
+/// that is not a duration remains the command. Everything from `--`, or from the first word that is not an option, belongs to
+/// COMMAND and stays unchanged.
 ///
-/// The error names a word that follows an option and is most likely meant otherwise than it would be read.
+/// Fails if a word after an option most likely means something else than clap would read.
 pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut normal = Vec::with_capacity(args.len());
     let mut args = args.into_iter().peekable();
@@ -42,11 +42,11 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
         if !before.is_empty() {
             normal.push(format!("-{before}").into());
         }
-        // An empty value after `=` is an unset variable, which the value's parser reports.
+        // An empty value after `=` comes from an unset variable; the value's parser reports it.
         let tied = attached.strip_prefix('=');
         let mut value = tied.or(Some(attached).filter(|value| !value.is_empty())).map(OsString::from);
         if value.is_none() && arg.get_id() == name::WAIT {
-            // A word in front of `--` cannot be the command: if it is not a duration either, the value's parser reports it.
+            // A word before `--` cannot be the command: if it is not a duration, the value's parser reports it.
             let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
             value = args.next_if(|next| {
                 let text = next.to_str().unwrap_or_default();
@@ -67,17 +67,18 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
     Ok(normal)
 }
 
-/// What stands in the place behind some words.
+/// What comes next after some words.
 pub enum Place<'a> {
-    /// An option, or the first word of COMMAND or another word that is no option.
+    /// An option, the first word of COMMAND, or another word that is not an option.
     Option,
     /// The value of this option.
     Value(&'a Arg),
-    /// A word of COMMAND, or of what stands in its place; that begins with the word at this index.
+    /// A word of COMMAND, or of the words in its place, which begin at this index.
     Command(usize),
 }
 
-/// Returns what stands behind these words, which follow `lockrun` or the name of a subcommand, of this `command`.
+/// Returns what comes next after these words, which follow `lockrun` or the name of a subcommand, in the command line of
+/// `command`.
 pub fn place_in<'a>(command: &'a Command, words: &[OsString]) -> Place<'a> {
     let mut at = 0;
     while let Some(word) = words.get(at) {
@@ -108,14 +109,15 @@ struct Typed<'a> {
     arg: &'a Arg,
     /// The option without its value, as in `--key` or `-k`.
     spelled: String,
-    /// The letters before it in the same word, of options that take no value.
+    /// The letters before it in the same word: options without values.
     before: &'a str,
-    /// What follows it in the same word. If that is nothing, the next word may be its value.
+    /// The rest of the same word. If it is empty, the next word may be the value.
     attached: &'a str,
 }
 
 impl<'a> Typed<'a> {
-    /// Returns the option in `word`, which begins with `-`. Returns `None` if there is none, or it is a long one with its value.
+    /// Returns the option in `word`, which begins with `-`. Returns `None` if it takes no value, or is a long option with its
+    /// value.
     fn in_word(word: &'a str, command: &'a Command) -> Option<Self> {
         let taking_values = || command.get_arguments().filter(|arg| arg.get_action().takes_values());
         if let Some(long) = word.strip_prefix("--") {
@@ -131,12 +133,12 @@ impl<'a> Typed<'a> {
     }
 }
 
-/// Returns whether an option can also stand without its value.
+/// Returns whether the option's value is optional.
 fn has_optional_value(arg: &Arg) -> bool {
     arg.get_num_args().is_some_and(|count| count.min_values() == 0)
 }
 
-/// Fails if the word after an option is most likely not its value but the next option, because the value was an unset variable.
+/// Fails if the word after an option is most likely the next option, not the value, because the value was an unset variable.
 fn check_value(command: &Command, arg: &Arg, spelled: &str, value: Option<&OsStr>) -> Result<(), String> {
     let Some(value) = value.filter(|value| value.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
     if arg.is_allow_hyphen_values_set() {
@@ -147,7 +149,7 @@ fn check_value(command: &Command, arg: &Arg, spelled: &str, value: Option<&OsStr
     let next = match word.split('=').next().unwrap_or_default() {
         name if name == "-" || name == "--" => format!("is {name}"),
         name if is_option(command, name) || is_option(&super::command(), name) => format!("is the option {name}"),
-        // It may be a value after all, and a secret.
+        // Do not repeat it: it may be a value after all, and a secret.
         _ => "begins with -".to_owned(),
     };
     Err(format!(
@@ -164,7 +166,7 @@ fn is_option(command: &Command, word: &str) -> bool {
     command.get_arguments().any(is)
 }
 
-/// Fails if the word after an option without its value looks like that value, and would be taken for the command.
+/// Fails if the word after an option without a value looks like that value, but would be taken for the command.
 fn check_command(spelled: &str, next: Option<&OsStr>, is_run: bool) -> Result<(), String> {
     let Some(next) = next.filter(|next| next.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit)) else {
         return Ok(());
@@ -265,7 +267,7 @@ mod tests {
             let why = refused(words);
             assert!(why.contains("is not a duration") && why.contains("a command of this name is written -"), "{why}");
         }
-        // An option whose value is optional and must be tied to it.
+        // An option with an optional value that must be attached.
         let why = refused(&["--skip", "5m", "run"]);
         assert_eq!(why, "--skip: its duration is written --skip=5m; a command of this name is written --skip -- 5m");
         assert_eq!(normalized(&["--skip", "run", "5m"]), ["--skip", "run", "5m"]);
