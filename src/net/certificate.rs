@@ -1,4 +1,5 @@
-//! Reads in a server's certificate what rustls does not: the channel binding, and a public key whatever the rest is like.
+//! Reads what rustls does not from a server's certificate: the hash for channel binding, and the public key even of a
+//! certificate that rustls cannot parse.
 
 use const_oid::ObjectIdentifier;
 use const_oid::db::rfc5912::{
@@ -24,7 +25,7 @@ impl<'a> Parts<'a> {
     fn read(certificate: &'a [u8]) -> der::Result<Self> {
         SliceReader::new(certificate)?.sequence(|certificate| {
             let public_key = certificate.sequence(|signed| {
-                // The version, which version 1 leaves out.
+                // The version; version 1 omits it.
                 if Tag::peek(signed)?.is_context_specific() {
                     signed.tlv_bytes()?;
                 }
@@ -41,8 +42,8 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Returns the hash function of the signature algorithm, MD5 and SHA-1 replaced by SHA-256. `None` if it has none of its own, as
-    /// Ed25519, or if it is not known.
+    /// Returns the hash function of the signature algorithm, with SHA-256 in place of MD5 and SHA-1. `None` if the algorithm
+    /// has none of its own, like Ed25519, or is not known.
     fn hash(&self) -> Option<&'static Algorithm> {
         let algorithm = SliceReader::new(self.signature_algorithm).ok()?.decode().ok()?;
         match algorithm {
@@ -53,7 +54,7 @@ impl<'a> Parts<'a> {
             | ECDSA_WITH_SHA_256 => Some(&SHA256),
             SHA_384_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_384 => Some(&SHA384),
             SHA_512_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_512 => Some(&SHA512),
-            // The function is one of its parameters.
+            // The hash function is one of the algorithm's parameters.
             ID_RSASSA_PSS => {
                 let known = [
                     (alg_id::RSA_PSS_SHA256, &SHA256),
@@ -67,7 +68,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Reads over the values that are left.
+/// Skips the remaining values.
 fn skip_rest(reader: &mut SliceReader<'_>) -> der::Result<()> {
     while !reader.is_finished() {
         reader.tlv_bytes()?;
@@ -75,14 +76,15 @@ fn skip_rest(reader: &mut SliceReader<'_>) -> der::Result<()> {
     Ok(())
 }
 
-/// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1): the certificate's hash, by the hash function of its
-/// signature algorithm. `None` if that has no hash function of its own, as Ed25519, for which no such data are defined.
+/// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1): the certificate's hash, by the hash
+/// function of its signature algorithm. `None` if that algorithm has no hash function of its own, like Ed25519, for which the
+/// RFC defines no such data.
 pub(super) fn server_end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let hash = Parts::read(certificate).ok()?.hash()?;
     Some(digest(hash, certificate).as_ref().to_vec())
 }
 
-/// Returns the public key, also of a certificate that names nobody, such as one of X.509 version 1. `None` if it is no certificate.
+/// Returns the public key, even of a certificate of X.509 version 1. `None` if it is not a certificate.
 pub(super) fn public_key<'a>(certificate: &'a CertificateDer<'_>) -> Option<SubjectPublicKeyInfoDer<'a>> {
     Some(Parts::read(certificate).ok()?.public_key.into())
 }
@@ -106,7 +108,7 @@ mod tests {
             (ECDSA, "-sha512", "sha512"),
             (rsa, &format!("-sha256 {pss}"), "sha256"),
             (rsa, &format!("-sha512 {pss}"), "sha512"),
-            // Too weak to know a server by.
+            // Too weak to identify a server by.
             (rsa, "-md5", "sha256"),
             (rsa, "-sha1", "sha256"),
             (ECDSA, "-sha1", "sha256"),
@@ -141,7 +143,7 @@ mod tests {
             let part = CertificateDer::from(&whole[..length]);
             assert!(server_end_point(&part).is_none() && public_key(&part).is_none(), "{length}");
         }
-        // Never a panic, whatever a byte is.
+        // No change of a byte causes a panic.
         for at in 0..whole.len() {
             let mut changed = whole.to_vec();
             changed[at] ^= 0xff;

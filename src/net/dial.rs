@@ -27,7 +27,7 @@ pub fn dial(endpoint: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Res
         match dialing.go_on(tls)? {
             Progress::Done(stream) => return Ok(stream),
             Progress::Pending(pending) => {
-                // That the time is over, it says itself.
+                // `go_on` reports the time-out.
                 let _ = await_ready(&pending.awaits(), pending.awaits().events(), pending.due());
                 dialing = pending;
             }
@@ -35,31 +35,31 @@ pub fn dial(endpoint: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Res
     }
 }
 
-/// A connection that is being made, without waiting.
+/// A connection in progress, which never blocks.
 pub struct Dialing {
     step: Step,
     port: u16,
     deadline: Moment,
 }
 
-/// What has become of it.
+/// The state of a connection in progress.
 pub enum Progress {
     /// The connection.
     Done(Stream),
-    /// It takes longer.
+    /// Not yet connected.
     Pending(Dialing),
 }
 
 enum Step {
     LookUp(LookUp),
-    /// To one address after the other: this one until then, and those that remain.
+    /// To one address after another: the present socket, until when to wait for it, and the remaining addresses.
     Connect(TcpStream, Moment, vec::IntoIter<IpAddr>),
     Handshake(Box<ClientConnection>, Timed),
     Connected(Stream),
 }
 
 impl Dialing {
-    /// Begins to connect to `endpoint`. It fails with `TimedOut` when it goes on after `deadline`.
+    /// Starts connecting to `endpoint`. Fails with `TimedOut` if it is not connected by `deadline`.
     pub fn start(endpoint: &Endpoint, deadline: Moment) -> io::Result<Self> {
         #[cfg(any(test, fuzzing))]
         if let Some(socket) = super::scripted::next() {
@@ -79,7 +79,7 @@ impl Dialing {
         Ok(Dialing { step, port, deadline })
     }
 
-    /// Returns what it waits for.
+    /// Returns the event to wait for before [`Dialing::go_on`].
     pub fn awaits(&self) -> PollFd<'_> {
         match &self.step {
             Step::LookUp(look_up) => readable(look_up),
@@ -93,8 +93,8 @@ impl Dialing {
         }
     }
 
-    /// Returns whether the name is still being looked up, for which there is a child process. That must not outlast the request: it is not a
-    /// process of COMMAND's.
+    /// Returns whether the name is still being looked up by a child process. The child must not outlast the request, because it
+    /// is not one of COMMAND's processes.
     pub fn is_looking_up(&self) -> bool {
         matches!(self.step, Step::LookUp(_))
     }
@@ -104,7 +104,7 @@ impl Dialing {
         Moment::now() >= self.deadline
     }
 
-    /// Gives it another deadline.
+    /// Sets another deadline.
     pub fn set_deadline(&mut self, deadline: Moment) {
         self.deadline = deadline;
         match &mut self.step {
@@ -116,7 +116,7 @@ impl Dialing {
         }
     }
 
-    /// Returns until when it waits for that at the most.
+    /// Returns when to stop waiting for the event.
     pub fn due(&self) -> Moment {
         match &self.step {
             Step::Connect(_, until, _) => *until,
@@ -124,7 +124,7 @@ impl Dialing {
         }
     }
 
-    /// Goes on after what it waits for has come, or after it was due. Over TLS if `tls` is given.
+    /// Continues once the event has come or [`Dialing::due`] has passed. Uses TLS if `tls` is given.
     pub fn go_on(self, tls: Option<&Tls>) -> io::Result<Progress> {
         let Dialing { mut step, port, deadline } = self;
         loop {
@@ -171,18 +171,18 @@ impl Dialing {
     }
 }
 
-/// Begins to connect to the first of these addresses.
+/// Starts connecting to the first of these addresses.
 fn first_of(addresses: vec::IntoIter<IpAddr>, port: u16, deadline: Moment) -> io::Result<Step> {
     next_of(addresses, port, deadline, io::Error::new(io::ErrorKind::NotFound, "its name has no address"))
 }
 
-/// Begins to connect to the next address. Where none is left, fails as the `last` one has.
+/// Starts connecting to the next address. If none is left, fails with the error of the `last` one.
 fn next_of(mut addresses: vec::IntoIter<IpAddr>, port: u16, deadline: Moment, mut last: io::Error) -> io::Result<Step> {
     while let Some(address) = addresses.next() {
         match begin_connecting(SocketAddr::new(address, port)) {
             Ok(socket) => {
                 let now = Moment::now();
-                // An address that does not answer must leave time for the remaining ones.
+                // An unresponsive address must leave time for the remaining ones.
                 let share = deadline.since(now) / u32::try_from(addresses.len() + 1).unwrap_or(u32::MAX);
                 return Ok(Step::Connect(socket, now + share, addresses));
             }
@@ -205,7 +205,7 @@ fn begin_connecting(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Returns whether the socket is connected by now. Fails if it cannot be.
+/// Returns whether the socket is connected yet. Fails if it cannot be.
 fn is_connected(socket: &TcpStream) -> io::Result<bool> {
     let ready = poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)], PollTimeout::ZERO);
     match ready {
@@ -226,7 +226,7 @@ fn dial_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     loop {
         match connect(fd.as_raw_fd(), &address) {
             Ok(()) => return Ok(fd.into()),
-            // The server's queue of connections is full, and there is no event to wait for.
+            // The server's backlog is full, and no event announces room in it.
             Err(Errno::EAGAIN) if Moment::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::EAGAIN) => return Err(io::ErrorKind::TimedOut.into()),
             Err(Errno::EINTR) => {}

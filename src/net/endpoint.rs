@@ -14,14 +14,14 @@ pub enum Endpoint {
         /// The files for TLS, if it is used.
         tls: Option<TlsFiles>,
     },
-    /// Through a socket of this machine.
+    /// Over a Unix socket on this machine.
     Unix(PathBuf),
 }
 
 /// The PEM files that a TLS connection needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The authorities to trust, in place of the system's.
+    /// The authorities to trust instead of the system's.
     pub ca: Option<PathBuf>,
     /// Our certificate chain, and its key.
     pub identity: Option<(PathBuf, PathBuf)>,

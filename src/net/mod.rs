@@ -1,4 +1,4 @@
-//! Connections to servers, for every store that has one: each operation is bounded by a deadline for the whole request.
+//! Connections to servers, for every store that has one. Each operation is bounded by a deadline for the whole request.
 
 mod certificate;
 pub mod dial;

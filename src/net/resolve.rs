@@ -12,25 +12,25 @@ use nix::poll::PollFlags;
 use super::stream::await_ready;
 use crate::sys::clock::Moment;
 
-/// A host name that is being looked up, without waiting.
+/// A host name look-up in progress, which never blocks.
 ///
-/// Names are looked up by getent(1) and not by the C library: lockrun is a static program, which cannot load the system's name
-/// service modules, and a child process can be abandoned at the deadline, which a library call cannot. A program for musl does without
-/// it where there is none.
+/// Uses getent(1), not the C library: lockrun is a static program, which cannot load the system's name service modules, and
+/// unlike a library call a child process can be killed at the deadline. A build for musl falls back to the library where getent
+/// is missing.
 pub struct LookUp {
-    /// getent, unless the C library is asked.
+    /// getent, unless the C library does the look-up.
     child: Option<Child>,
-    /// Where the answer comes: lines as getent writes them.
+    /// Where the answer arrives, in getent's format.
     answer: UnixStream,
     listed: Vec<u8>,
     deadline: Moment,
 }
 
-/// What has become of a look-up.
+/// The state of a look-up.
 pub enum Resolving {
-    /// The addresses; there is at least one.
+    /// The addresses, at least one.
     Done(Vec<IpAddr>),
-    /// It takes longer.
+    /// Not yet known.
     Pending(LookUp),
 }
 
@@ -41,7 +41,7 @@ pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
         match resolving {
             Resolving::Done(addresses) => return Ok(addresses),
             Resolving::Pending(look_up) => {
-                // That the time is over, the look-up says itself.
+                // `go_on` reports the time-out.
                 let _ = await_ready(&look_up, PollFlags::POLLIN, deadline);
                 resolving = look_up.go_on()?;
             }
@@ -49,7 +49,7 @@ pub fn resolve(host: &str, deadline: Moment) -> io::Result<Vec<IpAddr>> {
     }
 }
 
-/// Begins to look up the addresses of `host`, until `deadline` at the latest.
+/// Starts looking up the addresses of `host`, until `deadline` at the latest.
 pub fn look_up(host: &str, deadline: Moment) -> io::Result<Resolving> {
     if let Ok(address) = host.parse() {
         return Ok(Resolving::Done(vec![address]));
@@ -58,7 +58,8 @@ pub fn look_up(host: &str, deadline: Moment) -> io::Result<Resolving> {
         return Ok(Resolving::Done(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]));
     }
     let started = match LookUp::by_getent(host, deadline) {
-        // An image from scratch has none. musl's own resolver needs no modules, and reads /etc/hosts and /etc/resolv.conf.
+        // A container image built from scratch has no getent. musl's own resolver needs no modules, and reads /etc/hosts and
+        // /etc/resolv.conf.
         #[cfg(target_env = "musl")]
         Err(error) if error.kind() == io::ErrorKind::NotFound && is_missing("getent") => {
             LookUp::by_library(host, deadline)
@@ -68,7 +69,7 @@ pub fn look_up(host: &str, deadline: Moment) -> io::Result<Resolving> {
     started.map(Resolving::Pending)
 }
 
-/// Returns whether no directory of PATH has this program.
+/// Returns whether no directory in PATH has this program.
 #[cfg(target_env = "musl")]
 fn is_missing(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -79,7 +80,7 @@ impl LookUp {
     fn by_getent(host: &str, deadline: Moment) -> io::Result<Self> {
         let (answer, output) = answer()?;
         let mut command = Command::new("getent");
-        // Out of reach of a Ctrl-C, which lockrun handles.
+        // In a group of its own, so that Ctrl-C, which lockrun handles, does not reach it.
         command.process_group(0);
         command.args(["ahosts", "--", host]).stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(OwnedFd::from(output));
@@ -92,7 +93,7 @@ impl LookUp {
         Ok(LookUp { child: Some(child), answer, listed: Vec::new(), deadline })
     }
 
-    /// Asks the C library, in a thread that is left behind at the deadline.
+    /// Asks the C library, in a thread that is abandoned at the deadline.
     #[cfg(any(test, target_env = "musl"))]
     fn by_library(host: &str, deadline: Moment) -> io::Result<Self> {
         use std::net::ToSocketAddrs;
@@ -106,19 +107,19 @@ impl LookUp {
             let addresses = (name.as_str(), 0).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
             let lines: Vec<String> = addresses.iter().map(|address| format!("{} STREAM", address.ip())).collect();
             let listed = lines.join("\n");
-            // Nobody reads it any more after the deadline.
+            // After the deadline, nobody reads it.
             let _ = send(output.as_raw_fd(), listed.as_bytes(), MsgFlags::MSG_NOSIGNAL);
         };
         std::thread::Builder::new().name("resolve".into()).spawn(look_up)?;
         Ok(LookUp { child: None, answer, listed: Vec::new(), deadline })
     }
 
-    /// Gives it another deadline.
+    /// Sets another deadline.
     pub fn set_deadline(&mut self, deadline: Moment) {
         self.deadline = deadline;
     }
 
-    /// Goes on after there was something to read, or the deadline has passed.
+    /// Continues once there is something to read, or the deadline has passed.
     pub fn go_on(mut self) -> io::Result<Resolving> {
         let mut part = [0; 4096];
         loop {
@@ -141,13 +142,13 @@ impl LookUp {
     }
 }
 
-/// Returns the failure of a look-up that has not ended in time.
+/// Returns the error of a look-up that did not end in time.
 pub fn too_slow() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long")
 }
 
-/// Returns where an answer can be read without waiting, and where it is written. Not a pipe: to write to one that nobody reads any more would
-/// end lockrun by a signal.
+/// Returns where an answer can be read without blocking, and where it is written. Not a pipe: a write to a pipe without a
+/// reader would raise SIGPIPE.
 fn answer() -> io::Result<(UnixStream, UnixStream)> {
     let (answer, output) = UnixStream::pair()?;
     answer.set_nonblocking(true)?;
@@ -163,7 +164,7 @@ impl AsFd for LookUp {
 impl Drop for LookUp {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // One that has written its answer and not ended yet has nothing left to do.
+            // A child that has written its answer has nothing left to do.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,4 +1,4 @@
-//! Servers that answer what a test has written down, in place of those of the network.
+//! Scripted servers for tests, in place of servers on the network.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,15 +10,15 @@ thread_local! {
     static SERVERS: RefCell<Option<Servers>> = const { RefCell::new(None) };
 }
 
-/// What the connections that are still to be made will be sent.
+/// The scripts of the connections still to be made.
 struct Servers {
     scripts: VecDeque<Vec<u8>>,
-    /// The other ends of those that were made: what is sent there is not read, and does not fail.
+    /// The other ends of the connections made: what is sent to them is not read, and does not fail.
     ends: Vec<UnixStream>,
 }
 
-/// Returns what `act` does while each connection that this thread makes, in their order, is sent one of the `scripts`, and then its end.
-/// When there are no more, connections are refused.
+/// Runs `act`. Each connection that this thread makes meanwhile receives the next of the `scripts`, followed by an end of file.
+/// When none is left, connections are refused.
 pub fn with<T>(scripts: impl IntoIterator<Item = Vec<u8>>, act: impl FnOnce() -> T) -> T {
     let servers = Servers { scripts: scripts.into_iter().collect(), ends: Vec::new() };
     SERVERS.set(Some(servers));
@@ -27,7 +27,7 @@ pub fn with<T>(scripts: impl IntoIterator<Item = Vec<u8>>, act: impl FnOnce() ->
     done
 }
 
-/// Returns the next connection; `None` where nothing is written down.
+/// Returns the next connection; `None` outside of [`with`].
 pub(super) fn next() -> Option<io::Result<UnixStream>> {
     SERVERS.with_borrow_mut(|servers| servers.as_mut().map(Servers::connect))
 }

@@ -1,6 +1,6 @@
 //! Reading from and writing to a server, with a deadline for the whole request.
 //!
-//! A time-out for each read would not suffice: a server that sends one byte at a time could delay lockrun for ever.
+//! A time-out for each read would not do: a server that sends one byte at a time could delay lockrun for ever.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use super::certificate::server_end_point;
 use super::tls::{Tls, last_words};
 use crate::sys::clock::Moment;
 
-/// A connected stream, with TLS or without.
+/// A connected stream, with or without TLS.
 pub enum Stream {
     Plain(Timed),
     Tls(Box<StreamOwned<ClientConnection, Timed>>),
@@ -31,9 +31,9 @@ impl Stream {
         }
     }
 
-    /// Performs the TLS handshake over a stream without TLS, within its deadline, after the server has agreed to that. Of what it has
-    /// sent not a byte more than its consent may have been read: whatever follows could be an impostor's, and is for the handshake to
-    /// judge. Fails as [`Tls::handshake`] does.
+    /// Performs the TLS handshake over a plain stream, within its deadline, once the server has agreed to TLS. The caller must
+    /// not have read a byte beyond the server's consent: what follows could come from an impostor, and only the handshake can
+    /// tell. Fails as [`Tls::handshake`] does.
     pub fn upgrade(self, tls: &Tls) -> io::Result<Stream> {
         match self {
             Stream::Plain(timed) => Ok(Stream::Tls(Box::new(tls.handshake(timed)?))),
@@ -41,7 +41,7 @@ impl Stream {
         }
     }
 
-    /// Takes a TLS session whose handshake over `socket` is complete.
+    /// Wraps a TLS session whose handshake over `socket` is complete.
     pub fn of_session(session: ClientConnection, socket: Timed) -> Stream {
         Stream::Tls(Box::new(StreamOwned::new(session, socket)))
     }
@@ -57,7 +57,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// Returns whether what is sent does not leave this machine.
+    /// Returns whether the connection stays on this machine.
     pub fn is_local(&self) -> bool {
         let timed = match self {
             Stream::Plain(timed) => timed,
@@ -141,7 +141,7 @@ impl Timed {
         self.deadline = deadline;
     }
 
-    /// Runs `operation`, whose reads and writes fail with `TimedOut` where they would have to wait.
+    /// Runs `operation`. Its reads and writes fail with `TimedOut` instead of waiting.
     pub fn without_waiting<T>(&mut self, operation: impl FnOnce(&mut Self) -> T) -> T {
         let deadline = std::mem::replace(&mut self.deadline, Moment::from_boot(Duration::ZERO));
         let done = operation(self);

@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tempfile::TempDir;
 
-/// The usual kind of key.
+/// The usual type of key.
 pub(super) const ECDSA: &str = "ec -pkeyopt ec_paramgen_curve:prime256v1";
 
 /// A directory of certificates and keys.
@@ -22,14 +22,14 @@ impl Certificates {
         made
     }
 
-    /// Makes a certificate that vouches for itself.
+    /// Makes a self-signed certificate.
     pub(super) fn sign_itself(&self, name: &str, key: &str, options: &str) {
         self.openssl(&format!(
             "req -x509 -newkey {key} -nodes -days 2 -subj /CN=localhost {options} -keyout {name}.key -out {name}.crt"
         ));
     }
 
-    /// Makes one that the authority has issued, with these lines of extensions; without any it is of X.509 version 1.
+    /// Makes a certificate issued by the authority, with these lines of extensions. Without any it is of X.509 version 1.
     pub(super) fn issue(&self, name: &str, extensions: &[&str]) {
         self.openssl(&format!("req -newkey {ECDSA} -nodes -subj /CN=localhost -keyout {name}.key -out {name}.csr"));
         let mut sign =

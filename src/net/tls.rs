@@ -19,22 +19,22 @@ use super::verifier::NamelessVerifier;
 use crate::sys::input;
 use crate::text::escape::{escaped_path, without_user};
 
-/// Why a handshake failed, where that says what may be wrong with the server's address or with the trusted authorities. The content of
+/// Why a handshake failed, where that hints at a wrong address of the server or at untrusted authorities. It is the content of
 /// the [`io::Error`] that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeFailure {
-    /// The server did not answer in time: it hangs, or waits for words of another protocol.
+    /// The server did not answer in time: it hangs, or expects another protocol.
     Silence,
     /// The server closed the connection.
     HungUp,
-    /// What the server answers is not TLS.
+    /// The server's reply is not TLS.
     NotTls,
     /// The server's certificate was issued by an authority that is not trusted.
     UnknownAuthority,
 }
 
 impl HandshakeFailure {
-    /// Returns what is behind an error of the handshake, if it is one of these.
+    /// Returns which of these failures is behind an error of the handshake, if one is.
     fn behind(error: &io::Error) -> Option<Self> {
         match (error.get_ref().and_then(|error| error.downcast_ref::<Error>()), error.kind()) {
             (Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)), _) => Some(Self::NotTls),
@@ -66,9 +66,9 @@ impl fmt::Display for HandshakeFailure {
 
 impl std::error::Error for HandshakeFailure {}
 
-/// Returns the name of the TLS alert by which the server has rejected the client's certificate, or the lack of one, if `error` reports
-/// that. A server of TLS 1.3 judges the certificate when the client has completed the handshake, so the error may be that of a read
-/// afterwards.
+/// Returns the name of the TLS alert by which the server rejected the client's certificate, or the lack of one, if `error`
+/// reports such an alert. A TLS 1.3 server judges the certificate after the client has completed the handshake, so a later read
+/// may report it.
 pub fn certificate_alert(error: &io::Error) -> Option<String> {
     let Some(Error::AlertReceived(alert)) = error.get_ref()?.downcast_ref() else { return None };
     let is_about_certificate = matches!(
@@ -90,10 +90,10 @@ pub fn certificate_alert(error: &io::Error) -> Option<String> {
 /// What a server's certificate must prove, besides that the server has its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verification {
-    /// That a trusted authority has issued it for the server's name, or for its IP address if it is called by that. The name must be
-    /// among the certificate's alternative names: its common name does not count.
+    /// That a trusted authority has issued it for the server's name, or for its IP address if the URL has an address. The name
+    /// must be among the certificate's alternative names: its common name does not count.
     Full,
-    /// That a trusted authority has issued it, for whatever name.
+    /// That a trusted authority has issued it, for any name.
     Authority,
     /// Nothing. The connection is encrypted, but an impostor in between could read it.
     None,
@@ -102,7 +102,7 @@ pub enum Verification {
 /// The configuration for handshakes with one server.
 pub struct Tls {
     config: Arc<ClientConfig>,
-    /// What the server is called.
+    /// The name by which the server is addressed.
     name: ServerName<'static>,
 }
 
@@ -124,13 +124,13 @@ impl Tls {
         Ok(StreamOwned::new(session, socket))
     }
 
-    /// Begins a handshake, of which [`Tls::shake`] performs as much as is possible at once.
+    /// Starts a handshake, which [`Tls::shake`] continues without blocking.
     pub fn session(&self) -> io::Result<ClientConnection> {
         ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(io::Error::other)
     }
 
-    /// Goes on with a handshake without waiting. Returns whether it is complete. Fails as [`Tls::handshake`] does after the deadline of
-    /// the `socket`.
+    /// Continues a handshake without waiting. Returns whether it is complete. After the deadline of the `socket` it fails as
+    /// [`Tls::handshake`] does.
     pub fn shake(session: &mut ClientConnection, socket: &mut Timed) -> io::Result<bool> {
         while session.is_handshaking() {
             let done = socket.without_waiting(|socket| session.complete_io(socket));
@@ -143,7 +143,7 @@ impl Tls {
     }
 }
 
-/// Returns why a handshake has failed with `error`, see [`HandshakeFailure`].
+/// Returns why a handshake failed with `error`, see [`HandshakeFailure`].
 fn explained(session: &mut ClientConnection, socket: &mut Timed, error: io::Error) -> io::Error {
     let error = last_words(session, socket, error);
     match HandshakeFailure::behind(&error) {
@@ -152,10 +152,10 @@ fn explained(session: &mut ClientConnection, socket: &mut Timed, error: io::Erro
     }
 }
 
-/// Returns the TLS error behind `error`, with which an operation on `socket` has failed; `error` itself if there is none.
+/// Returns the TLS error behind `error`, which an operation on `socket` returned; `error` itself if there is none.
 ///
-/// A server that rejects a certificate sends an alert and closes the connection, often before it has read all that the client sends.
-/// What the client then writes fails although the alert has arrived.
+/// A server that rejects a certificate sends an alert and closes the connection, often before it has read everything from the
+/// client. The client's next write then fails, although the alert has arrived.
 pub fn last_words(session: &mut ClientConnection, socket: &mut Timed, error: io::Error) -> io::Error {
     if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
         return error;
@@ -245,7 +245,7 @@ mod tests {
     use crate::net::testing::{Certificates, ECDSA};
     use crate::sys::clock::Moment;
 
-    /// Presents a certificate, whether it has its key or not.
+    /// Presents a certificate, whether or not it has the certificate's key.
     #[derive(Debug)]
     struct Presents(Arc<CertifiedKey>);
 
@@ -289,7 +289,7 @@ mod tests {
         made.issue("named", &["subjectAltName=DNS:localhost"]);
         made.issue("numbered", &["subjectAltName=IP:127.0.0.1"]);
         made.issue("other", &["subjectAltName=DNS:elsewhere,IP:127.0.0.2"]);
-        // An IP address as a name of the other kind, and a name only where it does not count.
+        // An IP address given as a DNS name, and a name only where it does not count.
         made.issue("mistaken", &["subjectAltName=DNS:127.0.0.1"]);
         made.issue("common", &["basicConstraints=CA:FALSE"]);
         made.issue("first", &[]);
@@ -313,7 +313,7 @@ mod tests {
                     let case = format!("{certificate} as {name}, {:?}", version.version);
                     assert_eq!(accepts(Verification::Full), names.contains(&name), "{case}");
                     assert_eq!(accepts(Verification::Authority), by_authority, "{case}");
-                    // rustls reads no other certificates before TLS 1.3.
+                    // Before TLS 1.3, rustls must parse the certificate.
                     assert_eq!(accepts(Verification::None), certificate != "first" || *version == TLS13, "{case}");
                 }
             }

@@ -1,4 +1,5 @@
-//! Verifies a server's certificate less than rustls does by itself: without its names, or only that the server has its key.
+//! Verifies a server's certificate less strictly than rustls does: regardless of its names, or only that the server has its
+//! key.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -9,10 +10,10 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, Sign
 
 use super::certificate::public_key;
 
-/// Accepts a certificate for whatever name.
+/// Accepts a certificate for any name.
 #[derive(Debug)]
 pub(super) struct NamelessVerifier {
-    /// The authorities of which one must have issued the certificate. `None`: any certificate will do.
+    /// The authorities, one of which must have issued the certificate. `None`: any certificate is accepted.
     pub(super) authorities: Option<RootCertStore>,
     /// How signatures are verified.
     pub(super) algorithms: WebPkiSupportedAlgorithms,
@@ -44,8 +45,8 @@ impl ServerCertVerifier for NamelessVerifier {
         verify_tls12_signature(message, certificate, signature, &self.algorithms)
     }
 
-    // By the key alone: where nothing else is verified, a certificate must not fail for what else stands in it. rustls reads none of
-    // X.509 version 1, which openssl(1) makes if it is given no extensions, and with which many a PostgreSQL runs.
+    // By the key alone: where nothing else is verified, the rest of a certificate must not make it fail. rustls cannot parse
+    // X.509 version 1, which openssl(1) makes without extensions, and which many PostgreSQL servers use.
     fn verify_tls13_signature(
         &self,
         message: &[u8],
