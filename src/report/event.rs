@@ -1,4 +1,4 @@
-//! The events of a run, and the fields of their JSON objects. Their messages for people are in [`super::message`].
+//! The events of a run, and the fields of their JSON objects. [`super::message`] words them for people.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -27,32 +27,32 @@ pub enum Event<'a> {
         /// How long the acquisition took.
         waited: Duration,
     },
-    /// Another run holds the lock, which `--skip` makes no failure.
+    /// Another run holds the lock, and `--skip` was given.
     Skipped(&'a Held),
-    /// A run has ended with 0, so that `--once-per` does not want another one.
+    /// A run has succeeded within the `--once-per` period, so COMMAND is not run.
     Done {
-        /// How long ago it began.
+        /// How long ago that run began.
         began: Duration,
     },
     /// Another run holds the lock, and as many wait for it as `--max-waiting` allows.
     QueueFull {
-        /// By whom.
+        /// The holder.
         held: &'a Held,
-        /// How many may wait.
+        /// The limit on waiters.
         max: u32,
     },
     /// Another run holds the lock, and this one does not wait, or no longer.
     Held {
-        /// Who holds it.
+        /// The holder.
         held: &'a Held,
-        /// How long this one was to wait, if it was.
+        /// How long this run was to wait, if it was.
         patience: Option<Duration>,
     },
     /// The lock is held by enclosing runs.
     SelfDeadlock {
-        /// The last of them.
+        /// The last of them to acquire it.
         held: &'a Held,
-        /// How many may hold it at once, if there are several slots.
+        /// The number of slots, if there are several.
         slots: Option<u32>,
     },
     /// COMMAND runs.
@@ -73,7 +73,7 @@ pub enum Event<'a> {
     Finished(Option<Ending>),
     /// The lock was released.
     Released {
-        /// How long it stays held at least, from its acquisition.
+        /// How long it is held at least, from its acquisition.
         min_hold: Duration,
     },
     /// The lock stays held (`--keep`).
@@ -100,7 +100,7 @@ pub enum Reason {
     Orphaned,
 }
 
-/// The fields of an event's object, beside those that all events have.
+/// The fields of an event's object, except those that all events have.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub struct Fields<'a> {
@@ -124,7 +124,7 @@ pub struct Fields<'a> {
     why: Option<Cow<'a, str>>,
 }
 
-/// The other holder of the lock.
+/// The holder of the lock, another run.
 #[derive(Debug, Serialize)]
 struct Other<'a> {
     #[serde(flatten)]
@@ -134,7 +134,7 @@ struct Other<'a> {
 }
 
 impl Event<'_> {
-    /// Returns the least verbosity at which the event is printed.
+    /// Returns the lowest verbosity at which the event is printed.
     pub fn least_verbosity(&self) -> Verbosity {
         match self {
             Event::Lost { .. }
@@ -146,7 +146,7 @@ impl Event<'_> {
         }
     }
 
-    /// Returns its name in an object.
+    /// Returns its name in the JSON object.
     pub fn name(&self) -> &'static str {
         match self {
             Event::Waiting(_) => "waiting",
@@ -164,7 +164,7 @@ impl Event<'_> {
         }
     }
 
-    /// Returns its own fields in an object.
+    /// Returns its own fields in the JSON object.
     pub fn fields(&self) -> Fields<'_> {
         let none = Fields::default();
         let other = |held: &Held| Fields { place: held.place, ..Fields::default() };

@@ -21,7 +21,7 @@ use crate::text::escape::{escaped, json_for_terminals};
 #[derive(Debug)]
 pub struct EventLog {
     path: PathBuf,
-    /// `None` after the end, or if it could not be opened.
+    /// `None` after the end, or if its thread could not be started.
     line_writer: Option<LineWriter>,
     run: Holder,
     acquired: OnceLock<(Moment, u64, Option<u32>)>,
@@ -70,7 +70,7 @@ impl EventLog {
         event_log
     }
 
-    /// Writes an event of the lock `key`. Does not wait for it.
+    /// Queues an event of the lock `key`. Does not wait until it is written.
     pub fn write(&self, key: &str, event: &Event<'_>) {
         self.remember(event);
         let Some(line_writer) = &self.line_writer else { return };
@@ -132,7 +132,7 @@ impl EventLog {
     }
 }
 
-/// Waits a short time for the last lines.
+/// Waits briefly for the last lines.
 impl Drop for EventLog {
     fn drop(&mut self) {
         let Some(mut line_writer) = self.line_writer.take() else { return };
@@ -159,7 +159,7 @@ mod tests {
     use crate::report::event::Reason;
     use crate::store::Held;
 
-    /// Returns a log that writes nothing, of a run in a slot that has begun.
+    /// Returns a log without a file, of a run that has a slot and has started COMMAND.
     fn event_log(run: &Holder) -> EventLog {
         EventLog {
             path: "/nonexistent".into(),
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Returns the fields of each event, from all forms that it has.
+    /// Returns the fields of each event, over all its forms.
     fn fields() -> BTreeMap<String, BTreeSet<String>> {
         let run = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
         let span = Duration::from_secs(1);
@@ -205,7 +205,7 @@ mod tests {
         fields
     }
 
-    // The documentation names every event and every field of it, and no other.
+    // The documentation lists every event and all its fields, and no others.
     #[test]
     fn every_field_is_documented() {
         let of_all: BTreeSet<String> = table(JSON, &["field of every event", "type", "meaning"])
@@ -222,7 +222,7 @@ mod tests {
             let name = code(&row[0])[0];
             let own: BTreeSet<String> = code(&row[2]).into_iter().map(str::to_owned).collect();
             assert_eq!(&of_all | &own, fields[name], "{name}");
-            // The manual names them, too.
+            // The manual lists them, too.
             let (_, in_manual) = text::EVENTS.iter().find(|(event, _)| *event == name).expect("it is there");
             for field in own {
                 assert!(in_manual.contains(&field), "the manual names no {field} of {name}");

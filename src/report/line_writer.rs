@@ -1,5 +1,5 @@
-//! Writes lines to a file whose writes may block, such as one on an unreachable server: in a thread of its own, which the run does
-//! not wait for.
+//! Writes lines to a file whose writes may block, such as one on an unreachable server, in a thread of its own, so that the run
+//! does not wait.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a run waits at its end for its last lines.
+/// How long a run waits at its end for the last lines.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
-/// The thread only writes.
+/// A small stack: the thread only writes.
 const STACK: usize = 64 * 1024;
 
 /// Writes lines to a file, in order.
@@ -21,16 +21,17 @@ const STACK: usize = 64 * 1024;
 pub struct LineWriter {
     /// `None` after the end.
     lines: Option<Sender<String>>,
-    /// Closed when all lines are written.
+    /// Closed when the thread ends.
     end: Mutex<Receiver<()>>,
     failure: Arc<OnceLock<io::Error>>,
 }
 
 impl LineWriter {
-    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if there cannot be a thread.
+    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if the thread cannot be
+    /// started.
     ///
-    /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child of a fork(2)
-    /// could need, except the allocator's, which the C library handles.
+    /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child of a
+    /// fork(2) could need, except the allocator's, which the C library handles.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let (lines, to_write) = channel::<String>();
         let (ends, end) = channel();
@@ -49,9 +50,9 @@ impl LineWriter {
         Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure })
     }
 
-    /// Queues a line, which is normally written at once. Never waits.
+    /// Queues a line, which is normally written at once. Never blocks.
     pub fn write(&self, line: String) {
-        // The thread has ended if it could not open the file, which `failure` reports.
+        // If the thread could not open the file, it has ended; `failure` reports that.
         let _ = self.lines.as_ref().map(|lines| lines.send(line));
     }
 
@@ -60,7 +61,7 @@ impl LineWriter {
         self.failure.get()
     }
 
-    /// Waits until all lines are written, but not for long. Returns whether they are, or never will be.
+    /// Waits briefly until all lines are written. Returns whether they are, or never will be.
     pub fn finish(&mut self) -> bool {
         self.lines = None;
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);

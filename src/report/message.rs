@@ -1,4 +1,4 @@
-//! The messages for people: how each event of a run is worded on standard error.
+//! The messages for people: the wording of each event of a run on standard error.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub fn held_by(key: &Key, held: &impl Display) -> String {
     format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
 }
 
-/// Returns why a run does not wait any more.
+/// Returns why a run stopped waiting.
 pub(super) fn why_gave_up(patience: Duration) -> String {
     format!("gave up after {}", duration::say_finely(patience))
 }
@@ -79,7 +79,7 @@ pub(super) fn why_full(max: u32) -> String {
     }
 }
 
-/// Returns why another run is not wanted.
+/// Returns why no other run is needed.
 pub(super) fn why_done(began: Duration) -> String {
     format!("a run that began {} ago has ended with 0", duration::say(began))
 }

@@ -1,6 +1,6 @@
 //! lockrun's messages on standard error: one line at a time, each beginning with `lockrun: `.
 //!
-//! Standard output is COMMAND's.
+//! Standard output belongs to COMMAND.
 
 pub mod event;
 pub mod message;
@@ -17,16 +17,16 @@ use crate::text::escape::escaped;
 /// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
-    /// Errors alone.
+    /// Errors, a lost lock, and why lockrun stopped COMMAND.
     Quiet,
-    /// Also who holds a lock that could not be acquired.
+    /// Also the holder of a lock that could not be acquired.
     Normal,
-    /// Also every event when all is well.
+    /// Also every other event.
     Verbose,
 }
 
-/// Prints `text`, each line with the prefix, all in one write unless it is very long. Characters that could control a terminal are escaped.
-/// During a run the message is lost after a short wait if standard error is not read, see [`stderr::hurry`].
+/// Prints `text` in one write unless it is very long, each line with the prefix, and escapes characters that could control a
+/// terminal. During a run, the message is lost if standard error is not read for a short time, see [`stderr::hurry`].
 pub fn say(text: &str) {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {

@@ -1,4 +1,4 @@
-//! Reports the events of a run: as messages on standard error, as far as the verbosity wants them, and to the event log.
+//! Reports the events of a run: as messages on standard error, depending on the verbosity, and to the event log.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ impl Reporter {
         Reporter { key, verbosity, event_log: None }
     }
 
-    /// Adds the event log of `run` in the file at `path`, if one is given.
+    /// Adds the event log of `run`, in the file at `path` if one is given.
     pub fn with_event_log(self, path: Option<&Path>, run: &Holder) -> Self {
         Reporter { event_log: path.map(|path| EventLog::open(path, run.clone())), ..self }
     }
@@ -34,14 +34,14 @@ impl Reporter {
         self.print(&event);
     }
 
-    /// Writes an event to the event log alone. Waits only to print that the log has failed, which is said once.
+    /// Writes an event to the event log only. It may wait to print a warning, once, that the log has failed.
     pub fn log(&self, event: &Event<'_>) {
         if let Some(event_log) = &self.event_log {
             event_log.write(self.key.as_str(), event);
         }
     }
 
-    /// Prints the message of an event alone, for which it may have to wait.
+    /// Prints the message of an event only, which may block.
     pub fn print(&self, event: &Event<'_>) {
         if self.verbosity >= event.least_verbosity() {
             report::say(&event.message(&self.key));
