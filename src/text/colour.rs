@@ -28,7 +28,7 @@ impl Colour {
     }
 }
 
-/// Returns whether a terminal gets colours: neither NO_COLOR nor a terminal that knows none forbids it.
+/// Returns whether a terminal gets colours: NO_COLOR is unset or empty, and TERM names a terminal that supports them.
 pub fn is_wanted(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_some_and(|term| !term.is_empty() && term != "dumb")
 }

@@ -1,12 +1,12 @@
-//! Durations as they are typed and printed: plain seconds, or with units.
+//! Durations as users type and read them: plain seconds, or with units.
 
 use std::time::Duration;
 
-/// The longest accepted duration: ten years. More is a typing error, and would overflow the clock.
+/// The longest accepted duration: ten years. A longer one is a typing error, and would overflow the clock.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// The units, of which each has one spelling. Months and years are none: their lengths vary, and a `M` that was meant as minutes
-/// would be a month. Nor are microseconds: no lock can keep to them.
+/// The units, each with one spelling. There are no months and years: their lengths vary, and an `M` meant as minutes would be a
+/// month. Nor are there microseconds: no lock can be that precise.
 const UNITS: [&str; 6] = ["ms", "s", "m", "h", "d", "w"];
 
 const EXAMPLES: &str = "durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'";
@@ -25,7 +25,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     match span {
         Some(span) if span > LONGEST => Err(format!("{text:?} is longer than ten years")),
         Some(span) => Ok(span),
-        // Text that looks like part of a URL is not repeated: it could contain a password.
+        // Do not repeat what looks like part of a URL: it could contain a password.
         None if text.contains('@') => Err(format!("has a value that is not a duration; {EXAMPLES}")),
         None => Err(match foreign_unit(text).filter(|_| text.starts_with(|first: char| first.is_ascii_digit())) {
             Some(unit) => format!(
@@ -47,7 +47,7 @@ pub fn say(span: Duration) -> String {
     say_finely(Duration::from_secs(span.as_secs()))
 }
 
-/// Formats a duration in whole milliseconds, as in `1s 333ms`: in units in which it can also be given.
+/// Formats a duration in whole milliseconds, as in `1s 333ms`, in units that [`parse`] accepts.
 pub fn say_finely(span: Duration) -> String {
     const LENGTHS: [(&str, u128); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
     let mut left = span.as_millis();
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(say(Duration::from_millis(900)), "0s");
     }
 
-    // A message names what can be typed.
+    // A user can type the durations in messages.
     #[test]
     fn what_is_said_can_be_given() {
         for (text, said) in [("500d", "500d"), ("25h", "1d 1h"), ("2w", "14d"), ("90061.001", "1d 1h 1m 1s 1ms")] {

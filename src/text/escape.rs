@@ -1,4 +1,5 @@
-//! Makes foreign text safe to print: from another machine through a store, or typed by the user in the wrong place.
+//! Makes foreign text safe to print: text that comes from another machine through a store, or that the user typed in the wrong
+//! place.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -7,7 +8,7 @@ use std::path::Path;
 
 use crate::lock::token::is_of_token;
 
-/// Escapes all characters that could control a terminal or deceive its reader: control characters, and the invisible ones that
+/// Escapes all characters that could control a terminal or deceive its reader: control characters, and invisible ones that
 /// change the direction of writing or break a line.
 pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
@@ -26,11 +27,11 @@ pub fn escaped_path(path: &Path) -> String {
     escaped(&path.to_string_lossy())
 }
 
-/// Escapes the same characters in JSON, which may be printed on a terminal, too. The JSON's value stays the same.
+/// Escapes the same characters in JSON, which may also be printed on a terminal. The JSON's value stays the same.
 pub fn json_for_terminals(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {
-        // Outside of strings, the only such character is the end of a line.
+        // Outside strings, the only such character is the newline.
         if c != '\n' && is_hostile(c) {
             let _ = write!(safe, "\\u{:04x}", u32::from(c));
         } else {
@@ -40,13 +41,14 @@ pub fn json_for_terminals(json: &str) -> String {
     safe
 }
 
-/// Returns whether a character could control a terminal or deceive its reader. All of these are in the first plane of Unicode.
+/// Returns whether a character could control a terminal or deceive its reader. All of these have at most four hexadecimal
+/// digits.
 fn is_hostile(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}')
 }
 
-/// Escapes text of the operating system in the same way, and each byte that is not UTF-8 as in `\xff`.
+/// Escapes an OS string in the same way, and each byte that is not UTF-8 as in `\xff`.
 pub fn escaped_os(text: &OsStr) -> String {
     let mut safe = String::new();
     for chunk in text.as_encoded_bytes().utf8_chunks() {
@@ -58,7 +60,7 @@ pub fn escaped_os(text: &OsStr) -> String {
     safe
 }
 
-/// Replaces everything that could be the user part of a URL, in words that the user may have typed in the wrong place.
+/// Masks everything that could be the user part of a URL in `text`, which the user may have typed in the wrong place.
 pub fn without_credentials(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
@@ -77,11 +79,12 @@ pub fn without_credentials(text: &str) -> String {
     shown + rest
 }
 
-/// Replaces all before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, also of a mistyped one.
+/// Masks everything before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, even a
+/// mistyped one.
 pub fn without_credentials_of(value: &str, message: &str) -> String {
     match value.trim().rsplit_once('@') {
         Some((secret, _)) if !secret.is_empty() => {
-            // As it is repeated: in quotation marks, or as it is.
+            // The message may repeat it in quotation marks or as it is.
             let quoted = format!("{secret:?}");
             let repeated = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(secret);
             message.replace(&format!("{repeated}@"), "***@")
@@ -90,8 +93,8 @@ pub fn without_credentials_of(value: &str, message: &str) -> String {
     }
 }
 
-/// Returns `value`, which is repeated in a message, without what could be the user part of a URL: one that stands in the place of
-/// something else. An `@` in a name or a path is none of a URL's if no `:` stands before it.
+/// Returns `value`, for use in a message, without what could be the user part of a URL typed in the wrong place. An `@` without
+/// a `:` before it is part of a name or a path, not of a URL.
 pub fn without_user(value: &str) -> Cow<'_, str> {
     match value.rsplit_once('@') {
         Some((user, rest)) if user.contains(':') => format!("***@{rest}").into(),
@@ -99,7 +102,7 @@ pub fn without_user(value: &str) -> Cow<'_, str> {
     }
 }
 
-/// Replaces lockrun's secrets in a command line: tokens, and passwords in URLs.
+/// Masks lockrun's secrets in a command line: tokens, and passwords in URLs.
 pub fn without_secrets(command: &str) -> String {
     let mut shown = String::new();
     let command = without_credentials(command);

@@ -1,4 +1,4 @@
-//! Fuzzing of words: durations, keys, tokens, patterns, and what is printed of them.
+//! Fuzzing of words: durations, keys, tokens, patterns, and how they are printed.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,12 +10,12 @@ use crate::fuzz::{PASSWORD, check_harmless, check_secret};
 use crate::lock::key::{self, Key};
 use crate::lock::token::Token;
 
-/// A duration: one that is accepted is the same when it is printed and read again, and no message says a URL's password.
+/// Fuzzes durations: one that is accepted survives being printed and read again, and no message reveals a URL's password.
 pub fn duration(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match duration::parse(&text) {
         Ok(span) => {
-            // What is finer than a millisecond is not said.
+            // Fractions of a millisecond are not printed.
             let whole = Duration::new(span.as_secs(), span.subsec_millis() * 1_000_000);
             assert_eq!(duration::parse(&duration::say_finely(span)), Ok(whole));
             assert_eq!(duration::parse(&duration::say(span)), Ok(Duration::from_secs(span.as_secs())));
@@ -35,7 +35,7 @@ fn check_message(why: &str, text: &str) {
     check_harmless(&escape::escaped(why));
 }
 
-/// A word: as a key, a token and a pattern, and as what is shown of it.
+/// Fuzzes a word as a key, a token and a pattern, and how it is printed.
 pub fn words(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match Key::new(OsStr::from_bytes(data)) {

@@ -1,4 +1,4 @@
-//! Text that people read: escaping, durations, colours, patterns, wrapping, and words of a shell.
+//! Text that people read: escaping, durations, colours, patterns, wrapping, and shell quoting.
 
 pub mod colour;
 pub mod duration;

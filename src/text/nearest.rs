@@ -1,16 +1,16 @@
-//! Which known word a misspelt one was most likely meant to be.
+//! Finds the known word that a misspelt one most likely stands for.
 
 use strsim::normalized_damerau_levenshtein as likeness;
 
-/// How much alike two words must be for one to be taken for the other: 1 is the same word.
+/// How similar two words must be for one to be a misspelling of the other; 1 means equal.
 const ALIKE: f64 = 0.65;
 
-/// Returns the one of the `known` words that is most like `typed`; `None` if there are none.
+/// Returns the `known` word that is most similar to `typed`; `None` if there is none.
 pub fn nearest<T: AsRef<str>>(typed: &str, known: impl Iterator<Item = T>) -> Option<T> {
     known.max_by(|one, other| likeness(typed, one.as_ref()).total_cmp(&likeness(typed, other.as_ref())))
 }
 
-/// The same, but `None` if they are so different that most likely something else was meant.
+/// As [`nearest`], but returns `None` if the words differ so much that another word was most likely meant.
 pub fn alike<T: AsRef<str>>(typed: &str, known: impl Iterator<Item = T>) -> Option<T> {
     nearest(typed, known).filter(|known| likeness(typed, known.as_ref()) >= ALIKE)
 }

@@ -1,20 +1,21 @@
 //! Patterns of keys, as in `status 'backup-*'`.
 
-/// A pattern, in which `*` stands for any characters, also none, and `?` for one.
+/// A pattern: `*` matches any number of characters, `?` exactly one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(Vec<char>);
 
 impl Pattern {
-    /// Returns the pattern that `text` is; `None` if it has neither `*` nor `?`, and so is a plain name.
+    /// Reads `text` as a pattern; `None` if it has neither `*` nor `?`, and so is a plain name.
     pub fn read(text: &str) -> Option<Self> {
         text.contains(['*', '?']).then(|| Pattern(text.chars().collect()))
     }
 
-    /// Returns whether the pattern describes the whole of `text`.
+    /// Returns whether the pattern matches the whole of `text`.
     pub fn matches(&self, text: &str) -> bool {
         let (pattern, text) = (&self.0, text.chars().collect::<Vec<_>>());
         let (mut at, mut from) = (0, 0);
-        // Behind the last `*`, and what it stands for ends there: it stands for one character more whenever the rest does not fit.
+        // The position after the last `*`, and where its match ends: the match grows by one character whenever the rest does
+        // not fit.
         let mut star = None;
         while from < text.len() {
             match pattern.get(at) {

@@ -1,4 +1,4 @@
-//! Text as a word of a shell, in what is printed to be typed.
+//! Quotes text for a shell, in commands that lockrun prints for users to type.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Returns the text as one word of a shell: quoted only if it has characters that may mean something there.
+/// Returns the text as one word of a shell, quoted only if it has characters that a shell may interpret.
 pub fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:@%+,=-".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) { text.to_owned() } else { quoted(text) }

@@ -2,10 +2,10 @@
 
 use unicode_width::UnicodeWidthStr as _;
 
-/// The fewest columns that are left for the text beside an indentation.
+/// The fewest columns left for the text beside an indentation.
 const LEAST: usize = 20;
 
-/// Breaks lines of more than `width` columns between words. What follows a break is indented like the line's text: below its last
+/// Breaks lines of more than `width` columns between words. A continuation is indented like the line's text: below its last
 /// column, if two or more spaces separate columns. A word that is too long stays whole.
 pub fn wrapped(text: &str, width: usize) -> String {
     text.split('\n').map(|line| wrapped_line(line, width)).collect::<Vec<_>>().join("\n")
