@@ -1,4 +1,4 @@
-//! Whether the tables of the documentation say what the code says.
+//! Checks that the tables of the documentation agree with the code.
 
 mod options;
 mod statuses;
@@ -8,7 +8,7 @@ mod urls;
 pub(crate) const README: &str = include_str!("../../README.md");
 /// Options, statuses, variables and files.
 pub(crate) const REFERENCE: &str = include_str!("../../docs/reference.md");
-/// What is printed for programs.
+/// The output for programs.
 pub(crate) const JSON: &str = include_str!("../../docs/json.md");
 /// The stores.
 pub(crate) const STORES: &str = include_str!("../../docs/stores.md");
@@ -31,7 +31,7 @@ fn cells(line: &str) -> Vec<String> {
     inner.replace("\\|", "\0").split('|').map(|cell| cell.trim().replace('\0', "|")).collect()
 }
 
-/// Returns the words in backticks.
+/// Returns the text in backticks.
 pub(crate) fn code(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }

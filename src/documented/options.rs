@@ -1,4 +1,4 @@
-//! The options of a run and of the other commands.
+//! The options of a run and of the subcommands.
 
 use clap::{Arg, Command};
 
@@ -22,7 +22,7 @@ fn spelled(arg: &Arg) -> Vec<String> {
     spelled
 }
 
-/// Returns what follows the name of an option.
+/// Returns what follows an option's name.
 fn value(arg: &Arg) -> String {
     if !arg.get_action().takes_values() {
         return String::new();
@@ -39,7 +39,7 @@ fn value(arg: &Arg) -> String {
     }
 }
 
-/// Returns the default that the help names.
+/// Returns the default given in the help.
 fn default(arg: &Arg) -> Option<String> {
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let more = arg.get_long_help().map(ToString::to_string).unwrap_or_default();
@@ -47,7 +47,7 @@ fn default(arg: &Arg) -> Option<String> {
     after(&help).or_else(|| after(&more))
 }
 
-/// Returns the default that the documentation names of an option whose help names none.
+/// Returns the documented default of an option whose help gives none.
 fn unnamed_default(option: &str) -> String {
     match option {
         name::KEY | name::FROM | name::OLDER_THAN => "required".into(),
@@ -93,7 +93,7 @@ fn every_option_of_the_other_commands_is_documented() {
     let mut expected = 0;
     for subcommand in Subcommand::ALL {
         let definition = subcommand.definition();
-        // One that a run has in the same sense is in the other table.
+        // An option that a run has with the same meaning is in the other table.
         let is_of_run = |arg: &&Arg| {
             options(&run).any(|other| other.get_id() == arg.get_id() && other.get_help() == arg.get_help())
         };

@@ -7,7 +7,7 @@ use crate::cli::{Subcommand, text};
 use crate::lock::ending::Ending;
 use crate::run::outcome::{HELD, Outcome};
 
-/// What the table of a run calls the first of its statuses.
+/// The name of a run's first status in its table.
 const OWN: &str = "the command's own";
 
 /// Returns every outcome with a status of lockrun's own.
@@ -30,7 +30,7 @@ fn outcomes() -> Vec<Outcome> {
         CannotExecute,
         NotFound,
     ];
-    // An outcome that is added must be added above, too.
+    // A new outcome fails to compile here until it is added above, too.
     for outcome in all {
         match outcome {
             Ended(_) | Skipped | Printed | Weak | Unsafe | BadUsage | StoreFailed | Held(_) | Lost | TimedOut
@@ -47,7 +47,7 @@ fn status(outcome: Outcome) -> String {
     }
 }
 
-// What the README, the reference, the help and the manual call a status of a run are the same numbers.
+// The README, the reference, the help and the manual list the same statuses of a run.
 #[test]
 fn the_statuses_of_a_run_are_documented() {
     let of_help: Vec<&str> = text::EXIT_STATUS.iter().map(|(status, _)| *status).collect();
@@ -89,7 +89,7 @@ fn the_statuses_of_the_other_commands_are_documented() {
     assert_eq!(rows.iter().map(|row| code(&row[0]).len()).sum::<usize>(), expected);
 }
 
-// `doctor` has a table of its own, with the same statuses.
+// `doctor` has its own table, with the same statuses.
 #[test]
 fn the_statuses_of_doctor_are_documented() {
     let rows = table(include_str!("../../docs/doctor.md"), &["status", "meaning", "worst line"]);

@@ -3,7 +3,7 @@
 use super::STORES;
 use crate::store::Address;
 
-// The examples are URLs that lockrun accepts.
+// lockrun accepts the URLs in the examples.
 #[test]
 fn every_documented_url_is_accepted() {
     let is_url = |line: &&str| line.contains(":/") && line.starts_with(|c: char| c.is_ascii_lowercase());
