@@ -24,7 +24,7 @@ use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
 use crate::text::shell::quoted;
 
-/// Its settings, checked.
+/// The settings of `lockrun acquire`, checked.
 struct Options {
     claim: Claim,
     timeout: Duration,
@@ -40,7 +40,7 @@ enum Form {
     Token,
     /// A JSON object.
     Json,
-    /// Assignments for a shell.
+    /// Shell assignments.
     Export,
 }
 
@@ -72,8 +72,8 @@ impl Options {
     }
 }
 
-/// Acquires the lock and prints its token: alone on a line, as JSON, or as assignments for a shell. If the token cannot be printed,
-/// the acquisition is cancelled, because no process could release the lock. Fails with [`UsageError`] if a setting is wrong.
+/// Acquires the lock and prints its token: alone on a line, as JSON, or as shell assignments. If the token cannot be printed,
+/// no process could release the lock, so the acquisition is cancelled. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let Options { claim, timeout, patience, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;
@@ -94,7 +94,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
-        // A lock that the token held before stays held.
+        // If the token already held the lock, it still does.
         let is_clean = store.cancel(&claim, false);
         if let Some(left) = left_for_ever(&claim, is_clean) {
             reporter.tell(Event::Failed { why: &left });

@@ -14,8 +14,8 @@ use crate::store::{Held, Living, Revoked};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Revokes the lock, and prints its former holders. The outcome is status 75 if a holder keeps it, or one of several slots. Fails
-/// with [`crate::config::settings::UsageError`] if a setting is wrong.
+/// Revokes the lock, and prints its former holders. The outcome is status 75 if a holder keeps the lock or a slot. Fails with
+/// [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
     let fence = settings.typed_value(name::FENCE, |text| {
@@ -42,7 +42,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
                 say(&format!("was taken from {}", past(&held)));
             }
             if free_in > Duration::ZERO {
-                // Whole seconds, and not a moment too early.
+                // Round up to whole seconds.
                 let span = duration::say(free_in + Duration::from_secs(1));
                 report::say(&format!("it will be free when its command has been stopped, within {span}"));
             }
@@ -65,7 +65,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// Describes the holder that a lock was taken from, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
+/// Describes a holder that has lost the lock, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
 fn past(held: &Held) -> String {
     match (&held.holder, held.since) {
         (Some(holder), Some(since)) => format!("{holder}, which had held it for {}", duration::say(since)),
@@ -73,7 +73,7 @@ fn past(held: &Held) -> String {
     }
 }
 
-/// Returns what to do about the processes that keep a lock.
+/// Returns what to do about the processes that keep the lock.
 fn how_to_end(pids: &[u32]) -> String {
     if pids.is_empty() {
         return "this user may not see which".into();

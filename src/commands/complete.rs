@@ -1,6 +1,6 @@
-//! What fits in the place of a word that is being typed, for the shells' completions.
+//! Completes the word being typed, for the shells' completions.
 //!
-//! The scripts in `completions/` ask for it, and know how their shell completes files and other commands.
+//! The scripts in `completions/` call this. They know how their shell completes files and other commands.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -11,19 +11,20 @@ use clap::{Arg, Command, ValueHint};
 use crate::cli::{self, Subcommand, name};
 use crate::store;
 
-/// What fits.
+/// What the word can be.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// What fits behind the words of COMMAND, which begins with this word.
+    /// A word of COMMAND, which begins at this index.
     Command(usize),
     /// A file.
     File,
-    /// One of these words, with their descriptions.
+    /// One of these words, with descriptions.
     Words(Vec<(String, String)>),
 }
 
-/// Returns what a shell's script reads for these words, of which the last is being typed: a line `command N`, `file` or `words`; after
-/// `words` a line for each, with a tab before its description. N is the number of words in front of COMMAND, `lockrun` included.
+/// Returns the answer for a shell's script to these words, the last of which is being typed: a line `command N`, `file` or
+/// `words`. After `words` comes a line for each word, with a tab before its description. N is the number of words in front of
+/// COMMAND, `lockrun` included.
 pub fn answer(words: &[OsString]) -> String {
     match fitting(words) {
         Answer::Command(at) => format!("command {}\n", at + 1),
@@ -68,7 +69,7 @@ fn takes_command(definition: &Command) -> bool {
     definition.get_arguments().any(|arg| arg.get_id() == name::COMMAND)
 }
 
-/// Returns the option in `--option=value`, that with its `=`, and the value.
+/// Splits `--option=value`: returns the option, its text including the `=`, and the value.
 fn tied<'a>(definition: &'a Command, word: &'a str) -> Option<(&'a Arg, &'a str, &'a str)> {
     let at = word.find('=')?;
     let long = word[..at].strip_prefix("--")?;
@@ -76,7 +77,7 @@ fn tied<'a>(definition: &'a Command, word: &'a str) -> Option<(&'a Arg, &'a str,
     Some((arg, &word[..=at], &word[at + 1..]))
 }
 
-/// Returns what fits as the value of an option, which is written behind `tie` in the same word.
+/// Returns what the value of an option can be; `tie` precedes it in the same word.
 fn of_value(arg: &Arg, typed: &str, tie: &str, before: &[OsString]) -> Answer {
     if arg.get_value_hint() == ValueHint::FilePath {
         return Answer::File;
@@ -108,13 +109,13 @@ fn subcommands(typed: &str) -> Vec<(String, String)> {
     all.into_iter().chain([help]).filter(|(name, _)| name.starts_with(typed)).collect()
 }
 
-/// Returns the names of the locks that there are, if their store answers soon.
+/// Returns the names of the store's locks, if the store answers soon.
 fn keys(before: &[OsString], typed: &str, tie: &str) -> Vec<(String, String)> {
     let mut status = Process::new("/proc/self/exe");
     status.args(["status", "--json", "--store-timeout", "1s"]).args(places(before)).stderr(Stdio::null());
     let listed = status.output().map(|output| output.stdout).unwrap_or_default();
     let locks: Vec<serde_json::Value> = serde_json::from_slice(&listed).unwrap_or_default();
-    // A script takes lines for words.
+    // The scripts read one word per line.
     let is_plain = |key: &&str| key.starts_with(typed) && !key.chars().any(|c| c.is_whitespace() || c.is_control());
     let state = |lock: &serde_json::Value| if lock["held"] == true { "held" } else { "free" };
     let named = |lock: &serde_json::Value| {
@@ -124,7 +125,7 @@ fn keys(before: &[OsString], typed: &str, tie: &str) -> Vec<(String, String)> {
     locks.iter().filter_map(named).collect()
 }
 
-/// Returns the options among these words that say where the locks are.
+/// Returns the options among these words that name the store.
 fn places(words: &[OsString]) -> Vec<OsString> {
     let is_place = |word: &OsStr| {
         let word = word.to_string_lossy();

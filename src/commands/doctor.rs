@@ -14,8 +14,9 @@ use crate::sys::terminal;
 use crate::text::colour::Colour;
 use crate::text::escape::json_for_terminals;
 
-/// Diagnoses the store, and prints a line for each diagnostic, or all as JSON; the worst one decides the outcome. With `--schema` prints the SQL of its
-/// tables instead. Fails if nothing can be printed, or with [`UsageError`] if a setting is wrong.
+/// Diagnoses the store, and prints a line for each diagnostic, or all as JSON. The worst one decides the outcome. With
+/// `--schema`, prints the SQL of the store's tables instead. Fails if nothing can be printed, or with [`UsageError`] if a
+/// setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     if settings.typed_switch(name::SCHEMA) {
         if settings.typed_switch(name::JSON) {
@@ -31,7 +32,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
 
 /// Prints the SQL of the store's tables. Connects to nothing.
 fn print_schema(settings: &Settings<'_>) -> Result<Outcome> {
-    // It bounds nothing here, but a wrong one is an error everywhere.
+    // It limits nothing here, but a wrong value is an error everywhere.
     settings.store_timeout()?;
     let no_tables = || {
         UsageError::from(
@@ -43,7 +44,7 @@ fn print_schema(settings: &Settings<'_>) -> Result<Outcome> {
     Ok(Outcome::Printed)
 }
 
-/// Returns a line for each diagnostic. On a terminal its first word has a colour.
+/// Returns a line for each diagnostic, with its first word in colour on a terminal.
 fn lines(diagnostics: &[Diagnostic]) -> String {
     let colours = terminal::stdout_has_colours();
     let line = |diagnostic: &Diagnostic| {
@@ -61,7 +62,7 @@ fn lines(diagnostics: &[Diagnostic]) -> String {
     diagnostics.iter().map(line).collect()
 }
 
-/// Returns the diagnostics as an object of JSON, with an end of line.
+/// Returns the diagnostics as a JSON object, with a newline.
 fn json(diagnostics: &[Diagnostic]) -> String {
     let level = |level: Level| match level {
         Level::Ok => "ok",
@@ -78,13 +79,13 @@ fn json(diagnostics: &[Diagnostic]) -> String {
     json_for_terminals(&format!("{:#}\n", json!({ "version": 1, "worst": level(worst), "diagnostics": all })))
 }
 
-/// Returns the outcome that the worst diagnostic stands for.
+/// Returns the outcome for the worst diagnostic.
 fn outcome(diagnostics: &[Diagnostic]) -> Outcome {
     match diagnostics.iter().map(|diagnostic| diagnostic.level).max() {
         Some(Level::Ok | Level::Note) => Outcome::Printed,
         Some(Level::Warn) => Outcome::Weak,
         Some(Level::Fail) => Outcome::Unsafe,
-        // A store without any diagnostic was not diagnosed.
+        // Without a diagnostic the store was not diagnosed.
         Some(Level::Unusable) | None => Outcome::StoreFailed,
     }
 }

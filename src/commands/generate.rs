@@ -9,7 +9,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 use super::tidy_roff;
 use crate::cli::{self, Subcommand, examples, text};
 
-/// Writes the named page to `out`: `man`, or that of a subcommand. Fails if `out` does.
+/// Writes the named page to `out`: `man`, or the page of a subcommand. Fails if `out` does.
 pub fn generate(page: &str, out: &mut impl Write) -> Result<()> {
     let mut roff = Vec::new();
     match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
@@ -77,7 +77,7 @@ fn exit_status(roff: &mut Roff, rows: &text::Table) {
     table(roff, rows);
 }
 
-/// Adds examples, each below what it does.
+/// Adds examples, each below its description.
 fn example_section(roff: &mut Roff, rows: &text::Table) {
     roff.control("SH", ["EXAMPLES"]);
     for (number, (command, meaning)) in rows.iter().enumerate() {
@@ -89,7 +89,7 @@ fn example_section(roff: &mut Roff, rows: &text::Table) {
     }
 }
 
-/// Adds a list of terms with their meanings.
+/// Adds a list of terms and their meanings.
 fn table(roff: &mut Roff, rows: &text::Table) {
     for (term, meaning) in rows {
         roff.control("TP", []).text([roman(*term)]).text([roman(*meaning)]);

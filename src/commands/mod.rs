@@ -1,4 +1,4 @@
-//! The subcommands: everything that lockrun does beside running a command under a lock.
+//! The subcommands: everything that lockrun does besides running a command under a lock.
 
 pub mod acquire;
 pub mod break_lock;
@@ -39,7 +39,8 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// Opens the store that the settings name. A request takes at most `timeout`, else the settings' own time-out.
+/// Opens the store that the settings name. A request takes at most `timeout`, or if that is `None`, the time-out in the
+/// settings.
 fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Backend>, UsageError> {
     let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
     Ok(settings.store()?.open(timeout)?)

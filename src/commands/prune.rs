@@ -1,4 +1,4 @@
-//! `lockrun prune`: removes keys that have not been used for long, or one.
+//! `lockrun prune`: removes one key, or all keys that have not been used for a given time.
 
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -15,8 +15,9 @@ use crate::store::{Backend, KeyStatus, StoreError};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Removes the keys, or the given one, or with `--dry-run` only finds them, and prints their names. The outcome is status 69 if a
-/// record cannot be read, or is busy, and status 75 if the given key must stay. Fails with [`UsageError`] if a setting is wrong.
+/// Removes the given key or the unused keys, or with `--dry-run` only finds them, and prints their names. The outcome is status
+/// 69 if a record cannot be read or is busy, and status 75 if the given key must stay. Fails with [`UsageError`] if a setting
+/// is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
     let span = match (settings.typed_value(name::OLDER_THAN, duration::parse)?, &key) {
@@ -47,7 +48,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// Says why a key was not removed, if there is a reason beside its age, and returns the outcome.
+/// Prints why a key was not removed, if there is a reason besides its age, and returns the outcome.
 fn why_left(store: &mut dyn Backend, key: &Key) -> Outcome {
     let in_use = |store: &mut dyn Backend| -> Result<Option<&'static str>, StoreError> {
         let listing = store.list(Some(key))?;

@@ -1,15 +1,15 @@
-//! The source of a manual page as mandoc's checks want it: short lines, without trailing space or repeated definitions.
+//! Tidies the source of a manual page for mandoc's checks: short lines, no trailing spaces, no repeated definitions.
 
-/// The most bytes of a line of text.
+/// The longest line of text, in bytes.
 const LINE_MAX: usize = 80;
 
-/// How clap's renderer begins the definition of the apostrophe before each section; once is enough.
+/// clap's renderer defines the apostrophe like this before each section; once is enough.
 const DEFINITION: [&str; 2] = [r".ie \n(.g .ds Aq \(aq", ".el .ds Aq '"];
 
-/// Returns the same page in that form.
+/// Returns the tidied page.
 pub fn tidied(roff: &str) -> String {
     let mut tidy = String::with_capacity(roff.len());
-    // Text between these two is printed as it is, line by line.
+    // Text between `.nf` and `.fi` is printed as it is, line by line.
     let mut is_verbatim = false;
     for (number, line) in roff.lines().enumerate() {
         let line = line.trim_end();
@@ -28,7 +28,7 @@ pub fn tidied(roff: &str) -> String {
     tidy
 }
 
-/// Breaks a line of text at spaces into lines of at most [`LINE_MAX`] bytes. No line but the first begins with a character that would
+/// Breaks a line of text at spaces into lines of at most [`LINE_MAX`] bytes. No new line begins with a character that would
 /// make it a request.
 fn broken(line: &str) -> String {
     let mut broken = String::with_capacity(line.len());

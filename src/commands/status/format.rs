@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::lock::ending::Ending;
 
-/// The last moment that can be written as a date: the end of the year 9999.
+/// The last moment that a date can express: the end of the year 9999.
 const LAST_MS: u64 = 253_402_300_799_999;
 
-/// Returns the moment `unix_ms` milliseconds after the Unix epoch, or the last one that can be written as a date if that is earlier.
+/// Returns the moment `unix_ms` milliseconds after the Unix epoch, or [`LAST_MS`] if that is earlier.
 pub(super) fn moment(unix_ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(unix_ms.min(LAST_MS))
 }
@@ -17,7 +17,7 @@ pub(super) fn between(earlier_ms: u64, later_ms: u64) -> Duration {
     Duration::from_millis(later_ms.saturating_sub(earlier_ms))
 }
 
-/// Formats a span by its two greatest units, such as `3m 12s` or `2d 5h`.
+/// Formats a span in its two greatest units, such as `3m 12s` or `2d 5h`.
 pub(super) fn span(span: Duration) -> String {
     const UNITS: [(&str, u64); 4] = [("d", 24 * 60 * 60), ("h", 60 * 60), ("m", 60), ("s", 1)];
     let mut left = span.as_secs();

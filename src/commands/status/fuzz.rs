@@ -1,4 +1,4 @@
-//! Fuzzing of how the status is shown.
+//! Fuzzing of how the status is printed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::lock::key::Key;
 use crate::lock::state::{Purpose, Success};
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 
-/// A status with any text and numbers in it. The input is texts with a `|` between them; the first gives the numbers.
+/// Fuzzes a status with any texts and numbers. The input consists of texts separated by `|`; the first provides the numbers.
 pub fn status(data: &[u8]) {
     let mut parts = data.split(|byte| *byte == b'|');
     let numbers = parts.next().unwrap_or_default();
@@ -58,7 +58,8 @@ pub fn status(data: &[u8]) {
     check(&[held, free]);
 }
 
-/// Checks that no form of a status lets a text of others reach the terminal as it is, and that programs can read those that are for them.
+/// Checks that in no form of a status foreign text reaches the terminal unescaped, and that programs can read the forms meant
+/// for them.
 pub fn check(keys: &[KeyStatus]) {
     for colours in [false, true] {
         for width in [None, Some(20), Some(80)] {
@@ -78,7 +79,7 @@ pub fn check(keys: &[KeyStatus]) {
     check_metrics(&metrics::text(keys), keys);
 }
 
-/// Returns the text without the sequences that lockrun itself puts there.
+/// Returns the text without lockrun's own colour sequences.
 fn without_colours(text: &str, colours: bool) -> String {
     let mut text = text.to_owned();
     if colours {
@@ -89,7 +90,7 @@ fn without_colours(text: &str, colours: bool) -> String {
     text
 }
 
-/// Checks that it is OpenMetrics text, of which each line with a value has a label with one of the keys.
+/// Checks that the text is OpenMetrics, and that each line with a value is labelled with one of the keys.
 fn check_metrics(text: &str, keys: &[KeyStatus]) {
     let Some(lines) = text.strip_suffix("# EOF\n") else { panic!("it does not end") };
     for line in lines.split_terminator('\n').filter(|line| !line.starts_with("# ")) {

@@ -11,7 +11,7 @@ use crate::lock::state::Purpose;
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 use crate::text::escape::json_for_terminals;
 
-/// Returns the JSON text, with an end of line.
+/// Returns the JSON text, with a newline at the end.
 pub(super) fn text(keys: &[KeyStatus]) -> String {
     let keys: Vec<Value> = keys.iter().map(key).collect();
     json_for_terminals(&format!("{:#}\n", Value::from(keys)))
@@ -118,7 +118,7 @@ mod tests {
         object.as_object().expect("an object").keys().map(String::as_str).collect()
     }
 
-    // The documentation names every field, and no other.
+    // The documentation lists every field, and no others.
     #[test]
     fn every_field_is_documented() {
         let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };

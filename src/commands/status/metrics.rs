@@ -1,4 +1,4 @@
-//! The status of keys in OpenMetrics text, as for the textfile directory of a node exporter.
+//! The status of keys as OpenMetrics text, for example for the textfile directory of a node exporter.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::format::between;
 use crate::lock::ending::Ending;
 use crate::store::KeyStatus;
 
-/// A family of metrics, all of them gauges, with a value for each key that has one.
+/// A family of gauges, with a value for each key that has one.
 struct Family {
     name: &'static str,
     unit: Option<&'static str>,

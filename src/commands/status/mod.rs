@@ -1,4 +1,4 @@
-//! `lockrun status`: who holds which lock, who waits for it, and how the last run went.
+//! `lockrun status`: who holds which lock, who waits for it, and how the last run ended.
 
 mod format;
 #[cfg(any(test, fuzzing))]
@@ -38,9 +38,9 @@ impl Form {
     }
 }
 
-/// Prints the status of all keys, or of those that a pattern describes, as a table, of one key in full, or either as JSON or
-/// OpenMetrics text. The outcome is status 75 if the given key is held, and 69 if a record cannot be read. Fails with [`UsageError`]
-/// if a setting is wrong.
+/// Prints the status of all keys, or of those that match a pattern, as a table, or that of one key in full; or either as JSON
+/// or OpenMetrics text. The outcome is status 75 if the given key is held, and 69 if a record cannot be read. Fails with
+/// [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let wanted = settings.keys()?;
     let form = Form::read(settings)?;

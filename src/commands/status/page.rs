@@ -9,7 +9,7 @@ use crate::store::KeyStatus;
 use crate::text::colour::Colour;
 use crate::text::escape::escaped;
 
-/// Returns the page, with an end of line, with or without colours.
+/// Returns the page, which ends with a newline, with or without colours.
 pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
     let paint = |colour: Colour, text: &str| if colours { colour.paint(text) } else { text.to_owned() };
     let mut text = String::new();

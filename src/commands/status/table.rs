@@ -1,4 +1,4 @@
-//! The status of many keys, for people: a line for each holder, or for a key without a holder.
+//! The status of many keys, for people: a line for each holder, and for each key without one.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -11,7 +11,7 @@ use crate::text::escape::escaped;
 const COLUMNS: usize = 7;
 const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "WAITING", "LAST RUN", "HOLDER"];
 
-/// The columns that shrink on a narrow terminal, and their least widths.
+/// The columns that shrink on a narrow terminal, and their minimal widths.
 const KEY: (usize, usize) = (0, 12);
 const HOLDER: (usize, usize) = (COLUMNS - 1, 8);
 
@@ -23,7 +23,7 @@ const GAP: usize = 2;
 
 type Row = [String; COLUMNS];
 
-/// Returns the table, with an end of line. No line is wider than `width`, if one is given. With or without `colours`.
+/// Returns the table, which ends with a newline, with or without `colours`. No line is wider than `width`, if it is given.
 pub(super) fn text(keys: &[KeyStatus], width: Option<usize>, colours: bool) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let rows: Vec<Row> = std::iter::once(headings).chain(keys.iter().flat_map(rows)).collect();
@@ -120,7 +120,7 @@ fn line(row: &Row, widths: &[usize; COLUMNS], width: Option<usize>, colours: boo
     }
     let kept = width.map_or_else(|| line.clone(), |width| cut(&line, width));
     let mut kept = kept.trim_end().to_owned();
-    // From the end, so that the places before stay what they are. A cell that is cut stays as it is.
+    // From the end, so that earlier positions stay valid. A cell that was cut gets no colour.
     for (colour, start, end) in painted.into_iter().rev() {
         if kept.get(start..end).is_some_and(|cell| cell == &line[start..end]) {
             let cell = colour.paint(&line[start..end]);
