@@ -1,7 +1,7 @@
-//! Threads of simulated processes: coroutines, of which one runs at a time.
+//! The threads of simulated processes: coroutines, one of which runs at a time.
 //!
-//! An actor that waits is suspended; then the events happen, in the order of their times, until one wakes an actor. So the order of all
-//! that happens depends on the seed alone. An actor whose process is killed unwinds at the point at which it waits.
+//! An actor that waits is suspended. Then events happen, in the order of their times, until one wakes an actor. So the order of
+//! everything depends on the seed alone. An actor whose process is killed unwinds from where it waits.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,33 +20,33 @@ pub type ActorId = usize;
 pub struct Actor {
     pub run: RunId,
     pub side: Side,
-    /// Distinguishes the present wait from those that are over.
+    /// Distinguishes the present wait from earlier ones.
     pub generation: u64,
     pub is_killed: bool,
     pub has_ended: bool,
-    /// Its thread, while it does not run.
+    /// Its thread, while it is suspended.
     thread: Option<Coroutine>,
 }
 
 /// A simulation.
 struct Simulation {
     world: RefCell<World>,
-    /// Which actor runs.
+    /// The actor that runs.
     current: Cell<ActorId>,
 }
 
-/// Access to the simulation for the actor that runs.
+/// The running actor's access to the simulation.
 #[derive(Clone)]
 pub struct Port(Rc<Simulation>);
 
-/// Why an actor unwinds: its process was killed.
+/// The payload with which an actor unwinds when its process is killed.
 struct Killed;
 
 thread_local! {
     static PORT: RefCell<Option<Port>> = const { RefCell::new(None) };
 }
 
-/// Lets `world` go on until nothing happens any more, and returns what has become of it.
+/// Runs `world` until nothing more happens, and returns its final state.
 pub fn run(world: World) -> World {
     let simulation = Rc::new(Simulation { world: RefCell::new(world), current: Cell::new(0) });
     let port = Port(Rc::clone(&simulation));
@@ -71,7 +71,7 @@ pub fn run(world: World) -> World {
     Rc::into_inner(simulation).expect("no actor is left").world.into_inner()
 }
 
-/// Creates an actor of the process on this `side` of a run. It acts when it is woken.
+/// Creates an actor in the process on this `side` of a run. It starts when it is woken.
 pub fn spawn(world: &mut World, run: RunId, side: Side, body: impl FnOnce(RunId) + 'static) -> ActorId {
     let me = world.actors.len();
     let act = move || {
@@ -101,7 +101,7 @@ impl Port {
         PORT.with_borrow(Clone::clone).expect("this thread is a simulation")
     }
 
-    /// Returns the world, to look and act at this moment. Nothing happens before it is dropped.
+    /// Returns the world, to inspect and change it at this moment. Nothing else happens before the borrow ends.
     pub fn world(&self) -> RefMut<'_, World> {
         self.0.world.borrow_mut()
     }
@@ -111,7 +111,7 @@ impl Port {
         self.0.current.get()
     }
 
-    /// Waits until it is notified, or until the local clock shows `until`.
+    /// Waits until the actor is notified, or until the local clock shows `until`.
     pub fn wait(&self, until: Option<Moment>) {
         let mut world = self.world();
         if let Some(until) = until {
@@ -123,7 +123,7 @@ impl Port {
         self.die_if_killed();
     }
 
-    /// Lets a moment pass, in which other things may happen: also the death of this process.
+    /// Lets a moment pass, in which other events may happen, even the death of this process.
     pub fn step(&self) {
         let mut world = self.world();
         let now = world.now;
@@ -142,7 +142,7 @@ impl Port {
         }
     }
 
-    /// Lets an actor act until it waits, or has ended.
+    /// Runs an actor until it waits or has ended.
     fn act(&self, actor: ActorId) {
         self.0.current.set(actor);
         let thread = self.world().actors[actor].thread.take();
@@ -153,7 +153,7 @@ impl Port {
     }
 }
 
-/// The clock and the waiting of the actor that runs.
+/// The clock and the waiting of the running actor.
 struct InSimulation(Port);
 
 impl Surroundings for InSimulation {
@@ -175,7 +175,7 @@ impl Surroundings for InSimulation {
     }
 }
 
-/// The nanoseconds of a span.
+/// Returns a span in nanoseconds.
 pub fn nanos(span: std::time::Duration) -> Nanos {
     Nanos::try_from(span.as_nanos()).unwrap_or(Nanos::MAX)
 }

@@ -1,4 +1,4 @@
-//! A command and the processes that it starts, as the kernel keeps them.
+//! A command and the processes that it starts, as the kernel sees them.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use super::world::{Event, MILLISECOND, Nanos, RunId, Side, World};
 use crate::lock::ending::Ending;
 use crate::supervise::Processes;
 
-/// How a process ends that ends by itself.
+/// The cause of death of a process that ends on its own.
 const BY_ITSELF: i32 = 0;
 
-/// A command's processes; the first is its own.
+/// A command's processes; the first is the command itself.
 #[derive(Debug, Default)]
 pub struct Command {
     processes: Vec<Process>,
-    /// How often it may still start one while it is being killed.
+    /// How many more processes it may start while it is being killed.
     evasions: u32,
-    /// Nothing of it counts any more: it has ended, and what it has left behind may live on.
+    /// Whether its processes no longer count: the command has ended, and what it left behind may live on.
     pub is_dismissed: bool,
 }
 
@@ -26,12 +26,12 @@ struct Process {
     is_stopped: bool,
     ignores_term: bool,
     how: Option<i32>,
-    /// Who reaps it; `None`: nobody of the run.
+    /// The process that reaps it; `None`: neither of the run's processes.
     parent: Option<Side>,
 }
 
 impl Command {
-    /// Returns whether something of it is alive that no other run may be beside.
+    /// Returns whether a process is alive that depends on the lock.
     pub fn is_under_lock(&self) -> bool {
         !self.is_dismissed && self.processes.iter().any(|process| process.is_alive)
     }
@@ -64,7 +64,7 @@ impl World {
         self.command_has_started(run);
     }
 
-    /// The command starts another process, if it can.
+    /// Makes the command start another process, if it can.
     pub fn forks(&mut self, run: RunId) {
         let command = &mut self.runs[run].command;
         let Some(first) = command.processes.first().filter(|first| first.is_alive && !first.is_stopped) else { return };
@@ -76,7 +76,7 @@ impl World {
         self.say(run, &format!("its command starts process {process}"));
     }
 
-    /// Sends TERM to the command's processes, and CONT to those that are stopped.
+    /// Sends TERM to the command's processes, and CONT to the stopped ones.
     pub fn terminate_command(&mut self, run: RunId) {
         self.say(run, "its command gets TERM");
         for process in 0..self.runs[run].command.processes.len() {
@@ -89,8 +89,7 @@ impl World {
         }
     }
 
-    /// Sends KILL to those of the command's processes that are children of this `side`, or of which it is the reaper. One that is just being
-    /// started is missed.
+    /// Sends KILL to the command's processes that this `side` reaps. A process that is just being started is missed.
     fn kill_command(&mut self, run: RunId, side: Side) {
         self.say(run, &format!("its command gets KILL from {side:?}"));
         let known = self.runs[run].command.processes.len();
@@ -112,13 +111,13 @@ impl World {
         self.schedule(at, Event::Death { run, process, how: libc::SIGKILL });
     }
 
-    /// Returns how long a process takes to die of KILL: less than lockrun reckons with.
+    /// Returns how long a process takes to die of KILL: less than lockrun allows for.
     fn time_to_die(&mut self, run: RunId) -> Nanos {
         let reckoned = (self.runs[run].plan.terms.ttl / 8).min(Duration::from_secs(1));
         if self.rng.u32(..8) == 0 { self.rng.u64(..nanos(reckoned) / 5) } else { self.rng.u64(..3 * MILLISECOND) }
     }
 
-    /// A process dies, unless it has died before, or is stopped and would have ended by itself.
+    /// Ends a process, unless it is already dead. A stopped one that would end on its own ends later.
     pub fn process_dies(&mut self, run: RunId, process: usize, how: i32) {
         let it = &mut self.runs[run].command.processes[process];
         if !it.is_alive {
@@ -136,7 +135,7 @@ impl World {
         }
     }
 
-    /// All of a machine's processes are gone at once.
+    /// Ends all of the command's processes at once, in a power cut.
     pub fn vanish(&mut self, run: RunId) {
         for process in &mut self.runs[run].command.processes {
             process.is_alive = false;
@@ -150,7 +149,8 @@ impl World {
         }
     }
 
-    /// The guardian is gone: the kernel kills the command, and makes lockrun, if it is there, the parent of the others.
+    /// Does what the kernel does when the guardian is gone: kills the command, and makes lockrun, if it is alive, the parent of
+    /// the other processes.
     pub fn parent_of_command_died(&mut self, run: RunId) {
         let parent = self.runs[run].lockrun.is_alive.then_some(Side::Lockrun);
         let command = &mut self.runs[run].command;

@@ -1,10 +1,10 @@
-//! What goes wrong: at times of its own, and at the very steps of a process.
+//! The faults: at random times, and at the very steps of a process.
 
 use super::actors::nanos;
 use super::world::{Event, MILLISECOND, Nanos, Run, RunId, SECOND, Side, World};
 
 impl World {
-    /// Lets the next fault happen after a while.
+    /// Schedules the next fault.
     pub fn schedule_fault(&mut self) {
         if let Some(every) = self.scenario.fault_every {
             let at = self.now + self.rng.u64(..2 * every);
@@ -12,7 +12,7 @@ impl World {
         }
     }
 
-    /// Something goes wrong.
+    /// Makes something go wrong.
     pub fn fault(&mut self) {
         if self.is_calm {
             return;
@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// A process may be killed or stopped at the very step that it is about to do.
+    /// Kills or stops a process, now and then, at the very step that it is about to take.
     pub fn strike(&mut self, run: RunId, side: Side) {
         if !self.is_calm && self.scenario.processes_fail && self.rng.u32(..10_000) < self.scenario.strikes {
             if self.rng.bool() { self.try_to_kill(run, side) } else { self.try_to_stop(run, side) }
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    /// Everything on a host is gone at once.
+    /// Ends everything on a host at once.
     fn power_cut(&mut self) {
         let host = self.rng.usize(..self.hosts.len());
         self.trace.note(self.now, || format!("host {host} loses its power"));
@@ -128,7 +128,7 @@ impl World {
         self.schedule(at, Event::Heal { host });
     }
 
-    /// A fault of the network passes, or a slow one is cut off: what came last came late, and nothing comes after it.
+    /// Ends a fault of the network, or cuts a slow network off: the last messages were late, and none follow.
     pub fn network_changes(&mut self, host: usize) {
         if self.is_calm || self.hosts[host].late == 0 || self.rng.bool() {
             return self.heal(host);
@@ -154,7 +154,7 @@ impl World {
         self.schedule(at, Event::ServerBack);
     }
 
-    /// From now on nothing goes wrong any more.
+    /// Ends all faults for good.
     pub fn calm(&mut self) {
         self.trace.note(self.now, || "nothing goes wrong any more".to_owned());
         self.is_calm = true;
@@ -170,8 +170,8 @@ impl World {
     }
 }
 
-/// What lockrun promises for a command that has started other processes holds if one of its two processes is killed, or either or both are
-/// stopped. If both are killed, the kernel ends the command alone.
+/// For a command that has started other processes, lockrun's promises hold if one of its two processes is killed, or if either
+/// or both are stopped. If both are killed, the kernel ends the command alone.
 impl Run {
     fn may_be_killed(&self, side: Side) -> bool {
         let other_helps = match side {

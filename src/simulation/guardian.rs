@@ -1,7 +1,8 @@
-//! The guardian of a run: the order in which it acquires, starts, watches and releases, with the product's own decisions.
+//! The guardian of a run: it acquires, starts, watches and releases in the product's order, and makes the product's own
+//! decisions.
 //!
-//! What it decides is decided by [`wait::in_turn`], [`Renewal`], [`Supervisor`] and the rules of the server. What is repeated here is the
-//! story around them: [`crate::run::run`] and [`crate::supervise::guardian`].
+//! The decisions are those of [`wait::in_turn`], [`Renewal`], [`Supervisor`] and the server's rules. Only the sequence around
+//! them is repeated here, from [`crate::run::run`] and [`crate::supervise::guardian`].
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -29,7 +30,7 @@ const STOPPED: Duration = Duration::from_millis(50);
 /// The process id of the command, as the guardian reports it to lockrun.
 const COMMAND: i32 = 7;
 
-/// The story of the guardian's main thread.
+/// The guardian's main thread.
 pub fn live(run: RunId) {
     let port = Port::current();
     let plan = port.world().runs[run].plan.clone();
@@ -44,7 +45,7 @@ pub fn live(run: RunId) {
     world.exit(run, Side::Guardian, port.me());
 }
 
-/// Acquires the lock, or not.
+/// Tries to acquire the lock.
 fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant> {
     let (port, claim) = (Port::current(), &plan.claim);
     let acquired = if let OnHeld::Wait { span, max_waiting } = plan.on_held {
@@ -78,7 +79,7 @@ fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant>
     }
 }
 
-/// Runs the command under the lock, and releases it.
+/// Runs the command under the lock, and releases the lock.
 fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) {
     let port = Port::current();
     let granted_at = grant.lease_from.expect("is a lease");
@@ -96,7 +97,7 @@ fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) 
     finish(&mut store, run, plan, finished, release_after(plan, finished));
 }
 
-/// Starts the command, if there is time for it and lockrun is there.
+/// Starts the command, if there is time for it and lockrun is alive.
 fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<SimulatedTree>> {
     let port = Port::current();
     loop {
@@ -121,7 +122,7 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
     world.runs[run].link.push_back(GuardianMessage::Allowed(deadline));
     drop(world);
     port.step();
-    // The process that becomes the command looks at the clock once more.
+    // The process that becomes the command checks the clock again.
     if Moment::now() >= deadline.term_at {
         port.world().send_to_lockrun(run, GuardianMessage::NotStarted);
         return None;
@@ -139,7 +140,7 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
     Some(Supervisor::new(SimulatedTree { run, side: Side::Guardian }, &launch, Some(deadline), Moment::now()))
 }
 
-/// Watches the command until all is over.
+/// Watches the command until it is over.
 fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
     let port = Port::current();
     let allow_until = |deadline: Deadline| {
@@ -219,7 +220,7 @@ fn report(run: RunId, renewal: Option<Deadline>) {
     port.world().notify_process(run, Side::Guardian);
 }
 
-/// Waits until no other thread uses the shared store.
+/// Waits until no other thread uses the shared store, and claims it.
 fn lock_store(run: RunId) {
     let port = Port::current();
     loop {
@@ -247,7 +248,7 @@ fn take_back(run: RunId, shared: &Mutex<Option<SimulatedStore>>) -> SimulatedSto
     store.expect("is taken back once")
 }
 
-/// Releases the lock of a command that has ended as it should be.
+/// Releases the lock of a command that has ended, as its end requires.
 pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Finished, how: Release) {
     if finished.stuck {
         Port::current().world().say(run, "does not release the lock: something cannot be killed");
@@ -258,7 +259,7 @@ pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Fin
     }
 }
 
-/// Returns how the lock is released after a command that has `finished` in this way.
+/// Returns how to release the lock after a command that has `finished` like this.
 pub fn release_after(plan: &Plan, finished: Finished) -> Release {
     let succeeded = finished.why.is_none() && finished.command == Some(Ending::Exited(0));
     let retain = if plan.min_hold.is_zero() { Retain::Not } else { Retain::AtLeast(plan.min_hold) };
@@ -270,7 +271,7 @@ pub fn release(store: &mut SimulatedStore, run: RunId, plan: &Plan, how: Release
     Port::current().world().say(run, &format!("has released: {released:?}"));
 }
 
-/// Looks on while the guardian waits.
+/// Observes the guardian's wait.
 struct Onlooker {
     run: RunId,
 }
@@ -299,9 +300,9 @@ impl Watcher for Onlooker {
     }
 }
 
-/// Signals that never come: those of the simulation are taken from the world.
+/// Signals that never arrive: simulated ones are taken from the world.
 fn signals() -> &'static Signals {
     static SIGNALS: OnceLock<Signals> = OnceLock::new();
-    // On a thread of its own, whose mask is nobody else's.
+    // On a thread of its own, so that no other thread's mask changes.
     SIGNALS.get_or_init(|| std::thread::spawn(|| Signals::take_over().expect("a descriptor")).join().expect("it ends"))
 }

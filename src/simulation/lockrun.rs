@@ -1,5 +1,5 @@
-//! lockrun itself, beside its guardian: the story of [`crate::supervise::guardian::watched_by_lockrun`] and of what comes after it, with the
-//! product's own decisions.
+//! lockrun itself, beside its guardian: the sequence of [`crate::supervise::guardian::watched_by_lockrun`] and of what follows
+//! it, with the product's own decisions.
 
 use super::actors::Port;
 use super::command::SimulatedTree;
@@ -11,7 +11,7 @@ use crate::supervise::guardian::{GuardianMessage, Oversight, Stage};
 use crate::supervise::{Finished, Supervisor, Why};
 use crate::sys::clock::Moment;
 
-/// The story of lockrun.
+/// The process of lockrun.
 pub fn live(run: RunId) {
     let port = Port::current();
     oversee(run);
@@ -20,7 +20,7 @@ pub fn live(run: RunId) {
     world.exit(run, Side::Lockrun, port.me());
 }
 
-/// Waits for the guardian, and does the rest of its work if it dies or hangs.
+/// Waits for the guardian, and finishes its work if it dies or hangs.
 fn oversee(run: RunId) {
     let port = Port::current();
     let mut oversight = Oversight::new();
@@ -33,7 +33,7 @@ fn oversee(run: RunId) {
                 world.continue_process(run, Side::Guardian);
             }
         }
-        // In this order: the messages are complete if it has ended.
+        // In this order: if the guardian has ended, all its messages are there.
         let has_ended = !port.world().runs[run].guardian.is_alive;
         let now = Moment::now();
         loop {
@@ -53,7 +53,7 @@ fn oversee(run: RunId) {
     }
 }
 
-/// The guardian is dead.
+/// Finishes the work of a dead guardian.
 fn after(run: RunId, oversight: &Oversight) {
     let port = Port::current();
     port.world().say(run, &format!("lockrun finds its guardian dead: {:?}", oversight.stage()));
@@ -72,7 +72,7 @@ fn after(run: RunId, oversight: &Oversight) {
     }
 }
 
-/// Kills the guardian, if it is not dead, and all of the command's processes.
+/// Kills the guardian, if it is alive, and all of the command's processes.
 fn take_over(run: RunId, oversight: &Oversight) {
     let (port, now) = (Port::current(), Moment::now());
     let is_late = oversight.takes_over_at().is_some_and(|at| now >= at);
@@ -91,7 +91,7 @@ fn take_over(run: RunId, oversight: &Oversight) {
     finish(&mut store, run, &plan, finished, Release::at_once(finished.command));
 }
 
-/// Opens the store after the guardian, whose requests may still be on their way.
+/// Opens the store after the guardian, whose requests may still be in flight.
 fn open(run: RunId) -> (SimulatedStore, super::world::Plan) {
     let port = Port::current();
     let mut world = port.world();

@@ -1,9 +1,10 @@
-//! A deterministic simulation: many runs on several hosts under one lock, and all that can go wrong, step by step, as a seed decides.
+//! A deterministic simulation: many runs on several hosts under one lock, with all faults that a seed chooses, step by step.
 //!
-//! The rules of the lock ([`crate::lock::state`]), the wait ([`crate::run::wait`]), the lease and its renewal ([`crate::lock::lease`],
-//! [`crate::run::renewal`]), the end of a command ([`crate::supervise::Supervisor`]) and lockrun's oversight of its guardian
-//! ([`crate::supervise::guardian::Oversight`]) are the product's own. Simulated are what they act on: clocks that drift, a network that
-//! loses and delays messages, a server that stops, and processes that are killed or stopped at any step.
+//! The rules of the lock ([`crate::lock::state`]), the wait ([`crate::run::wait`]), the lease and its renewal
+//! ([`crate::lock::lease`], [`crate::run::renewal`]), the end of a command ([`crate::supervise::Supervisor`]) and lockrun's
+//! oversight of its guardian ([`crate::supervise::guardian::Oversight`]) are the product's own. Simulated are their
+//! surroundings: clocks that drift, a network that loses and delays messages, a server that stops, and processes that are
+//! killed or stopped at any step.
 //!
 //! `make simulate` tries many seeds; `SEED=n make simulate` repeats one and prints what happens.
 
@@ -27,10 +28,10 @@ use std::time::Instant;
 
 use world::World;
 
-/// So many seeds are tried where it is not said how many.
+/// The number of seeds to try by default.
 const SLICE: u64 = 500;
 
-/// What has come of a seed.
+/// The result of a seed.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     steps: u64,
@@ -40,7 +41,7 @@ struct Outcome {
     timeline: Vec<String>,
 }
 
-/// Simulates what a seed stands for. With `records`, keeps the timeline.
+/// Runs the simulation of a seed. With `records`, keeps the timeline.
 fn simulate(seed: u64, records: bool) -> Outcome {
     let mut world = actors::run(World::new(seed, records));
     if world.failure.is_none() {
@@ -55,7 +56,7 @@ fn simulate(seed: u64, records: bool) -> Outcome {
     }
 }
 
-/// The number in this variable, if it is set.
+/// Returns the number in this variable, if it is set.
 fn asked(variable: &str) -> Option<u64> {
     let number = |asked: String| asked.parse().unwrap_or_else(|_| panic!("{variable} is no number: {asked}"));
     std::env::var(variable).ok().filter(|asked| !asked.is_empty()).map(number)
@@ -69,7 +70,7 @@ fn fail(seed: u64, why: &str, tried: u64) -> ! {
     panic!("SEED={seed}, one of {tried} tried: {why}; repeat it by: SEED={seed} make simulate");
 }
 
-// All promises hold in any order of things; and a seed decides on everything.
+// All promises hold, whatever happens. With SEED, the simulation must also repeat exactly.
 #[test]
 fn whatever_happens() {
     if let Some(seed) = asked("SEED") {
@@ -81,7 +82,7 @@ fn whatever_happens() {
         return;
     }
     let count = asked("SEEDS").unwrap_or(SLICE);
-    // The slice of the test suite is always the same.
+    // The test suite always tries the same seeds.
     let first = asked("FROM").unwrap_or(1);
     let (next, steps, started) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let failed: Mutex<Option<(u64, String)>> = Mutex::new(None);
@@ -97,7 +98,7 @@ fn whatever_happens() {
             started.fetch_add(outcome.started, Ordering::Relaxed);
             if let Some(why) = outcome.failure {
                 let mut failed = failed.lock().expect("no panic");
-                // The first of them, whichever thread was quicker.
+                // Report the lowest seed, whichever thread was quicker.
                 if failed.as_ref().is_none_or(|(seed, _)| first + number < *seed) {
                     *failed = Some((first + number, why));
                 }

@@ -1,7 +1,7 @@
-//! Hosts with clocks of their own, and what lies between them and the server.
+//! Hosts with their own clocks, and the network between them and the server.
 //!
-//! A message may be lost, late, and overtaken by another one. It is not delivered twice: no transport in use does that, and a request that
-//! is repeated under the same token is another message.
+//! A message may be lost, delayed, or overtaken by another. It is never delivered twice: no transport in use does that, and a
+//! request repeated under the same token is a different message.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use crate::lock::state::{self, Release};
 use crate::store::IfHeld;
 use crate::sys::clock::Moment;
 
-/// By how much a clock may drift, in parts of a million.
+/// The greatest drift of a clock, in parts per million.
 const DRIFT: i64 = 10_000;
 
 /// A machine.
 pub struct Host {
-    /// What its clock showed when the simulation began.
+    /// What its clock showed at the beginning of the simulation.
     offset: Nanos,
-    /// How much faster its clock is than the server's, in parts of a million.
+    /// How much faster its clock runs than the server's, in parts per million.
     drift: i64,
-    /// How many of a hundred messages are lost on the way to the server, and from it.
+    /// The percentages of messages lost on the way to the server, and from it.
     pub loses: (u32, u32),
-    /// How late a message is at most.
+    /// The longest delay of a message.
     pub late: Nanos,
 }
 
@@ -36,7 +36,7 @@ pub struct Request {
     pub what: Ask,
 }
 
-/// What is asked.
+/// What a request asks for.
 #[derive(Debug)]
 pub enum Ask {
     Acquire {
@@ -55,7 +55,7 @@ pub enum Ask {
         claim: Box<Claim>,
         is_in_flight: bool,
     },
-    /// A waiter shows that it is there. Has no answer, but a call that it has missed is made again.
+    /// A waiter's sign of life. It gets no answer, but a call that the waiter has missed is repeated.
     Show {
         claim: Box<Claim>,
     },
@@ -66,9 +66,9 @@ pub enum Ask {
 pub enum Letter {
     /// The answer to the request with this number.
     Answer { to: u64, answer: Answer },
-    /// The waiter was granted the lock, or has missed that it was, or that it was passed over: it is to ask again.
+    /// The waiter must ask again: it was granted the lock, or has missed a grant, or was passed over.
     Granted,
-    /// Another waiter was: show that you are there, and look then.
+    /// Another waiter was granted the lock: send a sign of life, and look at the lock at this time.
     Watch { look: Look },
     /// The connection is gone.
     Reset,
@@ -85,18 +85,18 @@ pub enum Answer {
     Renewed(state::Renewed),
     Released(state::Released),
     Cancelled(bool),
-    /// Nothing listens there.
+    /// No server is listening.
     Refused,
 }
 
-/// When a waiter is to look at the lock.
+/// When a waiter must look at the lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// In how long something ends, if it does.
+    /// The time until the next lease or grant ends, if one does.
     pub ends_in: Option<Duration>,
-    /// How many look before.
+    /// The number of waiters that look before it.
     pub turn: u32,
-    /// In how long it looks in any case, if it is kept from the lock.
+    /// The time until it looks in any case, if waiters ahead keep it from the lock.
     pub beat: Option<Duration>,
 }
 
@@ -106,13 +106,13 @@ pub struct StoreEnd {
     pub run: RunId,
     pub side: Side,
     pub mailbox: VecDeque<Letter>,
-    /// Who waits for what comes.
+    /// The actor that waits for messages.
     pub reader: ActorId,
 }
 
 impl Host {
     pub fn new(rng: &mut fastrand::Rng) -> Self {
-        // Also the greatest drifts there may be.
+        // Often the extreme drifts.
         let drift = match rng.u32(..6) {
             0 => -DRIFT,
             1 => DRIFT,
@@ -121,14 +121,14 @@ impl Host {
         Host { offset: rng.u64(..1_000_000 * SECOND), drift, loses: (0, 0), late: 0 }
     }
 
-    /// Returns what its clock shows at a moment of the server's.
+    /// Returns what its clock shows at a moment of the server's clock.
     pub fn local(&self, now: Nanos) -> Moment {
         let now = i128::from(now);
         let shown = now + now * i128::from(self.drift) / 1_000_000 + i128::from(self.offset);
         Moment::from_boot(Duration::from_nanos(u64::try_from(shown).unwrap_or(0)))
     }
 
-    /// Returns when its clock shows this, at the earliest.
+    /// Returns the earliest moment at which its clock shows this.
     pub fn global(&self, moment: Moment) -> Nanos {
         let shown = i128::try_from(moment.since_boot().as_nanos()).unwrap_or(0) - i128::from(self.offset);
         let rate = 1_000_000 + i128::from(self.drift);
@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    /// Sends a letter to a process.
+    /// Sends a message to a process.
     pub fn post(&mut self, store: usize, letter: Letter) {
         let run = self.stores[store].run;
         let host = &self.hosts[self.runs[run].host];
@@ -173,7 +173,7 @@ impl World {
         if late > 0 && self.rng.u32(..3) == 0 { usual + self.rng.u64(..late) } else { usual }
     }
 
-    /// A letter comes to a process.
+    /// Delivers a message to a process.
     pub fn deliver(&mut self, store: usize, letter: Letter) {
         let StoreEnd { run, side, .. } = self.stores[store];
         if self.runs[run].process(side).is_alive {

@@ -8,24 +8,24 @@ use crate::lock::state::LockState;
 use crate::lock::token::Token;
 use crate::supervise::{Descendants, Finished};
 
-/// A waiter that was disturbed is there again after this time and its `--store-timeout`: a request whose answer was lost is over, and its next
-/// heartbeat has come.
+/// After a disturbance, a waiter is back within this time and its `--store-timeout`: a request without an answer has timed out,
+/// and the next heartbeat has come.
 const SETTLES_WITHIN: Nanos = 12 * SECOND;
 
-/// Those that are not there keep the others from a free lock for so long at most.
+/// Absent waiters keep the others from a free lock for this long at most.
 const KEPT_FOR: Nanos = 2 * SECOND;
 
-/// What was seen until now.
+/// What has been observed so far.
 #[derive(Default)]
 pub struct Promises {
-    /// The greatest fence that was given out, and that a command has started with.
+    /// The greatest fence issued, and the greatest with which a command has started.
     last_fence: u64,
     last_started: u64,
-    /// Since when all networks and the server are sound.
+    /// Since when all networks and the server have been sound.
     pub sound_since: Nanos,
     /// When a process was last killed or stopped.
     pub disturbed_at: Nanos,
-    /// Since when a waiter that is there could have the lock, while so many hold it.
+    /// Since when a present waiter could have had the lock, and how many held it in that time.
     kept_since: Option<(Nanos, usize)>,
     /// How many commands have started.
     pub started: u64,
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// A command has started: no other that it must not be beside is alive, and its fence is greater than those before.
+    /// Checks the start of a command: no incompatible command is alive, and its fence is greater than all before.
     pub fn command_has_started(&mut self, run: RunId) {
         self.promises.started += 1;
         let mode = self.runs[run].plan.claim.mode;
@@ -77,14 +77,14 @@ impl World {
         self.promises.last_started = self.promises.last_started.max(fence);
     }
 
-    /// A command counts as over. What it has left behind may live on, if that was wanted and it has ended by itself.
+    /// Records that a command is over. What it left behind may live on, if that was wanted and it ended on its own.
     pub fn command_is_over(&mut self, run: RunId, finished: Finished) {
         self.say(run, &format!("its command is over: {finished:?}"));
         let plan = &self.runs[run].plan;
         self.runs[run].command.is_dismissed = finished.why.is_none() && plan.descendants == Descendants::Leave;
     }
 
-    /// The server has said that the lock is this run's.
+    /// Checks the server's answer that this run has the lock.
     pub fn acquired(&mut self, run: RunId, before: &LockState, fence: u64) {
         let token = &self.runs[run].plan.claim.token;
         if before.holders.iter().any(|holder| holder.token == *token) {
@@ -107,7 +107,7 @@ impl World {
         self.promises.last_fence = fence;
     }
 
-    /// Nobody is granted the lock while one that joined before it is there and has none.
+    /// Checks that no waiter is granted the lock while an earlier one is present and has no grant.
     pub fn grants_are_in_order(&mut self, before: &LockState, granted: &[Token]) {
         let now_ms = self.server_ms();
         for token in granted {
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// Those that hold the lock by the server's clock may do so beside each other.
+    /// Checks that the holders by the server's clock may hold the lock together.
     pub fn holders_are_compatible(&mut self) {
         let now_ms = self.server_ms();
         let holders = self.server.state.holders.iter();
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// The lock of a run that is over is free by now, unless a request of its came late.
+    /// Checks that the lock of a run that is over is free by now, unless one of its requests arrived late.
     pub fn is_free_of(&mut self, run: RunId) {
         let (plan, last_arrival) = (&self.runs[run].plan, self.runs[run].last_arrival);
         let by = last_arrival + nanos(plan.terms.ttl) + SECOND;
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// A waiter that is there, and before which nobody is that is there, gets a lock that is free soon.
+    /// Checks that the first waiter that is present soon gets a free lock.
     fn nobody_waits_for_the_dead(&mut self) {
         let (now_ms, now) = (self.server_ms(), self.now);
         let is_sound =
@@ -167,7 +167,7 @@ impl World {
         let state = &self.server.state;
         let run_of = |token: &Token| token.as_str().parse().ok().map(|run: RunId| &self.runs[run]);
         let is_there = |run: &Run| run.is_waiting && run.guardian.is_running() && run.lockrun.is_running();
-        // One that was disturbed lately may be there for the server or not.
+        // The server may not know yet whether a recently disturbed waiter is present.
         let first = state.waiters.iter().find(|waiter| run_of(&waiter.token).is_some_and(is_there));
         let has_settled = |run: &Run| has_settled(run.undisturbed_since, run) && has_settled(sound_since, run);
         let first = first.filter(|it| run_of(&it.token).is_some_and(has_settled));
@@ -183,8 +183,8 @@ impl World {
         }
         let held = in_force().count();
         let before = self.promises.kept_since.filter(|(_, before)| *before == held);
-        // One that was granted the lock before the last fault may lose its window first: those behind it may have died after they have shown
-        // that they are there.
+        // A grant from before the last fault may have to lapse first: the waiters behind it may have died after their last sign
+        // of life.
         let disturbed_ms = now_ms - (now - self.promises.disturbed_at) / MILLISECOND;
         let grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
         let earlier = grants.filter(|grant| grant.since_ms <= disturbed_ms).map(|grant| grant.ends_ms).max();

@@ -1,4 +1,4 @@
-//! A run of lockrun: how it is to go, and its processes.
+//! A run of lockrun: its plan, and its processes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,20 +15,20 @@ use crate::supervise::guardian::GuardianMessage;
 /// The number of a run.
 pub type RunId = usize;
 
-/// Which of the two processes of a run.
+/// One of the two processes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Lockrun,
     Guardian,
 }
 
-/// A process of lockrun's.
+/// One of lockrun's processes.
 #[derive(Debug)]
 pub struct Process {
     pub is_alive: bool,
     pub is_stopped: bool,
     pub actors: Vec<ActorId>,
-    /// TERM has come.
+    /// Whether TERM has arrived.
     pub has_term: bool,
 }
 
@@ -42,7 +42,7 @@ impl Process {
     }
 }
 
-/// How a run is to go.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub claim: Claim,
@@ -51,7 +51,7 @@ pub struct Plan {
     pub descendants: Descendants,
     pub max_runtime: Option<Duration>,
     pub min_hold: Duration,
-    /// How long its command lasts if nothing ends it.
+    /// How long its command runs if nothing ends it.
     pub lasts: Nanos,
     /// How many other processes its command starts.
     pub forks: u32,
@@ -66,23 +66,23 @@ pub struct Run {
     pub plan: Plan,
     pub lockrun: Process,
     pub guardian: Process,
-    /// From the guardian to lockrun.
+    /// Messages from the guardian to lockrun.
     pub link: VecDeque<GuardianMessage>,
-    /// From the renewer to the guardian: a new deadline, or that the lease is lost.
+    /// Messages from the renewer to the guardian: a new deadline, or `None` if the lease is lost.
     pub renewals: VecDeque<Option<Deadline>>,
     pub command: Command,
     /// The fence of its grant, once it has one.
     pub fence: Option<u64>,
-    /// When the timer is set for, if it is.
+    /// When the kernel's timer kills the guardian, if it is set.
     pub last_line: Option<Nanos>,
     /// Whether the kernel continues lockrun when the guardian dies.
     pub is_wake_set: bool,
-    /// Which actor uses the shared store at the moment.
+    /// The actor that uses the shared store at the moment.
     pub store_user: Option<ActorId>,
-    /// Since when it waits in the queue undisturbed.
+    /// Since when neither of its processes has been stopped.
     pub undisturbed_since: Nanos,
     pub is_waiting: bool,
-    /// When a request of its was last heard by the server.
+    /// When one of its requests last reached the server.
     pub last_arrival: Nanos,
 }
 
@@ -101,7 +101,7 @@ impl Run {
         }
     }
 
-    /// Returns whether a process of lockrun's or one that the lock is held for is alive.
+    /// Returns whether one of lockrun's processes, or one that depends on the lock, is alive.
     pub fn is_alive(&self) -> bool {
         self.lockrun.is_alive || self.guardian.is_alive || self.command.is_under_lock()
     }

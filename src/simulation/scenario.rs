@@ -1,4 +1,4 @@
-//! What a seed stands for: hosts, runs, and how much goes wrong.
+//! What a seed chooses: hosts, runs, and how much goes wrong.
 
 use std::time::Duration;
 
@@ -24,16 +24,16 @@ pub enum Sharing {
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub hosts: usize,
-    /// So many places at which a run begins when the one before has ended.
+    /// The number of lanes: on each, a run begins when the previous one has ended.
     pub lanes: usize,
     pub sharing: Sharing,
-    /// The longest time until a process that is woken gets a processor.
+    /// The longest time until a woken process gets a processor.
     pub latency: Nanos,
     /// The longest time between two runs of a lane.
     pub pause: Nanos,
-    /// The average time between two faults; `None`: there are none.
+    /// The average time between two faults; `None` for no faults.
     pub fault_every: Option<Nanos>,
-    /// Of ten thousand steps of a process, so many are its last, or end with its being stopped.
+    /// How many of ten thousand steps of a process kill or stop it.
     pub strikes: u32,
     pub processes_fail: bool,
     pub network_fails: bool,
@@ -119,7 +119,7 @@ impl Scenario {
         (lane % self.hosts, plan)
     }
 
-    /// Returns the default terms of the lease, or others that are accepted.
+    /// Returns the default terms of the lease, or others that lockrun accepts.
     fn terms(&self, rng: &mut fastrand::Rng) -> Terms {
         let ttl = self.ttl;
         let default = Terms {

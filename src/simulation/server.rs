@@ -1,7 +1,7 @@
-//! The server: it applies the rules to the lock's state, one request after the other, by its own clock.
+//! The server: it applies the rules to the lock's state, one request after another, by its own clock.
 //!
-//! What it knows of the waiters' presence, and whom it wakes, is done here in the simplest way that keeps the promises: when a waiter is
-//! granted the lock, all others are asked to show that they are there.
+//! It tracks the waiters' presence, and wakes them, in the simplest way that keeps the promises: when a waiter is granted the
+//! lock, all others are asked for a sign of life.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::lock::state::{self, Acquired, Facts, LockState, Now, OnHeld, Presence
 use crate::lock::token::Token;
 use crate::store::IfHeld;
 
-/// What the server's clock shows when the simulation begins.
+/// What the server's clock shows at the beginning of the simulation.
 const START_MS: u64 = 1_800_000_000_000;
 
-/// A waiter is heard of again within this time, if it lives.
+/// A live waiter gives the next sign of life within this time.
 const HEARD_WITHIN_MS: u64 = 13_000;
 
-/// So much later it counts as silent, and so much later as dead.
+/// A waiter counts as silent this long after [`HEARD_WITHIN_MS`], and as dead `GONE_MS` after its last sign of life.
 const LATE_MS: u64 = 700;
 const GONE_MS: u64 = 75_000;
 
-/// A waiter that was asked to show itself, and has not done so within this time, is silent.
+/// A waiter that was asked for a sign of life and gives none within this time is silent.
 const SHOWS_WITHIN_MS: u64 = 700;
 
-/// How often a waiter looks that is kept from the lock by those ahead of it, who cannot have it.
+/// How often a waiter looks at the lock while waiters ahead, which cannot have it, keep it from the lock.
 const BEAT: Duration = Duration::from_millis(800);
 
 /// The server.
@@ -38,14 +38,14 @@ pub struct Server {
     backlog: Vec<Request>,
 }
 
-/// What the server knows of a waiter.
+/// What the server knows about a waiter.
 struct Session {
     store: usize,
-    /// The newest request that came.
+    /// The newest request received.
     number: u64,
     heard_ms: u64,
     is_cut_off: bool,
-    /// When it was asked to show itself, if it has not yet.
+    /// When it was asked for a sign of life, if it has given none since.
     asked_ms: Option<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Server {
             asked_ms: None,
         };
         match self.sessions.get_mut(token.as_str()) {
-            // It comes late, by a connection that was given up.
+            // A late request, from a connection that was given up.
             Some(known) if known.store == request.store && known.number > request.number => {}
             Some(known) => *known = session,
             None => {
@@ -113,13 +113,14 @@ impl Server {
         waiter.grant.is_none() && !waiter.is_unresponsive && known.presence(waiter) == Presence::Listening
     }
 
-    /// Returns whether a waiter was told something to which it has not come back. Every store shows it that at its next sign of life.
+    /// Returns whether a waiter has missed a call: it has a grant, or let one lapse. Every store repeats the call at the
+    /// waiter's next sign of life.
     fn has_missed_a_call(&self, token: &Token) -> bool {
         let has_missed = |waiter: &WaiterState| waiter.grant.is_some() || waiter.is_unresponsive;
         self.state.waiters.iter().any(|waiter| waiter.token == *token && has_missed(waiter))
     }
 
-    /// Returns whether a waiter could have the lock but for those ahead of it.
+    /// Returns whether only the waiters ahead keep a waiter from the lock.
     fn is_kept(&self, token: &Token) -> bool {
         let mut waiters = self.state.waiters.iter();
         waiters.any(|waiter| waiter.token == *token && waiter.grant.is_none() && self.state.has_room(waiter.mode))
@@ -142,12 +143,12 @@ impl Server {
 }
 
 impl World {
-    /// What the server's clock shows.
+    /// Returns what the server's clock shows.
     pub fn server_ms(&self) -> u64 {
         START_MS + self.now / MILLISECOND
     }
 
-    /// A request comes to the server.
+    /// Handles a request that reaches the server.
     pub fn arrive(&mut self, request: Request) {
         let run = self.stores[request.store].run;
         if self.server.is_paused {
@@ -214,14 +215,15 @@ impl World {
         self.wake(&before, &granted, asking);
     }
 
-    /// Wakes those that were granted the lock, and asks the others to show that they are there; also if something ends sooner than they know.
+    /// Wakes the waiters with a new grant, and asks the others for a sign of life, also if a lease or grant ends sooner than
+    /// they know.
     fn wake(&mut self, before: &LockState, granted: &[Token], asking: Option<&Token>) {
         let (waiters, now_ms) = (&self.server.state.waiters, self.server_ms());
         let is_known = |token: &str| waiters.iter().any(|waiter| waiter.token.as_str() == token);
         self.server.sessions.retain(|token, _| is_known(token));
         let (ends, ended) = (self.server.state.next_end(), before.next_end());
         let is_sooner = ends.is_some_and(|ends| ended.is_none_or(|ended| ends < ended));
-        // Those ahead of one that is kept from the lock must show that they are there.
+        // The waiters ahead of one that is kept from the lock must give a sign of life.
         let is_kept = asking.is_some_and(|asking| self.server.is_kept(asking));
         if granted.is_empty() && !is_sooner && !is_kept {
             return;
@@ -243,11 +245,11 @@ impl World {
         }
     }
 
-    /// The server learns that the process at the other end is gone.
+    /// Handles the news that the process at the other end is gone.
     pub fn closed(&mut self, store: usize) {
         let host = self.runs[self.stores[store].run].host;
         if self.hosts[host].loses.0 > 0 || self.server.is_paused {
-            // It will be sent again.
+            // The kernel will send it again.
             self.schedule(self.now + 500 * MILLISECOND, Event::Closed { store });
             return;
         }
@@ -256,7 +258,7 @@ impl World {
         }
     }
 
-    /// The server stops, with its data.
+    /// Stops the server, which keeps its data.
     pub fn server_down(&mut self) {
         self.server.is_up = false;
         for session in std::mem::take(&mut self.server.sessions).into_values() {
@@ -264,7 +266,7 @@ impl World {
         }
     }
 
-    /// The server goes on, or is started again.
+    /// Continues or restarts the server.
     pub fn server_back(&mut self) {
         if !self.server.is_up || self.server.is_paused {
             self.trace.note(self.now, || "the server is back".to_owned());
@@ -276,7 +278,7 @@ impl World {
         }
     }
 
-    /// An administrator revokes the lock.
+    /// Revokes the lock, as an administrator.
     pub fn revoke(&mut self) {
         let by = Holder { host: "admin".into(), ..Holder::default() };
         let (now_ms, before) = (self.server_ms(), self.server.state.clone());
@@ -287,7 +289,7 @@ impl World {
         self.wake(&before, &applied.granted, None);
     }
 
-    /// Nobody holds the lock or waits for it in the end, once all that has ended was forgotten.
+    /// Checks that the lock has no holder and no waiter in the end, once everything has expired.
     pub fn nothing_is_left(&mut self) {
         self.now += nanos_of_ms(GONE_MS + HEARD_WITHIN_MS + 300_000);
         let now_ms = self.server_ms();
@@ -295,7 +297,8 @@ impl World {
         let known = Known { now_ms, sessions, asking: None };
         let token = Token::parse("nobody").expect("is a token");
         state.cancel(&token, None, false, &known);
-        // Those of whom a restarted server has not heard since count as silent for ever: each store lets them go by itself.
+        // Waiters that have not contacted the server since its restart count as silent for ever: each real store drops them by
+        // itself.
         state.waiters.retain(|waiter| sessions.contains_key(waiter.token.as_str()));
         if !(state.holders.is_empty() && state.waiters.is_empty() && state.cancelled.is_empty()) {
             let left = format!("something is left in the store: {state:?}");
@@ -308,7 +311,7 @@ fn nanos_of_ms(ms: u64) -> Nanos {
     ms * MILLISECOND
 }
 
-/// Says what was asked and answered.
+/// Describes a request and its answer.
 fn said(ask: &Ask, answer: &Answer) -> String {
     let asked = match ask {
         Ask::Acquire { if_held: IfHeld::Leave, .. } => "acquire at once",

@@ -1,4 +1,4 @@
-//! The store that a run asks: a client of the simulated server.
+//! The store of a run: a client of the simulated server.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::store::{
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
-/// A waiter looks at the lock this often in any case.
+/// A waiter looks at the lock at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// The time between the looks of two waiters when something has ended.
+/// The time between the looks of two successive waiters when a lease or grant has ended.
 const TURN: Duration = Duration::from_millis(40);
 
 /// A client of the server.
@@ -31,9 +31,9 @@ pub struct SimulatedStore {
     claim: Claim,
     timeout: Duration,
     requests: u64,
-    /// Whether a request may still be on its way.
+    /// Whether a request may still be in flight.
     is_in_flight: bool,
-    /// When to look at the lock.
+    /// When to look at the lock next.
     look_at: Moment,
 }
 
@@ -65,7 +65,7 @@ impl SimulatedStore {
         self.requests
     }
 
-    /// Sends a request and waits for its answer, not longer than the timeout.
+    /// Sends a request and waits for its answer, no longer than the timeout.
     fn ask(&mut self, what: Ask) -> Result<Answer, RequestError> {
         let port = Port::current();
         let until = Moment::now() + self.timeout;

@@ -1,12 +1,12 @@
-//! The timeline of a simulation: its digest always, its lines only when they are wanted.
+//! The timeline of a simulation: always its digest, its lines only on demand.
 
 use std::fmt::Write as _;
 
 use super::world::{Nanos, SECOND};
 
-/// What has happened.
+/// What has happened so far.
 pub struct Trace {
-    /// A digest of all lines: the same seed has the same.
+    /// A digest of all lines, always the same for a seed.
     pub digest: u64,
     pub lines: Vec<String>,
     records: bool,
@@ -18,7 +18,7 @@ impl Trace {
         Trace { digest: 0xcbf2_9ce4_8422_2325, lines: Vec::new(), records, buffer: String::new() }
     }
 
-    /// Notes what has happened at `now`.
+    /// Records what happened at `now`.
     pub fn note(&mut self, now: Nanos, what: impl FnOnce() -> String) {
         self.buffer.clear();
         let _ = write!(self.buffer, "{:>4}.{:09} {}", now / SECOND, now % SECOND, what());

@@ -1,4 +1,4 @@
-//! The simulated world: time, hosts with their clocks and networks, processes, and what happens next.
+//! The simulated world: time, hosts with their clocks and networks, processes, and the queue of events.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,48 +15,47 @@ use crate::lock::lease::Deadline;
 use crate::supervise::guardian::{GuardianMessage, fires_at};
 use crate::sys::clock::Moment;
 
-/// Nanoseconds, by the server's clock unless they are a span.
+/// Nanoseconds of the server's clock, or a span.
 pub type Nanos = u64;
 
 pub const MILLISECOND: Nanos = 1_000_000;
 pub const SECOND: Nanos = 1000 * MILLISECOND;
 
-/// What happens at a moment.
+/// An event at a moment.
 #[derive(Debug)]
 pub enum Event {
     /// An actor's wait ends, if it is still this one.
     Wake { actor: ActorId, generation: u64 },
     /// A request reaches the server.
     Arrive(Box<Request>),
-    /// Something of the server's reaches a process.
+    /// A message from the server reaches a process.
     Deliver { store: usize, letter: Box<Letter> },
     /// The server learns that a process is gone.
     Closed { store: usize },
-    /// One of a command's processes dies, after KILL, TERM or by itself.
+    /// One of a command's processes dies, after KILL or TERM or on its own.
     Death { run: RunId, process: usize, how: i32 },
     /// One of a command's processes starts another one.
     Fork { run: RunId },
-    /// The timer in the kernel goes off that was set for then.
+    /// The kernel's timer goes off, if it is still set for this time.
     LastLine { run: RunId, set_for: Nanos },
     /// A run begins on this lane.
     Start { lane: usize },
     /// Something goes wrong.
     Fault,
-    /// What is stopped goes on.
+    /// A stopped process continues.
     Continue { run: RunId, side: Side },
-    /// A host's network is sound again, or worse.
+    /// A host's network is sound again, or is cut off.
     Heal { host: usize },
-    /// The server is up again, or goes on.
+    /// The server is up again, or continues.
     ServerBack,
-    /// From now on nothing goes wrong any more.
+    /// From now on nothing goes wrong.
     Calm,
     /// By now the lock of a run that is over must be free.
     Freed { run: RunId },
-    /// All must have come to an end.
+    /// All runs must have ended.
     End,
 }
 
-/// All there is.
 pub struct World {
     pub now: Nanos,
     pub steps: u64,
@@ -65,7 +64,7 @@ pub struct World {
     pub actors: Vec<Actor>,
     pub hosts: Vec<Host>,
     pub runs: Vec<Run>,
-    /// Those of which something is alive.
+    /// The runs of which a process is alive.
     pub living: Vec<RunId>,
     pub stores: Vec<StoreEnd>,
     pub server: Server,
@@ -73,7 +72,7 @@ pub struct World {
     pub scenario: super::scenario::Scenario,
     /// Whether nothing goes wrong any more.
     pub is_calm: bool,
-    /// Whether a host loses its power just now, so that its kernel does nothing more.
+    /// Whether a host is losing its power now, so that its kernel does nothing more.
     pub is_power_cut: bool,
     pub failure: Option<String>,
     pub is_over: bool,
@@ -108,7 +107,7 @@ impl Ord for Scheduled {
 }
 
 impl World {
-    /// Returns the world of a seed. With `records`, the timeline is kept.
+    /// Returns the world of a seed. With `records`, keeps the timeline.
     pub fn new(seed: u64, records: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let scenario = super::scenario::Scenario::new(&mut rng);
@@ -143,14 +142,14 @@ impl World {
         world
     }
 
-    /// Lets `event` happen then.
+    /// Schedules `event` at this time.
     pub fn schedule(&mut self, at: Nanos, event: Event) {
         self.scheduled += 1;
         let scheduled = Scheduled { at: at.max(self.now), number: self.scheduled, event };
         self.queue.push(Reverse(scheduled));
     }
 
-    /// Lets things happen until an actor is to act, and returns which; nothing if nothing more happens.
+    /// Processes events until an actor must act, and returns it; `None` if nothing more happens.
     pub fn until_a_turn(&mut self) -> Option<ActorId> {
         while self.failure.is_none()
             && let Some(Reverse(Scheduled { at, event, .. })) = self.queue.pop()
@@ -210,19 +209,19 @@ impl World {
         }
     }
 
-    /// Notes that a promise was broken. The simulation ends.
+    /// Records that a promise was broken, which ends the simulation.
     pub fn fail(&mut self, why: &str) {
         self.trace.note(self.now, || format!("BROKEN: {why}"));
         self.failure.get_or_insert(why.to_owned());
     }
 
-    /// Notes what happens to a run.
+    /// Records what happens to a run.
     pub fn say(&mut self, run: RunId, what: &str) {
         let host = self.runs[run].host;
         self.trace.note(self.now, || format!("host {host} run {run:<3} {what}"));
     }
 
-    /// Returns the delay until a process that is woken gets a processor.
+    /// Returns the delay until a woken process gets a processor.
     pub fn a_moment(&mut self) -> Nanos {
         let longest = self.scenario.latency;
         match self.rng.u32(..100) {
@@ -290,14 +289,14 @@ impl World {
         }
     }
 
-    /// Lets an actor's wait end then, at the latest.
+    /// Wakes an actor at this time at the latest.
     pub fn wake_at(&mut self, actor: ActorId, at: Nanos) {
         let at = at.max(self.now) + self.a_moment();
         let generation = self.actors[actor].generation;
         self.schedule(at, Event::Wake { actor, generation });
     }
 
-    /// The local clock of an actor.
+    /// Returns what an actor's local clock shows.
     pub fn local_now(&self, actor: ActorId) -> Moment {
         self.host_of(actor).local(self.now)
     }
@@ -310,7 +309,8 @@ impl World {
         &self.hosts[self.runs[self.actors[actor].run].host]
     }
 
-    /// Returns the signal that the process of an actor has got and that ends a wait. The guardian takes lockrun's end for one.
+    /// Returns a signal that ends a wait, if the actor's process has received one. To the guardian, lockrun's death counts as
+    /// one.
     pub fn take_signal(&mut self, actor: ActorId) -> Option<i32> {
         let Actor { run, side, .. } = self.actors[actor];
         let run = &mut self.runs[run];
@@ -319,7 +319,7 @@ impl World {
         (has_term || is_pointless).then_some(libc::SIGTERM)
     }
 
-    /// Kills a process at once, at whatever point its threads are.
+    /// Kills a process at once, wherever its threads are.
     pub fn kill(&mut self, run: RunId, side: Side) {
         if !self.runs[run].process(side).is_alive {
             return;
@@ -330,7 +330,7 @@ impl World {
         self.process_ends(run, side);
     }
 
-    /// A process ends by itself, with all of its threads but the one that acts.
+    /// Ends a process on its own, with all its threads but the acting one.
     pub fn exit(&mut self, run: RunId, side: Side, me: ActorId) {
         for actor in self.runs[run].process(side).actors.clone().into_iter().filter(|actor| *actor != me) {
             self.kill_actor(actor);
@@ -346,7 +346,7 @@ impl World {
         }
     }
 
-    /// A process of lockrun's is gone, by itself or killed: what the kernel does then.
+    /// Does what the kernel does when one of lockrun's processes is gone, killed or on its own.
     fn process_ends(&mut self, run: RunId, side: Side) {
         let process = self.runs[run].process_mut(side);
         process.is_alive = false;
@@ -409,12 +409,12 @@ impl World {
         self.schedule(at, Event::LastLine { run, set_for: at });
     }
 
-    /// Returns an answer for a store's end.
+    /// Returns the next message in a store's mailbox.
     pub fn take_letter(&mut self, store: usize) -> Option<Letter> {
         self.stores[store].mailbox.pop_front()
     }
 
-    /// Returns an answer to the request with this number, if it has come. Whatever else has come stays.
+    /// Returns the answer to the request with this number, if it has arrived. Other messages stay.
     pub fn take_answer(&mut self, store: usize, number: u64) -> Option<Answer> {
         let mailbox = &mut self.stores[store].mailbox;
         let is_it = |letter: &Letter| matches!(letter, Letter::Answer { to, .. } if *to == number);
