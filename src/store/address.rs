@@ -1,4 +1,4 @@
-//! The URL of a store, read and checked. No I/O: whether there is anything at the address shows when it is used.
+//! The URL of a store, parsed and checked. No I/O: whether there is a store at the address shows only when it is used.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::url::{decoded, port_number, shown_name};
 use super::{Backend, KINDS, Kind, Location};
 
-/// Where a store is.
+/// The address of a store.
 #[derive(Clone)]
 pub struct Address {
     kind: &'static Kind,
@@ -15,7 +15,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads a URL. On failure says what is wrong with it, without its password.
+    /// Parses a URL. The error says what is wrong with it, without its password.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("the store is empty (an unset variable?); write file: for files on this machine".to_owned());
@@ -33,19 +33,19 @@ impl Address {
         Ok(Address { kind, location: location.into() })
     }
 
-    /// Opens the store. Connects to nothing yet. `timeout` bounds every single request. On failure says what is wrong with the
+    /// Opens the store without connecting to it. `timeout` limits every single request. The error says what is wrong with the
     /// files that the address names.
     pub fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String> {
         self.location.open(timeout)
     }
 
-    /// Returns the SQL by which the owner of a database creates the store's tables, and lets the user that the URL names use them; `None`
-    /// if it has no tables. Connects to nothing.
+    /// Returns the SQL with which the owner of a database creates the store's tables and grants their use to the user in the
+    /// URL; `None` if the store has no tables. Connects to nothing.
     pub fn schema(&self) -> Option<String> {
         self.location.schema()
     }
 
-    /// Whether locks there are leases, which run out if they are not renewed.
+    /// Returns whether locks of this store are leases, which expire unless they are renewed.
     pub fn has_leases(&self) -> bool {
         self.kind.has_leases
     }
@@ -57,7 +57,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// Returns what to do if a user or a password in the URL seems to contain a character that ends them there.
+/// Returns what to do if a user or a password in the URL seems to contain a character that ends it.
 fn advice_on_password(text: &str) -> &'static str {
     let authority = text.split_once("://").map(|(_, rest)| rest);
     match authority.and_then(|rest| rest.rsplit_once('@')) {
@@ -68,7 +68,7 @@ fn advice_on_password(text: &str) -> &'static str {
     }
 }
 
-/// Returns what was most likely meant by a text that begins with none of our schemes, if that can be guessed.
+/// Returns what a text that begins with none of our schemes most likely means, if that can be guessed.
 fn meant_by(text: &str) -> Option<String> {
     if text.starts_with(['"', '\'']) {
         return Some("the quotation marks are part of it; leave them out".to_owned());
@@ -102,7 +102,7 @@ fn meant_by(text: &str) -> Option<String> {
     })
 }
 
-/// Schemes by which other programs name such a store, and ours.
+/// Other programs' schemes for such stores, and ours.
 const ELSEWHERE: [(&[&str], &str); 7] = [
     (&["http"], "etcd://HOST for an etcd"),
     (&["https"], "etcds://HOST for an etcd"),
@@ -113,18 +113,18 @@ const ELSEWHERE: [(&[&str], &str); 7] = [
     (&["pg", "pgsql", "postgre"], "postgres://HOST/DATABASE"),
 ];
 
-/// The kind of store whose URLs have this scheme.
+/// Returns the kind of store whose URLs have this scheme.
 fn kind_of(scheme: &str) -> Option<&'static Kind> {
     let has_it = |kind: &&Kind| kind.schemes.iter().any(|known| known.trim_end_matches(['/', ':']) == scheme);
     KINDS.iter().find(has_it)
 }
 
-/// Returns what the URLs of stores begin with.
+/// Returns the beginnings of all stores' URLs.
 pub fn schemes() -> impl Iterator<Item = &'static str> {
     KINDS.iter().flat_map(|kind| kind.schemes).copied()
 }
 
-/// What the URLs of stores begin with, as in `file:, redis:// and rediss://`.
+/// Lists the beginnings of all stores' URLs, as in `file:, redis:// and rediss://`.
 fn all_schemes() -> String {
     let all: Vec<&str> = schemes().collect();
     match all.split_last() {
@@ -133,10 +133,10 @@ fn all_schemes() -> String {
     }
 }
 
-/// The URL without what could be a password, whatever else may be wrong with it: all that stands before the last @, all from a port on
-/// that is none, and the values of parameters that we do not know.
+/// Returns the URL without what could be a password, whatever else may be wrong with it: without everything before the last @,
+/// everything from an invalid port on, and the values of unknown parameters.
 fn hide_password(text: &str) -> String {
-    // One that is written as %40 may be meant as the end of a user.
+    // A %40 may be meant as the @ that ends the user part.
     let ats = [text.rsplit_once('@'), text.rsplit_once("%40")];
     let Some((before, rest)) = ats.into_iter().flatten().max_by_key(|(before, _)| before.len()) else {
         let (scheme, rest) = text.split_at(end_of_scheme(text));
@@ -144,11 +144,11 @@ fn hide_password(text: &str) -> String {
     };
     let scheme = before.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| kind_of(scheme).is_some());
     let scheme = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
-    // Behind a ? the @ may stand in the middle of a secret.
+    // After a ? the @ may be in the middle of a secret.
     if before.contains('?') { scheme + "***" } else { format!("{scheme}***@{}", hide_bad_port(rest)) }
 }
 
-/// Returns where that ends which stands before the hosts of a URL: its scheme, and the slashes behind it, or those that are there.
+/// Returns the end of what precedes the hosts in a URL: the scheme and the slashes after it, as far as they are there.
 fn end_of_scheme(text: &str) -> usize {
     let Some((scheme, rest)) = text.split_once(':') else { return 0 };
     let is_path = !rest.starts_with("//") && scheme == "file";
@@ -158,7 +158,8 @@ fn end_of_scheme(text: &str) -> usize {
     if is_scheme { scheme.len() + 1 + slashes } else { 0 }
 }
 
-/// What follows the user in a URL, up to a port that is not a number: without an @ that is a password. If all are, see [`hide_values`].
+/// Returns the part of a URL after the user, up to a port that is not a number: without an @, that may be a password. If all
+/// ports are numbers, see [`hide_values`].
 fn hide_bad_port(rest: &str) -> String {
     let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
     let mut at = 0;
@@ -173,7 +174,7 @@ fn hide_bad_port(rest: &str) -> String {
     hide_values(rest)
 }
 
-/// The same without the values of parameters that we do not know, and those in which a password or other parameters may be hidden.
+/// Returns the text without the values of unknown parameters, and of those that may contain a password or other parameters.
 fn hide_values(rest: &str) -> String {
     let Some((place, query)) = rest.split_once('?') else { return rest.to_owned() };
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
@@ -309,7 +310,7 @@ mod tests {
         }
     }
 
-    // A URL, or what follows its scheme, in the place of something else.
+    // A URL, or its part after the scheme, in the place of something else.
     #[test]
     fn a_password_in_another_place_is_not_said_again() {
         for text in [
@@ -350,12 +351,12 @@ mod tests {
             let refused = Address::parse(text).expect_err(text);
             assert!(!refused.contains("secret"), "{text}: {refused}");
         }
-        // A port that is none may be a password of digits.
+        // An invalid port may be a password of digits.
         for text in ["redis://u:123456", "postgres://u:123456/db", "etcd://u:123456", "redis://h,u:0123456"] {
             let refused = Address::parse(text).expect_err(text);
             assert!(!refused.contains("123456"), "{text}: {refused}");
         }
-        // What is refused when the store is opened.
+        // Errors of opening the store.
         for text in ["file:/x?group=redis://u:secret@h", "rediss://h?ca=redis://u:secret%40h"] {
             let address = Address::parse(text).expect(text);
             let refused = address.open(Duration::ZERO).err().expect(text);

@@ -1,4 +1,4 @@
-//! What a store is asked, and what it answers.
+//! Requests to a store, and its answers.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,37 +12,37 @@ use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 use crate::text::duration;
 
-/// A lock that is ours.
+/// A lock that we hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The fencing token: greater than that of every earlier acquisition of the key.
     pub fence: u64,
-    /// Which of the slots is ours, from 0.
+    /// Our slot, from 0.
     pub slot: u32,
-    /// The moment at which the request left that acquired the lock, if it is held under a lease: that counts from then. `None`: the
-    /// kernel holds it, for as long as lockrun or COMMAND lives.
+    /// When the request that acquired the lock was sent, if it is held by a lease: the lease counts from then. `None`: the
+    /// kernel holds the lock for as long as lockrun or COMMAND lives.
     pub lease_from: Option<Moment>,
 }
 
-/// A lock that another holds.
+/// A lock that another run holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Whose, as far as it is known.
+    /// The holder, as far as it is known.
     pub holder: Option<Holder>,
-    /// How long it has been.
+    /// How long it has held the lock.
     pub since: Option<Duration>,
-    /// How long its lease still runs, if it is a lease that ends.
+    /// How long its lease still lasts, if it ends.
     pub expires_in: Option<Duration>,
-    /// For how long nobody is granted it yet, because another server has become the store's primary, to which a lock that was just
-    /// acquired may not be known.
+    /// How long the lock is withheld from everybody, because the store failed over to a new primary, which may not know of a
+    /// lock that was acquired just before.
     pub withheld: Option<Duration>,
-    /// Our place in the queue, from 0, where there is one.
+    /// Our place in the queue, from 0, if the store has a queue.
     pub place: Option<u64>,
-    /// Under which token. For comparing: who knows it can release the lock.
+    /// Its token, only to be compared: whoever knows it can release the lock.
     pub token: Option<Token>,
 }
 
-/// Says the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
+/// Describes the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (None, Some(span)) = (&self.holder, self.withheld) {
@@ -66,141 +66,143 @@ fn span(since: Option<Duration>) -> String {
 pub enum IfHeld {
     /// Join the queue, or stay in it.
     Queue {
-        /// Unless so many wait already.
+        /// Unless this many already wait.
         max_waiting: Option<u32>,
-        /// The moment at which it gives up; `None`: never. A store need not watch that.
+        /// When the waiter gives up; `None`: never. A store need not enforce this.
         until: Option<Moment>,
     },
-    /// Leave nothing in the store, nor in the queue.
+    /// Leave the queue, and nothing in the store.
     Leave,
 }
 
 /// The answer to a request for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// It is ours.
+    /// We hold it.
     Mine(Grant),
-    /// Another holds it.
+    /// Another run holds the lock.
     Held(Held),
-    /// Another holds it, and too many wait for it: the claim has not joined the queue.
+    /// Another run holds the lock, and the claim did not join the queue: too many already wait, or its token already shares the
+    /// lock or held it until the store forgot it.
     QueueFull(Held),
-    /// It is not wanted: what [`Claim::once_per`](super::Claim::once_per) asks for is done. The claim has left the queue.
+    /// The lock is not needed: a run has succeeded within [`Claim::once_per`](super::Claim::once_per). The claim has left the
+    /// queue.
     Done(Done),
 }
 
-/// A run that has succeeded lately, so that another one is not wanted. Times are milliseconds of Unix time on the store's clock.
+/// A recent successful run, because of which no other is needed. Times are milliseconds of Unix time on the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// When it began.
     pub began_ms: u64,
-    /// When this was so.
+    /// The time of the answer.
     pub now_ms: u64,
 }
 
 /// What ended a waiter's sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wakeup {
-    /// It is worth trying again.
+    /// Try again.
     TryAgain,
-    /// A signal of this number came, which would end lockrun.
+    /// This signal arrived, which would end lockrun.
     Signal(i32),
 }
 
 /// The answer to a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// The lock is ours for another ttl.
+    /// We hold the lock for another ttl.
     Mine,
-    /// It is not ours any more. Another may hold it.
+    /// We no longer hold it. Another run may.
     NotMine(Option<Held>),
-    /// It was revoked, by whom.
+    /// It was revoked, by this caller.
     Revoked(Holder),
 }
 
-/// What came of releasing a lock.
+/// The answer to a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// It is free.
+    /// The lock is free.
     Free,
-    /// It stays held, as was asked.
+    /// The lock stays held, as requested.
     Retained,
-    /// It is free, but how the run ended could not be recorded, nor that it is to stay: for this reason.
+    /// The lock is free, but for this reason the store could not record how the run ended, nor retain the lock.
     Unrecorded(String),
-    /// It will be free when the command has ended that runs under it.
+    /// The lock will be free when the command under it ends.
     WhenItEnds,
-    /// It was not ours. Another may hold it.
+    /// We did not hold the lock, or no longer. Another run may.
     NotMine(Option<Held>),
 }
 
-/// What came of taking a lock from its holders.
+/// The answer to a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revoked {
-    /// There was nothing to take.
+    /// The lock had no holder.
     Free,
-    /// It is held, but not by the holder that was meant.
+    /// The lock is held, but not under the given fence.
     Others(Vec<Held>),
-    /// It was revoked where it could be.
+    /// The lock was revoked from every holder that can lose it.
     Taken {
-        /// From these.
+        /// The holders that have lost it, or will.
         from: Vec<Held>,
-        /// It stays with these.
+        /// The holders that keep it.
         living: Vec<Living>,
-        /// It is free after this time at the latest.
+        /// It is free after this time at the latest, if no holder keeps it.
         free_in: Duration,
-        /// Whether a command that will not hear of the revocation may still run under it.
+        /// Whether a command that will not learn of the revocation may still run under it.
         untold: bool,
     },
 }
 
-/// A living process of this machine that holds a lock: the kernel lets nobody take it away.
+/// A holder whose living process on this machine holds the lock: the kernel does not let it be revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Living {
-    /// Whose the lock is.
+    /// The holder.
     pub held: Held,
-    /// The processes that keep it held, as far as we may inspect them.
+    /// The processes that keep it held, as far as we may see them.
     pub pids: Vec<u32>,
 }
 
-/// What came of reserving a value of a sequence.
+/// The answer to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reserved {
-    /// It is ours.
+    /// We hold it.
     Mine(Grant, String),
-    /// Another has reserved it.
+    /// Another run has reserved the value.
     Taken,
-    /// There is no integer after this value, or it is none.
+    /// This value is not an integer, or the next one would be out of range.
     NoNext(String),
-    /// Nothing is reserved for this long yet, see [`Held::withheld`].
+    /// Nothing can be reserved for this long, see [`Held::withheld`].
     Withheld(Duration),
-    /// The last value is this one, not the one after which a value was wanted.
+    /// The last value is this one, not the one from which the request started.
     Moved(Option<String>),
 }
 
-/// What is known of one key. Times are milliseconds of Unix time on the store's clock.
+/// The status of one key. Times are milliseconds of Unix time on the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyStatus {
     /// The key.
     pub key: Key,
-    /// When this was so.
+    /// The time of the answer.
     pub now_ms: u64,
-    /// The fencing token that was given out last.
+    /// The last fencing token issued.
     pub fence: u64,
-    /// Who holds it, the longest first.
+    /// The holders, the longest first.
     pub holders: Vec<Holding>,
-    /// Who waits for it, the next first, as far as the store knows the order.
+    /// The waiters, the next one first, as far as the store knows the order.
     pub waiters: Vec<Waiting>,
-    /// The last run, or lock taken by hand, that is over.
+    /// The last run that has ended, or lock acquired by hand that was released or revoked.
     pub last: Option<Past>,
-    /// The run that began last of those that have ended with 0.
+    /// What is known of successful runs.
     pub success: Option<Success>,
-    /// The last value of its sequence that was used, if it has one.
+    /// The last used value of its sequence, if it has one.
     pub value: Option<String>,
-    /// For how long it is granted to nobody yet, see [`Held::withheld`].
+    /// How long the lock is withheld, see [`Held::withheld`].
     pub withheld: Option<Duration>,
 }
 
 impl KeyStatus {
-    /// What is known of a key that was never used.
+    /// Returns the status of a key that was never used.
     pub fn never_used(key: Key) -> Self {
         let (holders, waiters) = (Vec::new(), Vec::new());
         KeyStatus { key, now_ms: 0, fence: 0, holders, waiters, last: None, success: None, value: None, withheld: None }
@@ -210,43 +212,43 @@ impl KeyStatus {
 /// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// Who.
+    /// Who it is.
     pub who: Holder,
-    /// Since when.
+    /// When it acquired the lock.
     pub since_ms: u64,
-    /// How long the lease still runs, if it is one that ends.
+    /// How long the lease still lasts, if it ends.
     pub expires_in: Option<Duration>,
-    /// The fencing token.
+    /// Its fencing token.
     pub fence: u64,
-    /// The slot, from 0, if there are several.
+    /// Its slot, from 0, if there are several.
     pub slot: Option<u32>,
-    /// What the lock is held for.
+    /// What it holds the lock for.
     pub purpose: Purpose,
     /// Whether it shares the lock.
     pub is_shared: bool,
-    /// The value of the sequence that it has reserved, if it has.
+    /// The sequence value that it has reserved, if any.
     pub value: Option<String>,
-    /// Whether the lock was revoked, and is only held until the command is dead.
+    /// Whether the lock was revoked, and stays held only until the command has ended.
     pub revoked: bool,
-    /// Under which token. For comparing: who knows it can release the lock.
+    /// Its token, only to be compared: whoever knows it can release the lock.
     pub token: Option<Token>,
 }
 
 /// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Who.
+    /// Who it is.
     pub who: Holder,
-    /// Since when, where that is known.
+    /// When it joined the queue, if that is known.
     pub since_ms: Option<u64>,
 }
 
-/// A run that is over.
+/// A run that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Past {
-    /// Whose it was.
+    /// The holder.
     pub who: Holder,
-    /// When it got the lock.
+    /// When it acquired the lock.
     pub started_ms: u64,
     /// When it released the lock.
     pub ended_ms: u64,
@@ -254,12 +256,12 @@ pub struct Past {
     pub ending: Option<Ending>,
 }
 
-/// What was found among all keys.
+/// What was found among the keys.
 #[derive(Debug)]
 pub struct Listing<T> {
-    /// What was wanted, in the order of the keys.
+    /// The matches, in the order of the keys.
     pub found: Vec<T>,
-    /// Why some keys could not be read, or not be changed as was wanted, and what to do, for each.
+    /// For each key that could not be read, or not be changed as requested: why, and what to do.
     pub unreadable: Vec<StoreError>,
 }
 

@@ -1,4 +1,4 @@
-//! What went wrong in a store.
+//! Errors of stores.
 
 use anyhow::anyhow;
 
@@ -6,42 +6,42 @@ use super::{Claim, Store};
 use crate::lock::lease::Ttl;
 use crate::text::escape::escaped;
 
-/// The store did not do what it was asked, or did not answer: what failed, on what, and what to do.
+/// The store rejected a request or did not answer: what failed, where, and what to do.
 pub type StoreError = anyhow::Error;
 
-/// Why a request for a lock failed, or the wait for it.
+/// Why a request for a lock, or the wait for it, failed.
 #[derive(Debug)]
 pub struct RequestError {
     /// What failed.
     pub error: StoreError,
-    /// What the matter is, and so whether it is worth trying again.
+    /// The kind of trouble, which decides whether to try again.
     pub trouble: Trouble,
-    /// Whether no request of the claim can have reached the store, nor can still arrive: there is nothing to cancel.
+    /// Whether no request of the claim can have reached the store or can still arrive, so that there is nothing to cancel.
     pub left_nothing: bool,
 }
 
-/// What keeps a store from answering a request as it should; the later ones promise more.
+/// What keeps a store from answering a request properly. The later ones are the more promising to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
-    /// What does not pass by itself.
+    /// Trouble that does not pass by itself.
     Lasting,
-    /// The server is away, silent, starting, or not the primary for a moment.
+    /// The server is unreachable, silent, starting, or for a moment not the primary.
     Away,
-    /// The server can be reached and has begun to answer, but did not come to an end in time.
+    /// The server was reached and began to answer, but did not finish in time.
     Slow,
-    /// The store has answered that it has too many others to serve at the moment.
+    /// The store replied that it is too busy at the moment.
     Busy,
 }
 
 impl RequestError {
-    /// Cancels the `claim` that was asked for, which has not been answered before, and returns why it failed.
+    /// Cancels a `claim` that no earlier reply has answered, and returns why its request failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
         let is_clean = self.left_nothing || store.cancel(claim, false);
         self.after_cancel(claim, is_clean)
     }
 
-    /// Returns why the `claim` failed. If cancelling it was not confirmed (`is_clean` is `false`) and it has no lease, says that the lock may
-    /// be held.
+    /// Returns why the `claim` failed. If it has no lease and its cancellation was not confirmed (`is_clean` is `false`), adds
+    /// that the lock may be held.
     pub fn after_cancel(self, claim: &Claim, is_clean: bool) -> StoreError {
         match left_for_ever(claim, is_clean) {
             Some(left) => anyhow!("{:#}; {left}", self.error),
@@ -50,7 +50,8 @@ impl RequestError {
     }
 }
 
-/// Returns in words what is left of a `claim` for ever, if cancelling it was not confirmed and no lease ends what it may have obtained.
+/// Describes what may be left of a `claim` for ever: without a lease, nothing ends what it may have obtained if its
+/// cancellation was not confirmed.
 pub fn left_for_ever(claim: &Claim, is_clean: bool) -> Option<String> {
     let key = escaped(claim.key.as_str());
     (!is_clean && claim.ttl == Ttl::None).then(|| {

@@ -1,4 +1,4 @@
-//! The answers of the rules, as a store gives them. Each store adds what it alone knows.
+//! Converts the answers of the lock's rules to a store's. Each store adds what only it knows.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) fn released(released: state::Released, now: Now) -> Released {
     }
 }
 
-/// Returns what is known of one key, with the waiters that the state has.
+/// Returns the status of one key, with the waiters in the state.
 pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStatus {
     let now = facts.now();
     let holding = |holder: &HolderState| {

@@ -1,4 +1,4 @@
-//! Fuzzing of stores: their URLs, what is stored, and what servers answer.
+//! Fuzzing of stores: their URLs, their records, and servers' replies.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ pub use super::file::fuzz::record;
 pub use super::postgres::fuzz::pgpass;
 pub use super::redis::fuzz::{failover, redis, resp};
 
-/// What stands between the answers on one connection and those on the next.
+/// Separates the replies on one connection from those on the next.
 const NEXT_CONNECTION: &str = "\n====\n";
 
-/// The URL of a store: no message about one says the password, also where a URL stands in the place of something else.
+/// Fuzzes the URL of a store: no message about it reveals the password, even of a URL in the place of something else.
 pub fn url(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     read_url(&text);
@@ -28,7 +28,7 @@ pub fn url(data: &[u8]) {
         let (before, after) = text.split_at(at + mark.len());
         for planted in ["redis://u:{}@h", "redis://u:{}%40h", "u:{}@h", "postgres://u:{}@h/db", "password:{}"] {
             let planted = planted.replace("{}", PASSWORD);
-            // Elsewhere that is none.
+            // Elsewhere it is not a password.
             let is_parameter = before.ends_with(['?', '&']) && before.matches('?').count() == 1;
             if planted.starts_with("password") && !is_parameter {
                 continue;
@@ -61,22 +61,22 @@ fn read_url(text: &str) {
     }
 }
 
-/// The longest that a request may take: enough for what is there, and what is not will not come.
+/// The limit for one request: the replies are there at once, and no others will come.
 const TIMEOUT: Duration = Duration::from_millis(2);
 
-/// What etcd answers.
+/// Fuzzes etcd's replies.
 pub fn etcd(data: &[u8]) {
     let url = format!("etcd://u:{PASSWORD}@a,b");
     play(&url, data);
 }
 
-/// What PostgreSQL answers.
+/// Fuzzes PostgreSQL's replies.
 pub fn postgres(data: &[u8]) {
     let url = format!("postgres://u:{PASSWORD}@h/db?sslmode=disable");
     play(&url, data);
 }
 
-/// Lets a store at `url` carry out the operation that the first line of `data` names, with a server that answers the rest.
+/// Makes a store at `url` carry out the operations named in the first line of `data`, with a server that replies with the rest.
 pub(super) fn play(url: &str, data: &[u8]) {
     let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     let (operation, rest) = data.split_at(end);
@@ -127,7 +127,7 @@ fn carry_out(store: &mut dyn Backend, operation: &str) {
     }
 }
 
-/// The claim of which the operations are.
+/// The claim of the operations.
 pub(super) fn claim() -> Claim {
     Claim {
         key: Key::new("k".as_ref()).expect("is a key"),

@@ -1,7 +1,7 @@
-//! Where locks live: the interface that every store keeps, and how one is chosen by its URL.
+//! Where locks live: the interface of every store, and how a URL selects one.
 //!
-//! A store only answers: each method is one request. How a run waits for a lock that is held, sits out an outage and cancels what it
-//! has asked for is written once, in [`crate::run::wait`].
+//! A store only answers: each method is one request. [`crate::run::wait`] implements, for all stores, how a run waits for a
+//! held lock, sits out an outage, and cancels its claim.
 
 mod address;
 mod answers;
@@ -33,23 +33,23 @@ use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
-/// The kinds of stores. One more is a folder of its own, and a line here.
+/// The kinds of stores. To add one, add a folder and a line here.
 static KINDS: [Kind; 4] = [file::KIND, redis::KIND, postgres::KIND, etcd::KIND];
 
 /// A kind of store.
 struct Kind {
-    /// What its URLs begin with, as messages spell it.
+    /// The beginnings of its URLs, as messages spell them.
     schemes: &'static [&'static str],
-    /// The parameters that its URLs may have. None of them is a secret.
+    /// The parameters that its URLs may have and whose values are no secrets.
     parameters: &'static [&'static str],
-    /// Whether its locks are leases, which run out if they are not renewed.
+    /// Whether its locks are leases, which expire unless they are renewed.
     has_leases: bool,
-    /// Reads a URL that begins with one of the schemes. Connects to nothing and opens nothing. On failure returns what is wrong with
-    /// the URL, to be said after it, without its password.
+    /// Parses a URL that begins with one of the schemes. Connects to nothing and opens nothing. The error says what is wrong,
+    /// without the password, and is printed after the URL.
     parse: fn(url: &str) -> Result<Box<dyn Location>, String>,
 }
 
-/// Where a store of one kind is.
+/// The address of a store of one kind.
 trait Location: Send + Sync {
     /// Opens the store, see [`Address::open`].
     fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String>;
@@ -62,17 +62,18 @@ trait Location: Send + Sync {
 
 /// A store of locks.
 ///
-/// The time is the store's own wherever it matters to a lock. No request takes longer than the timeout with which the store was opened.
-/// An error means that the outcome is unknown: what was asked for may have been done.
+/// Everything that matters to a lock goes by the store's own clock. No request takes longer than the timeout with which the
+/// store was opened. After an error the outcome is unknown: the request may have taken effect.
 pub trait Store: Send {
-    /// Asks for the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. To ask again under the same token
-    /// is to be safe, whatever the answer was.
+    /// Requests the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. Repeating the request
+    /// under the same token must be safe, whatever the answer was.
     ///
-    /// After an error the claim may hold the lock all the same, or stand in the queue: see [`RequestError::left_nothing`].
+    /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::left_nothing`].
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
 
-    /// Sleeps, in the queue that the claim has joined by its last try, until it is worth trying again, until `until`, or until a signal
-    /// comes that would end lockrun. The `waiter` waits on a descriptor or in a system call for it, and lets the `observer` look on.
+    /// Sleeps in the queue that the claim joined by its last try: until it should try again, until `until`, or until a signal
+    /// arrives that would end lockrun. It waits through the `waiter`, on a descriptor or in a system call, and lets the
+    /// `observer` look on.
     fn sleep(
         &mut self,
         claim: &Claim,
@@ -81,42 +82,45 @@ pub trait Store: Send {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError>;
 
-    /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for). Never creates a lock that is not there.
+    /// Renews the lease for `ttl` from now, or if that is `None`, for its own length. Never creates a lock.
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError>;
 
-    /// The same for a run, whose COMMAND works under the lock. If this arrives when the run is over, what it lets stay is not changed. A
-    /// store in which late requests do nothing anyway has nothing to add.
+    /// As [`Store::renew`], for a run whose COMMAND works under the lock. If the request arrives after the end of the run, it
+    /// does not change the lease of a retained lock. A store on which late requests have no effect anyway need not override
+    /// this.
     fn renew_run(&mut self, key: &Key, token: &Token, ttl: Ttl) -> Result<Renewed, StoreError> {
         self.renew(key, token, Some(ttl))
     }
 
-    /// Releases the lock, or lets it stay as `how` says, and writes down who had it. Does nothing if the lock is not ours.
+    /// Releases or retains the lock as `how` says, and records the run. If we no longer hold it, other holders stay untouched,
+    /// and the end of the run is recorded as far as the store still knows of it.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;
 
-    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before stays. Requests
-    /// of the claim that may still be on their way get nothing when they arrive: those that this store has sent and that were not
-    /// answered, and with `in_flight` also those of another process. Returns whether the store has confirmed it; if not, something of
-    /// the claim may be left there.
+    /// Cancels a claim: leaves the queue, and drops the lock if this very request obtained it; what its token held before
+    /// stays. Requests of the claim that are still in flight have no effect when they arrive: those sent by this store that got
+    /// no reply, and with `in_flight` also those of another process. Returns whether the store has confirmed it; if not,
+    /// something of the claim may be left there.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool;
 
-    /// Another process has made requests for the claim that this store is about to release, and they may still be on their way: they are to
-    /// get nothing when they arrive. A store in which late requests get nothing anyway has nothing to do.
+    /// Announces that another process has sent requests for the claim that this store is about to release, and that they may
+    /// still be in flight: they must have no effect when they arrive. A store on which late requests have no effect anyway need
+    /// not override this.
     fn expect_late_requests(&mut self) {}
 
-    /// Returns what is known of `key`, or of every key that is held, waited for or has been held; in the order of their names. For a
-    /// `key` that cannot be read this is an error; among all of them it is listed as unreadable beside the others.
+    /// Returns the status of `key`, or of every key that is held, waited for or has been held, in the order of their names. If
+    /// a given `key` cannot be read, fails; in the list of all keys, such a key is reported as unreadable.
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError>;
 
-    /// Takes the lock from its holders, or from the one with this `fence`, as `by` wants: it cannot renew it any more. Where a
-    /// command runs under it, the lock is free only when that has ended, which a holder that hears of it sees to, or with its
-    /// lease; or, if it must be so, `now`.
+    /// Revokes the lock, on behalf of `by`, from all its holders or from the one with this `fence`: the lease can no longer be
+    /// renewed. If a command runs under the lock, it is free when that command has ended, which a holder that learns of the
+    /// revocation sees to, or when the lease expires; with `now` it is free at once.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError>;
 }
 
-/// A store that counts: it keeps a sequence of values under a key.
+/// A store that keeps a sequence of values under a key.
 pub trait Sequences {
-    /// Reserves a value of the key's sequence for the claim, as a lease like that of a lock, that nobody else has reserved. When a
-    /// run that has used its value is released, that becomes the last one, unless one that comes after it in the sequence has.
+    /// Reserves an unreserved value of the key's sequence for the claim, by a lease like a lock's. When a run that has used its
+    /// value is released, that value becomes the last one, unless one further along in the sequence already is.
     ///
     /// After an error a value may be reserved all the same: see [`RequestError::left_nothing`].
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError>;
@@ -124,18 +128,19 @@ pub trait Sequences {
 
 /// A store from which old keys can be removed.
 pub trait Prune {
-    /// Removes `key`, or all keys, if they are free and have not been held for `unused_for`, or only finds them. Returns their names.
+    /// Removes `key`, or all keys, if they are free and have been unused for `unused_for`; unless `really`, only finds them.
+    /// Returns their names.
     fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError>;
 }
 
-/// A store that can tell how fit it is for locks.
+/// A store that can diagnose itself.
 pub trait Diagnose {
-    /// Looks for what would make locks there unsafe or slow, by really taking one among others. What was tried is cleaned up;
-    /// returns at least one diagnostic.
+    /// Looks for what would make locks in this store unsafe or slow, among other things by acquiring one. Cleans up after the
+    /// trial. Returns at least one diagnostic.
     fn diagnose(&mut self) -> Vec<Diagnostic>;
 }
 
-/// Everything that lockrun can ask of a store.
+/// All capabilities of a store.
 pub trait Backend: Store + Sequences + Prune + Diagnose {}
 
 impl<T: Store + Sequences + Prune + Diagnose> Backend for T {}

@@ -8,12 +8,12 @@ use percent_encoding::percent_decode_str;
 
 use crate::net::endpoint::TlsFiles;
 
-/// The parameters of a URL that nobody has asked for yet.
+/// The parameters of a URL that have not been taken yet.
 pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Reads what stands behind the `?`, if anything does. A `+` is a plus. Fails if a parameter is there twice, or has two `=`:
-    /// then it may be several, of which one is a secret, with something other than `&` between them.
+    /// Parses the part after the `?`, if there is one. A `+` stands for itself. Fails if a parameter occurs twice, or has two
+    /// `=`: it may then be several parameters, one of them a secret, with another separator than `&`.
     pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
         let mut parameters = Parameters(Vec::new());
         for parameter in query.unwrap_or_default().split('&').filter(|parameter| !parameter.is_empty()) {
@@ -26,7 +26,7 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Adds one. Fails if it is there already.
+    /// Adds a parameter. Fails if it is already there.
     pub(super) fn put(&mut self, name: &str, value: String) -> Result<(), String> {
         if self.has(name) {
             return Err(format!("has the parameter {:?} twice", shown_name(name)));
@@ -35,18 +35,18 @@ impl Parameters {
         Ok(())
     }
 
-    /// Returns whether it is there.
+    /// Returns whether there is such a parameter.
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(known, _)| known == name)
     }
 
-    /// Returns the value of one, if it is there.
+    /// Removes a parameter and returns its value, if it is there.
     pub(super) fn take(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.swap_remove(at).1)
     }
 
-    /// Returns the files that TLS needs: `ca`, `cert` and `key`.
+    /// Takes the parameters for TLS, `ca`, `cert` and `key`, and returns their files.
     pub(super) fn take_tls(&mut self) -> Result<TlsFiles, String> {
         let ca = self.take("ca").map(PathBuf::from);
         let identity = match (self.take("cert"), self.take("key")) {
@@ -57,7 +57,7 @@ impl Parameters {
         Ok(TlsFiles { ca, identity })
     }
 
-    /// Fails if some are left. Those of TLS need another scheme, `with_tls`, if there is one.
+    /// Fails if a parameter is left. One for TLS needs another scheme, `with_tls`, if there is such a scheme.
     pub(super) fn none_left(&self, with_tls: Option<&str>) -> Result<(), String> {
         let Some((name, _)) = self.0.first() else { return Ok(()) };
         match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
@@ -67,7 +67,7 @@ impl Parameters {
     }
 }
 
-/// Returns the parameters for these files, as they stand behind another one.
+/// Returns the parameters for these files, as they follow another parameter.
 #[cfg(any(test, fuzzing))]
 pub(super) fn spelled_tls(files: &TlsFiles) -> String {
     use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -80,19 +80,19 @@ pub(super) fn spelled_tls(files: &TlsFiles) -> String {
     named.into_iter().filter_map(spelled).collect()
 }
 
-/// Returns the name of a parameter as messages repeat it: what is no word may be a password, or a URL that has one.
+/// Returns the name of a parameter as messages may repeat it: one with unusual characters may be a password, or a URL with one.
 pub(super) fn shown_name(name: &str) -> &str {
     let is_of_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.bytes().all(is_of_word) { name } else { "***" }
 }
 
-/// Returns a part of a URL, decoded.
+/// Decodes a part of a URL.
 pub(super) fn decoded(part: &str) -> Result<String, String> {
     let text = percent_decode_str(part).decode_utf8().map_err(|_| "is not UTF-8 when its % are decoded")?;
     Ok(text.into_owned())
 }
 
-/// The same for a path, which may be any bytes.
+/// Decodes a path, which may contain any bytes.
 pub(super) fn decoded_path(part: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(percent_decode_str(part).collect()))
 }
@@ -101,7 +101,7 @@ pub(super) fn decoded_path(part: &str) -> PathBuf {
 pub(super) fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
     let (host, rest) = match listed.strip_prefix('[') {
         Some(bracketed) => bracketed.split_once(']').ok_or("has a [ without its ]")?,
-        // Two are never an address and a port: the first ends the host.
+        // With more than one colon it is not host:port.
         None if listed.bytes().filter(|byte| *byte == b':').count() > 1 && is_address(listed) => {
             return Err("has an IPv6 address without brackets; write [ADDRESS] or [ADDRESS]:PORT".into());
         }
@@ -114,12 +114,12 @@ pub(super) fn split_port(listed: &str) -> Result<(&str, Option<u16>), String> {
     }
 }
 
-/// Returns whether this can be an IPv6 address, maybe with a port behind it.
+/// Returns whether this may be an IPv6 address, with or without a port.
 fn is_address(listed: &str) -> bool {
     listed.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':')
 }
 
-/// Returns the port. `None` if there is nothing. Never repeats what it is not: that may be a password.
+/// Returns the port; `None` if the text is empty. The error never repeats the text, which may be a password.
 pub(super) fn port_number(port: &str) -> Result<Option<u16>, String> {
     let is_number = || port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse() {

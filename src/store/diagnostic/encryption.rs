@@ -1,4 +1,4 @@
-//! The way to a server: who can listen to it.
+//! Whether others can listen to the connection to a server.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,8 +8,9 @@ use crate::net::endpoint::Endpoint;
 use crate::net::resolve::resolve;
 use crate::sys::clock::Moment;
 
-/// Whether anybody on the way to the servers at `endpoints` could listen, or pose as one of them: unless TLS `is_safe` from that, or the
-/// way does not leave this machine, the finding is `exposed`. Looks their names up within `timeout`. `None` if no network is on the way.
+/// Judges whether others between here and the servers at `endpoints` could listen, or pose as a server. Returns `exposed`,
+/// unless TLS prevents that (`is_safe`) or the connections stay on this machine; `None` if no server is reached over TCP. Looks
+/// up the servers' names within `timeout`.
 pub(in crate::store) fn diagnose(
     endpoints: &[Endpoint],
     is_safe: bool,
@@ -25,7 +26,7 @@ pub(in crate::store) fn diagnose(
     (!hosts.is_empty()).then(|| judge(is_safe, || hosts.into_iter().all(is_local), exposed))
 }
 
-/// The name of a server that is reached over TCP.
+/// Returns the name of a server that is reached over TCP.
 fn name(endpoint: &Endpoint) -> Option<&str> {
     match endpoint {
         Endpoint::Tcp { host, .. } => Some(host),
@@ -33,7 +34,7 @@ fn name(endpoint: &Endpoint) -> Option<&str> {
     }
 }
 
-/// What is to be said of a connection over TCP.
+/// Returns the finding about connections over TCP.
 fn judge(is_safe: bool, is_local: impl FnOnce() -> bool, exposed: Diagnostic) -> Diagnostic {
     if is_safe {
         Diagnostic::ok("the connection is encrypted (TLS)")

@@ -6,22 +6,22 @@ use std::time::{Duration, SystemTime};
 use super::Diagnostic;
 use crate::sys::clock::Moment;
 
-/// So many requests, and the pauses between them: a second in all.
+/// The number of requests and the pause between them: a second in all.
 const SAMPLES: usize = 21;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// At each end of the series, the quickest of so many answers tells the time best.
+/// At each end of the series, the quickest of this many replies shows the time most precisely.
 const END: usize = 5;
 
-/// The drift that lockrun allows for, as a part of the time: one in a hundred.
+/// The drift that lockrun allows for: one part in this many.
 const DRIFT: u32 = 100;
 
-/// One look at the server's clock.
+/// One reading of the server's clock.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     sent: Moment,
     heard: Moment,
-    /// What the server's clock said, since 1970.
+    /// What the server's clock showed, since 1970.
     server: Duration,
 }
 
@@ -31,7 +31,7 @@ impl Sample {
     }
 }
 
-/// Asks for the server's time again and again. `ask` returns what its clock shows, since 1970, or `None` if that cannot be read; a
+/// Asks for the server's time repeatedly. `ask` returns what its clock shows, since 1970, or `None` if that cannot be read; a
 /// request may take `timeout`. Fails when the server stops answering.
 pub(in crate::store) fn diagnose<E>(
     timeout: Duration,
@@ -51,7 +51,7 @@ pub(in crate::store) fn diagnose<E>(
     Ok(diagnostics)
 }
 
-/// Whether answers come well within `timeout`.
+/// Judges whether replies come well within `timeout`.
 fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Diagnostic> {
     let mut spans: Vec<Duration> = samples.iter().map(Sample::took).collect();
     spans.sort_unstable();
@@ -69,7 +69,7 @@ fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Diagnostic> {
     }]
 }
 
-/// Whether as much time passes there as here.
+/// Judges whether the server's clock runs as fast as ours.
 fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
     let best = |samples: &[Sample]| samples.iter().min_by_key(|sample| sample.took()).copied();
     let first = best(samples.get(..END)?)?;
@@ -80,7 +80,7 @@ fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
         None => (true, first.server.saturating_sub(last.server)),
     };
     let off = if backwards { here + there } else { here.abs_diff(there) };
-    // Each answer was written at some time between question and hearing.
+    // The server read its clock at some time between the request and the reply.
     let doubt = first.took() + last.took();
     Some(if off > here / DRIFT + doubt {
         let sign = if backwards { "-" } else { "" };
@@ -95,7 +95,7 @@ fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
     })
 }
 
-/// How far the clocks of the server and of this machine, which shows `wall` at `now`, lie apart.
+/// Compares the server's clock with that of this machine, which shows `wall` at `now`.
 fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Diagnostic {
     let wall = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let ours = wall.saturating_sub(now.since(sample.heard));
@@ -110,7 +110,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A series in which each answer takes `took`, and the server's clock shows `there` at each of our moments.
+    /// Returns a series in which each reply takes `took`, and the server's clock shows `there` at each of our moments.
     fn series(took: Duration, there: impl Fn(Duration) -> Duration) -> Vec<Sample> {
         let at = |number: u32| {
             let sent = PAUSE * number;
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(evenness(MS, |here| if here > half { here + half } else { here }), Level::Fail);
         let back = Duration::from_mins(1);
         assert_eq!(evenness(MS, |here| if here > half { here } else { here + back }), Level::Fail);
-        // Over a slow network a small difference cannot be told.
+        // Over a slow network a small difference cannot be detected.
         assert_eq!(evenness(MS * 100, |here| here * 105 / 100), Level::Ok);
     }
 

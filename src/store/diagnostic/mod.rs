@@ -1,4 +1,4 @@
-//! The findings of `lockrun doctor`, one line each.
+//! The findings of `lockrun doctor`, one per line.
 
 pub(super) mod encryption;
 pub(super) mod latency;
@@ -23,14 +23,14 @@ pub enum Level {
     Unusable,
 }
 
-/// A finding of a store about itself.
+/// A finding about a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     /// Its severity.
     pub level: Level,
     /// What was found.
     pub text: String,
-    /// What it means, and what to do about it. Empty if there is nothing to do, or `text` contains it.
+    /// What it means, and what to do about it. Empty if there is nothing to do, or `text` says it.
     pub advice: String,
 }
 

@@ -1,4 +1,4 @@
-//! A lock tried out: acquired, waited for, renewed, handed on and released.
+//! Tries a lock: acquires it, waits for it, renews it, hands it off and releases it.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::store::{Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError, Tried};
 
-/// Long enough for a slow server, short enough if we die in the middle.
+/// Long enough for a slow server, short enough if we die half-way.
 const TTL: Duration = Duration::from_mins(1);
 
-/// Tries the lock `key`, which must be nobody's. What it leaves in the store, also after a failure, is for the caller to remove.
+/// Tries the lock `key`, which nobody else may use. The caller must remove what this leaves in the store, even after a failure.
 pub(in crate::store) fn diagnose(store: &mut dyn Store, key: &Key) -> Diagnostic {
     match hand_over(store, key) {
         Ok(()) => Diagnostic::ok("a lock was acquired, renewed, handed to a waiter and released"),
@@ -22,7 +22,7 @@ pub(in crate::store) fn diagnose(store: &mut dyn Store, key: &Key) -> Diagnostic
     }
 }
 
-/// One run takes the lock, another waits for it and gets it.
+/// One claim acquires the lock, another waits for it and gets it.
 fn hand_over(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     let claim = || Claim {
         key: key.clone(),
@@ -54,7 +54,7 @@ fn hand_over(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Asks once.
+/// Requests the lock once, and cancels the claim on failure.
 fn ask(store: &mut dyn Store, claim: &Claim, if_held: IfHeld) -> Result<Tried, StoreError> {
     store.try_acquire(claim, if_held).map_err(|failed| failed.cancel(store, claim))
 }
