@@ -78,7 +78,7 @@ impl Description {
     }
 }
 
-/// Every option, in the order in which they are listed.
+/// All options, in the order of the help.
 const ALL: [Description; 41] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(

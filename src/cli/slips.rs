@@ -8,7 +8,7 @@ use crate::text::nearest::alike;
 /// What an unknown first word may mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meant {
-    /// One of lockrun's other commands.
+    /// A subcommand.
     Subcommand(Subcommand),
     /// A word for running a command, which lockrun does without such a word.
     Run,

@@ -41,7 +41,7 @@ pub enum Event<'a> {
         /// The limit on waiters.
         max: u32,
     },
-    /// Another run holds the lock, and this one does not wait, or no longer.
+    /// Another run holds the lock, and this one does not wait or has given up waiting.
     Held {
         /// The holder.
         held: &'a Held,

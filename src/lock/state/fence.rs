@@ -10,7 +10,7 @@ const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
 /// No fence greater than the last one is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceExhausted {
-    /// The last one.
+    /// The last fence.
     pub last: u64,
 }
 

@@ -40,7 +40,7 @@ impl Diagnostic {
         Diagnostic { level: Level::Ok, text: text.into(), advice: String::new() }
     }
 
-    /// Returns a finding that could not be checked; `advice` is how to check it by hand.
+    /// Returns a note on what could not be checked; `advice` is how to check it by hand.
     pub fn note(text: impl Into<String>, advice: impl Into<String>) -> Self {
         Diagnostic { level: Level::Note, text: text.into(), advice: advice.into() }
     }
@@ -55,7 +55,7 @@ impl Diagnostic {
         Diagnostic { level: Level::Fail, text: text.into(), advice: advice.into() }
     }
 
-    /// Returns a finding because of which no lock can be acquired.
+    /// Returns a finding that prevents any lock from being acquired.
     pub fn unusable(text: impl Into<String>, advice: impl Into<String>) -> Self {
         Diagnostic { level: Level::Unusable, text: text.into(), advice: advice.into() }
     }
