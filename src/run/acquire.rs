@@ -41,7 +41,7 @@ pub fn acquire(
     let answer = match on_held {
         OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(Answer::of),
         OnHeld::Wait { span, max_waiting } => {
-            let is_hopeless: &dyn Fn(&Held) -> bool =
+            let is_hopeless: &(dyn Fn(&Held) -> bool + Sync) =
                 &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
             let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
             let wait = Wait { until: span.map(|span| began + span), max_waiting, signals, watcher };

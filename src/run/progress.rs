@@ -24,7 +24,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 pub struct Progress<'a> {
     reporter: &'a Reporter,
     /// Whether it is useless to wait for a holder.
-    is_hopeless: &'a dyn Fn(&Held) -> bool,
+    is_hopeless: &'a (dyn Fn(&Held) -> bool + Sync),
     guardian: Option<&'a Guardian>,
     on_terminal: bool,
     began: Moment,
@@ -36,7 +36,11 @@ pub struct Progress<'a> {
 impl<'a> Progress<'a> {
     /// A wait that begins now, of which `reporter` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
     /// It is the `guardian` that waits, if there is one.
-    pub fn new(reporter: &'a Reporter, is_hopeless: &'a dyn Fn(&Held) -> bool, guardian: Option<&'a Guardian>) -> Self {
+    pub fn new(
+        reporter: &'a Reporter,
+        is_hopeless: &'a (dyn Fn(&Held) -> bool + Sync),
+        guardian: Option<&'a Guardian>,
+    ) -> Self {
         let on_terminal = reporter.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
         Progress { reporter, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
     }

@@ -5,6 +5,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -18,11 +20,11 @@ use super::clock::{Alarm, Moment};
 use super::signals::{self, Signals};
 
 /// Observes a wait.
-pub trait WaitObserver {
+pub trait WaitObserver: Send {
     /// Returns how often to call [`WaitObserver::tick`]; `None`: never.
     fn tick_every(&self) -> Option<Duration>;
 
-    /// Called regularly during the wait.
+    /// Called regularly during the wait, on this thread or on another.
     fn tick(&mut self);
 
     /// Called before lockrun stops for the terminal.
@@ -70,23 +72,23 @@ fn is_caught(signal: c_int) -> bool {
     signals::is_fatal(signal) && !is_fault
 }
 
-/// What makes a blocking call return: signals that would terminate lockrun, and alarms.
+/// What makes a blocking call return: signals that would terminate lockrun, and the alarm of a deadline.
 ///
 /// The signals have a handler, because their default action is nothing for the first process of a PID namespace, and the inherited mask may
-/// block them.
+/// block them. A thread that waits for them beside the call would need no handlers, but it would cost each waiter a stack.
 struct Interruptions {
     blocked: libc::sigset_t,
-    alarms: Vec<Timer>,
+    deadline: Option<Timer>,
     before: Vec<(c_int, libc::sigaction)>,
 }
 
+/// The alarm of a deadline repeats at this interval: a single one could come just before the call blocks.
+const ALARM_AGAIN: Duration = Duration::from_millis(20);
+
 impl Interruptions {
-    /// Sets alarms for `until` and, if there is one, after each `tick`.
-    fn start(until: Option<Moment>, tick: Option<Duration>, signals: &Signals) -> nix::Result<Self> {
-        // The alarm of the deadline repeats: a single one could come just before the call blocks.
-        let deadline = until.map(|until| alarm(until, Duration::from_millis(20)));
-        let ticks = tick.map(|tick| alarm(Moment::now() + tick, tick));
-        let alarms = deadline.into_iter().chain(ticks).collect::<nix::Result<Vec<_>>>()?;
+    /// Sets the alarm to `until`, if that is given, and the handlers of the signals.
+    fn start(until: Option<Moment>, signals: &Signals) -> nix::Result<Self> {
+        let deadline = until.map(alarm).transpose()?;
         CAME.store(0, Ordering::Relaxed);
         let mut action = plain_action();
         let mut mask = signals.inherited_mask();
@@ -109,7 +111,7 @@ impl Interruptions {
                 unsafe { libc::sigdelset(&raw mut mask, signal) };
             }
         }
-        Ok(Interruptions { blocked: signals::set_mask(&mask)?, alarms, before })
+        Ok(Interruptions { blocked: signals::set_mask(&mask)?, deadline, before })
     }
 
     /// Returns the signal that came, if one did that would terminate lockrun.
@@ -119,7 +121,7 @@ impl Interruptions {
 
     fn end(self) -> nix::Result<()> {
         signals::set_mask(&self.blocked)?;
-        drop(self.alarms);
+        drop(self.deadline);
         if Self::signal().is_some() {
             // SAFETY: cannot fail.
             unsafe { libc::alarm(0) };
@@ -128,12 +130,12 @@ impl Interruptions {
     }
 }
 
-/// Returns a timer that sends SIGALRM at `first`, and then at intervals of `again`.
-fn alarm(first: Moment, again: Duration) -> nix::Result<Timer> {
+/// Returns a timer that sends SIGALRM from the moment `first` on, again and again.
+fn alarm(first: Moment) -> nix::Result<Timer> {
     let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
     let mut timer = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
     let first = TimeSpec::from(first.since_boot().max(Duration::from_nanos(1)));
-    timer.set(Expiration::IntervalDelayed(first, TimeSpec::from(again)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+    timer.set(Expiration::IntervalDelayed(first, TimeSpec::from(ALARM_AGAIN)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
     Ok(timer)
 }
 
@@ -252,19 +254,37 @@ impl<'a> Waiter<'a> {
     /// Meanwhile Ctrl-Z stops lockrun as it stops any process. So this is only for a wait that leaves nothing behind when lockrun is
     /// stopped in its middle.
     pub fn wait_in_call(
-        &mut self,
+        &self,
         until: Option<Moment>,
         observer: &mut dyn WaitObserver,
-        mut call: impl FnMut() -> nix::Result<()>,
+        call: impl FnMut() -> nix::Result<()>,
     ) -> nix::Result<WakeReason> {
-        let interruptions = Interruptions::start(until, observer.tick_every(), self.signals)?;
+        let Some(every) = observer.tick_every() else { return self.call(until, call) };
+        // In a thread, which gets none of the signals: a call that is interrupted for a tick would lose its place in the kernel's queue.
+        thread::scope(|scope| {
+            let (over, is_over) = mpsc::channel::<()>();
+            let ticks = move || {
+                while is_over.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                    observer.tick();
+                }
+            };
+            // Without a thread there are no ticks.
+            let _ = thread::Builder::new().spawn_scoped(scope, ticks);
+            let result = self.call(until, call);
+            drop(over);
+            result
+        })
+    }
+
+    fn call(&self, until: Option<Moment>, mut call: impl FnMut() -> nix::Result<()>) -> nix::Result<WakeReason> {
+        let interruptions = Interruptions::start(until, self.signals)?;
         let result = loop {
             if let Some(signal) = Interruptions::signal() {
                 break Ok(WakeReason::Signal(signal));
             }
             match call() {
                 Err(Errno::EINTR) if until.is_some_and(|until| Moment::now() >= until) => break Ok(WakeReason::Time),
-                Err(Errno::EINTR) => observer.tick(),
+                Err(Errno::EINTR) => {}
                 Err(errno) => break Err(errno),
                 Ok(()) => break Ok(WakeReason::Ready),
             }

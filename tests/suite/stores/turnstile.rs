@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -51,6 +52,32 @@ fn the_first_in_the_queue_is_killed() {
     let last = waiters.into_iter().last().expect("there are four");
     last.wait().exited(0).printed("ran\n").silent();
     assert!(!is_held(&store, "killed"));
+}
+
+// The same from a terminal, where a line that is refreshed says how the wait goes.
+#[test]
+fn a_line_on_a_terminal_costs_no_place() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "line");
+    let mut queue = Queue::new(&store, "line");
+    queue.join(1);
+    until_waiting(&store, "line", 1);
+    // To write takes so long that the others could come first.
+    let mut slow = Command::new("strace");
+    slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e", "inject=write:delay_enter=100000"]);
+    slow.args(queue.newcomer("terminal", &["--wait"]).words());
+    let mut terminal = Terminal::start(slow, &[]);
+    until_waiting(&store, "line", 2);
+    queue.join(1);
+    until_waiting(&store, "line", 3);
+    terminal.watch(Duration::from_millis(100));
+    for _refresh in 0..2 {
+        terminal.wait_for("waiting");
+    }
+    holder.end();
+    assert_eq!(terminal.wait().code(), Some(0));
+    eventually(LONG, "all have run", || queue.begun().len() == 3);
+    assert_eq!(queue.begun(), ["0", "terminal", "1"]);
 }
 
 /// Starts a run that waits behind another waiter, in the kernel's queue.
