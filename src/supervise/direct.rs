@@ -43,7 +43,7 @@ pub(super) fn watch(
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);
         }
-        if supervisor.is_newly_stuck(Moment::now()) {
+        if supervisor.is_newly_stuck() {
             tell_stuck(&supervisor.living());
         }
         // COMMAND's state is up to date: it was just reaped.

@@ -66,7 +66,7 @@ pub trait Processes {
     fn kill(&self);
 }
 
-/// The state of COMMAND's parent: a machine whose inputs are the time and events.
+/// The rules, and what they know: a machine whose inputs are the time and events.
 #[derive(Debug)]
 pub struct Supervisor<P = Tree> {
     tree: P,
@@ -74,31 +74,27 @@ pub struct Supervisor<P = Tree> {
     descendants: Descendants,
     stop_at: Option<Moment>,
     lease: Option<Deadline>,
-    closing: Option<Closing>,
+    /// The lease is lost, or over: from then on the lock is held for nobody.
+    is_lost: bool,
+    stage: Stage,
     /// KILL was sent, and [`Supervisor::has_killed`] has not said so yet.
     unreported_kill: bool,
-    /// The lease is lost, or over.
-    is_lost: bool,
-    /// Some processes cannot be killed, and the lock is held for them. [`Supervisor::is_newly_stuck`] has said so.
-    is_stuck: bool,
+    /// [`Supervisor::is_newly_stuck`] has said that some processes are stuck.
+    has_reported_stuck: bool,
 }
 
-/// COMMAND is being ended.
+/// How far COMMAND's processes are from their end. Each stage follows the one before it; when lockrun or its guardian is found dead, the end
+/// begins anew with KILL at once. All is over when no process is left, or when those that are left are stuck and hold no lock.
 #[derive(Clone, Copy, Debug)]
-struct Closing {
-    why: Why,
-    /// KILL is sent then, and repeatedly after.
-    kill_at: Moment,
-    /// The next round of KILL, after the first.
-    again_at: Option<Moment>,
-    give_up_at: Moment,
-}
-
-impl Closing {
-    /// Returns whether the processes have had the time to die.
-    fn have_had_time(self, now: Moment) -> bool {
-        self.again_at.is_some() && now >= self.give_up_at
-    }
+enum Stage {
+    /// Nothing ends them.
+    Running,
+    /// TERM was sent. KILL is sent at `kill_at`, or earlier if the lease demands it.
+    Terminating { why: Why, kill_at: Moment },
+    /// KILL was sent, and is sent again at `again_at`. The processes that are left at `stuck_at` are stuck.
+    Killing { why: Why, again_at: Moment, stuck_at: Moment },
+    /// The processes that are left cannot be killed. KILL is still sent again at `again_at`.
+    Stuck { why: Why, again_at: Moment },
 }
 
 impl<P: Processes> Supervisor<P> {
@@ -110,20 +106,26 @@ impl<P: Processes> Supervisor<P> {
             descendants: launch.descendants,
             stop_at: launch.max_runtime.map(|span| now + span),
             lease,
-            closing: None,
-            unreported_kill: false,
             is_lost: false,
-            is_stuck: false,
+            stage: Stage::Running,
+            unreported_kill: false,
+            has_reported_stuck: false,
         }
     }
 
     /// Ends `tree` at once, at `now`, because its own parent is dead.
     pub fn ending(tree: P, now: Moment) -> Self {
-        let (kill_after, descendants) = (Duration::ZERO, Descendants::Kill);
-        let (stop_at, lease, closing) = (None, None, None);
-        let (unreported_kill, is_lost, is_stuck) = (false, false, false);
-        let mut supervisor =
-            Supervisor { tree, kill_after, descendants, stop_at, lease, closing, unreported_kill, is_lost, is_stuck };
+        let mut supervisor = Supervisor {
+            tree,
+            kill_after: Duration::ZERO,
+            descendants: Descendants::Kill,
+            stop_at: None,
+            lease: None,
+            is_lost: false,
+            stage: Stage::Running,
+            unreported_kill: false,
+            has_reported_stuck: false,
+        };
         supervisor.end(Why::Unguarded, now);
         supervisor
     }
@@ -135,18 +137,22 @@ impl<P: Processes> Supervisor<P> {
 
     /// Returns when to call [`Self::proceed`] next, if nothing happens before.
     pub fn wakes_at(&self) -> Option<Moment> {
-        match &self.closing {
-            Some(closing) => {
-                let next = closing.again_at.unwrap_or(self.bounded(closing.kill_at));
-                let lapses_at = self.lease.filter(|_| self.is_stuck).map(|lease| lease.term_at);
-                lapses_at.into_iter().chain([next]).min()
-            }
-            None => self.lease.map(|lease| lease.term_at).into_iter().chain(self.stop_at).min(),
+        let lapses_at = self.lease.map(|lease| lease.term_at);
+        match self.stage {
+            Stage::Running => lapses_at.into_iter().chain(self.stop_at).min(),
+            Stage::Terminating { kill_at, .. } => Some(self.bounded(kill_at)),
+            Stage::Killing { again_at, .. } => Some(again_at),
+            Stage::Stuck { again_at, .. } => lapses_at.into_iter().chain([again_at]).min(),
         }
     }
 
     /// Does what is due at `now`. Returns how everything ended, once it has.
     pub fn proceed(&mut self, now: Moment) -> Option<Finished> {
+        if let Stage::Killing { why, again_at, stuck_at } = self.stage
+            && now >= stuck_at
+        {
+            self.stage = Stage::Stuck { why, again_at };
+        }
         // A COMMAND that has ended by itself in time counts as such.
         self.finished(now).or_else(|| {
             self.tick(now);
@@ -156,24 +162,36 @@ impl<P: Processes> Supervisor<P> {
 
     fn tick(&mut self, now: Moment) {
         self.is_lost |= self.lease.is_some_and(|lease| now >= lease.term_at);
-        if self.closing.is_none() {
+        if matches!(self.stage, Stage::Running) {
             if self.is_lost {
                 self.end(Why::Lost, now);
             } else if self.stop_at.is_some_and(|stop_at| now >= stop_at) {
                 self.end(Why::TimedOut, now);
             }
         }
-        let Some(closing) = self.closing else { return };
-        if now >= closing.again_at.unwrap_or(self.bounded(closing.kill_at)) {
-            self.tree.kill();
-            self.unreported_kill |= closing.again_at.is_none();
-            let give_up_at = closing.again_at.map_or(now + GIVE_UP, |_| closing.give_up_at);
-            let end = Moment::now();
-            let pause = (end.since(now) * PAUSE_TO_ROUND).clamp(KILL_AGAIN.0, KILL_AGAIN.1);
-            let pause = if closing.have_had_time(now) { pause.max(KILL_STUCK_AGAIN) } else { pause };
-            let again_at = Some(end + pause);
-            self.closing = Some(Closing { again_at, give_up_at, ..closing });
+        match self.stage {
+            Stage::Terminating { why, kill_at } if now >= self.bounded(kill_at) => {
+                let again_at = self.kill(now, KILL_AGAIN.0);
+                self.stage = Stage::Killing { why, again_at, stuck_at: now + GIVE_UP };
+                self.unreported_kill = true;
+            }
+            Stage::Killing { why, again_at, stuck_at } if now >= again_at => {
+                let again_at = self.kill(now, KILL_AGAIN.0);
+                self.stage = Stage::Killing { why, again_at, stuck_at };
+            }
+            Stage::Stuck { why, again_at } if now >= again_at => {
+                let again_at = self.kill(now, KILL_STUCK_AGAIN);
+                self.stage = Stage::Stuck { why, again_at };
+            }
+            _ => {}
         }
+    }
+
+    /// Sends KILL in a round that begins at `now`. Returns when the next one is due, after a pause of `least`.
+    fn kill(&self, now: Moment, least: Duration) -> Moment {
+        self.tree.kill();
+        let end = Moment::now();
+        end + (end.since(now) * PAUSE_TO_ROUND).min(KILL_AGAIN.1).max(least)
     }
 
     /// Returns the deadline of the lease, if there is one, once KILL was sent for the first time since the last call.
@@ -186,34 +204,33 @@ impl<P: Processes> Supervisor<P> {
     /// guardian is dead, KILL at once.
     pub fn end(&mut self, why: Why, now: Moment) {
         self.is_lost |= why == Why::Lost;
-        if self.closing.is_some() && !matches!(why, Why::Orphaned | Why::Unguarded) {
-            return;
-        }
         let kill_at = match why {
             Why::Orphaned | Why::Unguarded => now,
+            _ if self.is_closing() => return,
             _ => now + self.kill_after,
         };
         if kill_at > now {
             self.tree.terminate();
         }
-        self.closing = Some(Closing { why, kill_at, again_at: None, give_up_at: kill_at + GIVE_UP });
+        self.stage = Stage::Terminating { why, kill_at };
     }
 
     /// Returns how everything ended, once it has. May begin to end the processes that COMMAND left behind.
     fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
-        if let Some(closing) = self.closing {
-            let is_gone = self.tree.is_gone();
-            let is_over = is_gone || closing.have_had_time(now) && !self.holds(closing);
-            return is_over.then_some(Finished { command, why: Some(closing.why), stuck: !is_gone });
-        }
-        command?;
-        let over = match self.descendants {
-            Descendants::Leave => true,
-            Descendants::Wait | Descendants::Kill => self.tree.is_gone(),
+        let (why, is_waited_for) = match self.stage {
+            Stage::Running => return self.finished_by_itself(command?, now),
+            Stage::Terminating { why, .. } | Stage::Killing { why, .. } => (why, true),
+            Stage::Stuck { why, .. } => (why, self.holds(why)),
         };
-        if over {
-            return Some(Finished { command, why: None, stuck: false });
+        let is_gone = self.tree.is_gone();
+        (is_gone || !is_waited_for).then_some(Finished { command, why: Some(why), stuck: !is_gone })
+    }
+
+    /// Does the same where COMMAND came to its end without lockrun.
+    fn finished_by_itself(&mut self, command: Ending, now: Moment) -> Option<Finished> {
+        if self.descendants == Descendants::Leave || self.tree.is_gone() {
+            return Some(Finished { command: Some(command), why: None, stuck: false });
         }
         if self.descendants == Descendants::Kill {
             self.end(Why::LeftBehind, now);
@@ -222,16 +239,21 @@ impl<P: Processes> Supervisor<P> {
     }
 
     /// Returns, once, whether some processes cannot be killed, for which the lock stays held.
-    pub fn is_newly_stuck(&mut self, now: Moment) -> bool {
-        let is_stuck = self.closing.is_some_and(|closing| closing.have_had_time(now) && self.holds(closing));
-        is_stuck && !std::mem::replace(&mut self.is_stuck, true)
+    pub fn is_newly_stuck(&mut self) -> bool {
+        let is_stuck = matches!(self.stage, Stage::Stuck { why, .. } if self.holds(why));
+        is_stuck && !std::mem::replace(&mut self.has_reported_stuck, true)
     }
 
     /// Returns whether the lock is still held, and stays so for the processes that are left. What COMMAND leaves behind holds nothing unless that
     /// is asked for.
-    fn holds(&self, closing: Closing) -> bool {
-        let can_hold = !self.is_lost && closing.why != Why::Unguarded;
+    fn holds(&self, why: Why) -> bool {
+        let can_hold = !self.is_lost && why != Why::Unguarded;
         can_hold && (self.tree.ended().is_none() || self.descendants != Descendants::Leave)
+    }
+
+    /// Returns whether COMMAND is being ended.
+    pub(super) fn is_closing(&self) -> bool {
+        !matches!(self.stage, Stage::Running)
     }
 
     /// Returns `kill_at`, or the lease's own time for KILL if that is earlier.
@@ -241,11 +263,6 @@ impl<P: Processes> Supervisor<P> {
 }
 
 impl Supervisor {
-    /// Returns whether COMMAND is being ended.
-    pub(super) fn is_closing(&self) -> bool {
-        self.closing.is_some()
-    }
-
     /// Returns the ids of the processes that live, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<libc::pid_t> {
         self.tree.living()
@@ -274,101 +291,4 @@ impl Supervisor {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::lock::lease::Terms;
-
-    /// COMMAND alone, which cannot be killed.
-    struct Unkillable(Cell<Option<Ending>>);
-
-    impl Processes for Unkillable {
-        fn ended(&self) -> Option<Ending> {
-            self.0.get()
-        }
-
-        fn is_gone(&self) -> bool {
-            false
-        }
-
-        fn terminate(&self) {}
-
-        fn kill(&self) {}
-    }
-
-    fn at(seconds: u64) -> Moment {
-        Moment::from_boot(Duration::from_secs(seconds))
-    }
-
-    fn deadline(sent_at: u64) -> Deadline {
-        let second = Duration::from_secs(1);
-        let terms = Terms { ttl: 30 * second, renew_every: 10 * second, kill_after: second, store_timeout: 5 * second };
-        terms.deadline(at(sent_at))
-    }
-
-    /// A supervisor whose COMMAND may run for a second, and its end as of each of these seconds.
-    fn supervisor(descendants: Descendants) -> Supervisor<Unkillable> {
-        let launch = Launch {
-            argv: Vec::new(),
-            env: Vec::new(),
-            kill_after: Duration::from_secs(1),
-            max_runtime: Some(Duration::from_secs(1)),
-            descendants,
-        };
-        Supervisor::new(Unkillable(Cell::new(None)), &launch, Some(deadline(0)), at(0))
-    }
-
-    /// Lets it work from one second to another, with renewals or without. Returns when it ended, and how.
-    fn works(
-        supervisor: &mut Supervisor<Unkillable>,
-        seconds: std::ops::Range<u64>,
-        renews: bool,
-    ) -> Option<(u64, Finished)> {
-        seconds.into_iter().find_map(|second| {
-            if renews {
-                supervisor.renewed(deadline(second));
-            }
-            supervisor.proceed(at(second)).map(|finished| (second, finished))
-        })
-    }
-
-    #[test]
-    fn the_lock_is_held_for_what_cannot_be_killed() {
-        let mut its = supervisor(Descendants::Leave);
-        assert_eq!(works(&mut its, 0..20, true), None);
-        assert!(!its.is_newly_stuck(at(20)));
-        assert_eq!(works(&mut its, 20..1000, true), None);
-        assert!(its.is_newly_stuck(at(1000)) && !its.is_newly_stuck(at(1000)));
-        // The next round is after the end of the lease, if that is not renewed.
-        assert!(its.wakes_at().is_some_and(|wakes_at| wakes_at <= deadline(999).term_at));
-        let (ended, finished) = works(&mut its, 1000..1100, false).expect("the lease lapses");
-        assert!(at(ended) >= deadline(999).term_at && at(ended - 1) < deadline(999).term_at, "{ended}");
-        assert_eq!((finished.why, finished.stuck), (Some(Why::TimedOut), true));
-    }
-
-    #[test]
-    fn a_lock_that_is_lost_is_not_held() {
-        for orphaned in [false, true] {
-            let mut its = supervisor(Descendants::Leave);
-            assert_eq!(works(&mut its, 0..5, true), None);
-            its.end(Why::Lost, at(5));
-            if orphaned {
-                its.end(Why::Orphaned, at(5));
-            }
-            let (ended, finished) = works(&mut its, 5..100, true).expect("it is given up");
-            assert!(ended < 30 && finished.stuck, "{ended} {finished:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_left_behind_holds_nothing_unless_it_is_waited_for() {
-        for (descendants, holds) in [(Descendants::Leave, false), (Descendants::Wait, true), (Descendants::Kill, true)]
-        {
-            let mut its = supervisor(descendants);
-            assert_eq!(works(&mut its, 0..5, true), None);
-            its.tree.0.set(Some(Ending::Exited(0)));
-            assert_eq!(works(&mut its, 5..100, true).is_none(), holds, "{descendants:?}");
-        }
-    }
-}
+mod tests;

@@ -208,7 +208,7 @@ impl Guard {
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
             }
-            if supervisor.is_newly_stuck(Moment::now()) {
+            if supervisor.is_newly_stuck() {
                 tell_stuck(&supervisor.living());
             }
             if let Some(deadline) = supervisor.has_killed() {
