@@ -9,9 +9,10 @@
 //! bytes of places.rs     taken by the runs that wait
 //! ```
 //!
-//! The bytes lie far behind the record and are never written. All are locks of the open file, not of a process (open file
+//! The bytes lie far behind the record and are never written. Their locks are those of the open file, not of a process (open file
 //! description locks): they last until the last process that has inherited the descriptor has closed it, and a crash
-//! of lockrun hands them to COMMAND. An explicit unlock ends them for all.
+//! of lockrun hands them to COMMAND. An explicit unlock ends them for all. Only the lock on EDIT is the process's own:
+//! if lockrun is killed while it changes the record, the record must not stay in use for as long as COMMAND lives.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -36,7 +37,7 @@ use crate::sys::clock::Moment;
 use crate::sys::descriptor;
 use crate::text::escape::escaped_path;
 
-pub(super) const EDIT: i64 = 1 << 40;
+const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
 const SLOTS: i64 = 1 << 41;
 
@@ -181,16 +182,24 @@ impl LockFile {
         self.is_taken(byte_of(0), libc::F_RDLCK)
     }
 
+    /// Takes the record, to read or change it. Returns whether it was free.
+    ///
+    /// Until it is freed, this process must not close another descriptor of the file: that would free it, too.
+    pub(super) fn take_record(&self) -> nix::Result<bool> {
+        was_free(fcntl(&self.file, FcntlArg::F_SETLK(&bytes(EDIT..EDIT + 1, self.kind))))
+    }
+
+    /// Frees the record.
+    pub(super) fn free_record(&self) -> nix::Result<()> {
+        fcntl(&self.file, FcntlArg::F_SETLK(&bytes(EDIT..EDIT + 1, libc::F_UNLCK))).map(drop)
+    }
+
     pub(super) fn take(&self, byte: i64) -> nix::Result<bool> {
         self.take_as(byte, self.kind)
     }
 
     fn take_as(&self, byte: i64, kind: c_int) -> nix::Result<bool> {
-        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&bytes(byte..byte + 1, kind))) {
-            Ok(_) => Ok(true),
-            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-            Err(errno) => Err(errno),
-        }
+        was_free(fcntl(&self.file, FcntlArg::F_OFD_SETLK(&bytes(byte..byte + 1, kind))))
     }
 
     pub(super) fn free(&self, byte: i64) -> nix::Result<()> {
@@ -213,6 +222,15 @@ impl LockFile {
 impl AsFd for LockFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// Returns whether the kernel `gave` a lock, or another process has it.
+fn was_free(gave: nix::Result<c_int>) -> nix::Result<bool> {
+    match gave {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(errno) => Err(errno),
     }
 }
 

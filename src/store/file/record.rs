@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 
 use super::copies::{Copies, Damage};
 use super::facts::KernelFacts;
-use super::lock_file::{EDIT, LockFile, PATIENCE};
+use super::lock_file::{LockFile, PATIENCE};
 use super::unreadable::Unreadable;
 use crate::lock::state::LockState;
 use crate::store::StoreError;
@@ -33,8 +33,8 @@ impl LockFile {
         change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
     ) -> Result<Result<T, StoreError>, StoreError> {
         let result = self.lock_record().and_then(|()| self.edit_locked(Some(slot), change));
-        // For every process that has inherited the descriptor, too.
-        let freed = self.free_slot(slot).and(self.free(EDIT));
+        // The slot for every process that has inherited the descriptor, too.
+        let freed = self.free_slot(slot).and(self.free_record());
         freed.with_context(|| format!("cannot unlock {}", self.path))?;
         Ok(result)
     }
@@ -109,7 +109,7 @@ impl LockFile {
     }
 
     fn unlock_record<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
-        let unlocked = self.free(EDIT);
+        let unlocked = self.free_record();
         let result = result?;
         unlocked.with_context(|| format!("cannot unlock {}", self.path))?;
         Ok(result)
@@ -118,7 +118,7 @@ impl LockFile {
     fn lock_record(&self) -> Result<(), StoreError> {
         let give_up_at = Moment::now() + PATIENCE;
         let mut tries = 0;
-        while !self.take(EDIT).with_context(|| format!("cannot lock {}", self.path))? {
+        while !self.take_record().with_context(|| format!("cannot lock {}", self.path))? {
             tries += 1;
             if Moment::now() >= give_up_at {
                 return Err(anyhow!(

@@ -80,6 +80,28 @@ on_every_store!(a_daemon_that_was_left_behind_holds_nothing, |store| {
     });
 });
 
+// "It stays held ... and not a moment longer": also if lockrun is killed in the middle of its release. The daemon then holds the lock, as
+// any process of the command would, and others see that.
+#[test]
+fn a_daemon_does_not_keep_the_record_in_use() {
+    let store = Store::file();
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let call = Lockrun::new(&store).key("outliving");
+    // From now on each run writes the record twice: when it has acquired the lock, and when it releases it.
+    call.clone().command(["true"]).run().exited(0);
+    let script = format!("setsid sleep 600 >/dev/null 2>&1 & echo $! >{}", id.display());
+    let killed = "exec strace -qqq -o /dev/null -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=2 \"$@\"";
+    call.sh(&script).in_shell(killed).spawn_alone().wait_and_leave(|output| {
+        output.died_of(Signal::SIGKILL);
+        let daemon = written(&id);
+        assert!(is_alive(daemon) && !is_free(&store, "outliving"));
+        send(daemon, Signal::SIGKILL);
+        eventually(LONG, "the daemon is dead", || !is_alive(daemon));
+        assert!(is_free(&store, "outliving"));
+    });
+}
+
 // "`--descendants wait`: hold the lock until the last has gone."
 on_every_store!(descendants_can_be_waited_for, |store| {
     let directory = TempDir::new().expect("a temporary directory");
