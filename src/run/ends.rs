@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use super::Run;
 use super::missing;
 use super::outcome::Outcome;
+use super::start::NotStarted;
 use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, Why, why_not_executed};
@@ -18,8 +19,19 @@ use crate::text::escape::escaped;
 const STUCK_NAMED: usize = 5;
 
 impl Run<'_> {
-    /// Reports why COMMAND was not started. Returns the run's outcome.
-    pub(super) fn report_not_started(&self, failure: StartFailure) -> Outcome {
+    /// Reports why COMMAND was not started under the lock. Returns the run's outcome.
+    pub(super) fn report_not_started(&self, why: NotStarted) -> Outcome {
+        match why {
+            NotStarted::Interrupted(signal) => {
+                self.reporter.tell(Event::Interrupted(signal));
+                Outcome::terminated_by(signal)
+            }
+            NotStarted::Failed(failure) => self.report_failure(failure),
+        }
+    }
+
+    /// Reports why COMMAND cannot be started. Returns the run's outcome.
+    pub(super) fn report_failure(&self, failure: StartFailure) -> Outcome {
         let program = self.program();
         let (why, outcome) = match failure {
             StartFailure::NotFound => match why_not_executed(&self.plan.argv[0]) {

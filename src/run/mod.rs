@@ -26,7 +26,7 @@ use crate::lock::lease::{Lease, Ttl};
 use crate::lock::token::Token;
 use crate::report;
 use crate::report::reporter::Reporter;
-use crate::store::{Backend, Claim, Grant, Release};
+use crate::store::{Backend, Claim, Grant};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::guardian::watched_by_lockrun::{self, ForkSide};
 use crate::supervise::{Launch, Prepared, Running, VALUE};
@@ -116,10 +116,7 @@ impl<'a> Run<'a> {
         let granted_at = Moment::now();
         let mut running = match self.start(prepared, &grant, signals, guardian) {
             Ok(running) => running,
-            Err(outcome) => {
-                self.release(&mut *store, Release::at_once(None));
-                return Ok(outcome);
-            }
+            Err(why) => return Ok(self.finish_unstarted(&mut *store, why)),
         };
         let store = SharedStore::new(store);
         let renewer = self.renew(&store, &grant, &running, renewer);

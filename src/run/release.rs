@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Run;
 use super::outcome::Outcome;
+use super::start::NotStarted;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::store::{Release, Released, Retain, Store, StoreError};
@@ -27,6 +28,16 @@ impl Run<'_> {
             // After a loss only parts of it may be left in the store. If they cannot be removed, the loss was already reported.
             self.report_released(how, released);
         }
+    }
+
+    /// Releases the lock under which COMMAND was not started, and reports why. Returns the run's outcome.
+    pub(super) fn finish_unstarted(&self, store: &mut dyn Store, why: NotStarted) -> Outcome {
+        let how = Release::at_once(None);
+        // Before any message, as in `finish`.
+        let released = store.release(&self.claim.key, &self.claim.token, how);
+        let outcome = self.report_not_started(why);
+        self.report_released(how, released);
+        outcome
     }
 
     /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` in this way. A COMMAND that had to be

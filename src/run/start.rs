@@ -15,9 +15,18 @@ use crate::lock::lease::Deadline;
 use crate::report::event::Event;
 use crate::store::Grant;
 use crate::supervise::guardian::Guardian;
-use crate::supervise::{self, Descendants, FENCE, Launch, Prepared, Running, SLOT};
+use crate::supervise::{self, Descendants, FENCE, Launch, Prepared, Running, SLOT, StartFailure};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
+
+/// Why COMMAND was not started under the lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NotStarted {
+    /// This signal came, which terminates lockrun.
+    Interrupted(i32),
+    /// It could not be.
+    Failed(StartFailure),
+}
 
 impl Run<'_> {
     /// Prepares to start `launch`, and the renewer if the lease has to be renewed. A failure is reported.
@@ -27,7 +36,7 @@ impl Run<'_> {
         signals: &Signals,
         guardian: Option<&Guardian>,
     ) -> Result<(Prepared<'l>, Option<Renewer>), Outcome> {
-        let prepared = Prepared::new(launch, signals, guardian).map_err(|failure| self.report_not_started(failure))?;
+        let prepared = Prepared::new(launch, signals, guardian).map_err(|failure| self.report_failure(failure))?;
         let renews = guardian.is_some() && self.plan.expires;
         let renewer = renews.then(Renewer::prepare).transpose().map_err(|error| {
             self.reporter.fail(&error);
@@ -36,24 +45,24 @@ impl Run<'_> {
         Ok((prepared, renewer))
     }
 
-    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. A failure is reported.
+    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. A failure is not reported: the lock is released
+    /// first, because a message may have to wait.
     pub(super) fn start(
         &self,
         mut prepared: Prepared<'_>,
         grant: &Grant,
         signals: &Signals,
         guardian: Option<&Guardian>,
-    ) -> Result<Running, Outcome> {
+    ) -> Result<Running, NotStarted> {
         if let Some(signal) = await_lockrun(guardian, signals) {
-            self.reporter.tell(Event::Interrupted(signal));
-            return Err(Outcome::terminated_by(signal));
+            return Err(NotStarted::Interrupted(signal));
         }
         prepared.set(FENCE, &grant.fence.to_string());
         if self.plan.mode.several_slots().is_some() {
             prepared.set(SLOT, &grant.slot.to_string());
         }
         let started = prepared.start(deadline(self.plan, grant.lease_from), self.plan.kill_on_lost);
-        let running = started.map_err(|failure| self.report_not_started(failure))?;
+        let running = started.map_err(NotStarted::Failed)?;
         self.reporter.tell(Event::Started { program: &self.program() });
         Ok(running)
     }

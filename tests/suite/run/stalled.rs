@@ -86,18 +86,32 @@ fn a_stopped_terminal_keeps_no_lock() {
     eventually(LONG, "the lock is free", || !is_held(&store, "stalled"));
 }
 
+/// Delays what the call writes to the file `$LOG`, its standard error, by ten minutes.
+const DELAYED: &str = "exec strace -f -qq -o /dev/null -P \"$LOG\" -e inject=write:delay_enter=600000000 \
+    sh -c 'exec \"$@\" 2>\"$LOG\"' sh \"$@\"";
+
 // "The lock is released" before anything is said: what is said may go to a file on a server that does not answer.
 on_every_store!(the_lock_is_released_before_it_is_said, |store| {
+    let call = without_lease(store).args(["--max-runtime", "500ms"]).command(["sleep", "600"]);
+    is_free_before_a_word(store, &call, "finished");
+});
+
+// "126, 127: COMMAND cannot be executed, is not found; the lock is released": the same for what was never started.
+on_every_store!(the_lock_is_released_before_a_missing_command_is_reported, |store| {
+    for program in ["/nonexistent", "/etc/passwd"] {
+        is_free_before_a_word(store, &without_lease(store).command([program]), "acquired");
+    }
+});
+
+/// Asserts that the lock is free some time after this `event`, although lockrun cannot write a word.
+fn is_free_before_a_word(store: &Store, call: &Lockrun, event: &str) {
     let directory = TempDir::new().expect("a temporary directory");
     let path = |name| directory.path().join(name).to_str().expect("a plain path").to_owned();
     let (log, events) = (path("log"), path("events"));
-    let call = without_lease(store).args(["--max-runtime", "500ms", "--events", &events]).command(["sleep", "600"]);
-    // Ten minutes.
-    let script = "exec strace -f -qq -o /dev/null -P \"$LOG\" -e inject=write:delay_enter=600000000 \
-        sh -c 'exec \"$@\" 2>\"$LOG\"' sh \"$@\"";
-    let _run = call.in_shell(script).env("LOG", &log).spawn_alone();
-    let finished = || fs::read_to_string(&events).is_ok_and(|events| events.contains("\"finished\""));
-    eventually(LONG, "the command has ended", finished);
+    let call = call.clone().args(["--events", &events]);
+    let _run = call.in_shell(DELAYED).env("LOG", &log).spawn_alone();
+    let event = format!("\"{event}\"");
+    eventually(LONG, &event, || fs::read_to_string(&events).is_ok_and(|events| events.contains(&event)));
     eventually(LONG, "the lock is free", || !is_held(store, "stalled"));
     assert_eq!(fs::read_to_string(&log).expect("lockrun has it open"), "");
-});
+}
