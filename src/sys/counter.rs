@@ -1,10 +1,9 @@
 //! Where long work is: a line on a terminal that is refreshed in place, and gone when the work is done. Elsewhere nothing.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use super::clock::Moment;
-use super::terminal;
+use super::{stderr, terminal};
 
 /// Work that takes less time than this shows nothing.
 const QUIET: Duration = Duration::from_millis(500);
@@ -44,14 +43,14 @@ impl Counter {
         // A line that wraps could not be taken back.
         let width = terminal::stderr_width().unwrap_or_default();
         let line: String = line.chars().take(width.saturating_sub(1)).collect();
-        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
+        stderr::write(&format!("\r{line}\x1b[K"));
     }
 }
 
 impl Drop for Counter {
     fn drop(&mut self) {
         if self.drawn && terminal::is_ours() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
+            stderr::write("\r\x1b[K");
         }
     }
 }

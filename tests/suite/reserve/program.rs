@@ -66,6 +66,25 @@ on_every_store!(a_long_search_shows_how_far_it_is, |store| {
     drop(others);
 });
 
+// The same on a terminal that Ctrl-S has stopped: that keeps neither the value nor the command.
+on_every_store!(a_long_search_does_not_wait_for_its_terminal, |store| {
+    let slow = Program::new("sleep 0.4; printf %s \"$1\" | tr A-Y B-Z; echo");
+    let letters = Program::letters();
+    let others: Vec<Reserver> = (0..4).map(|_| Reserver::begin(&letters.of(reserve(store, "A")))).collect();
+    let call = slow
+        .of(reserve(store, "A"))
+        .args(["--ttl", "60s"])
+        .sh(&format!("echo $LOCKRUN_VALUE >{}", slow.notes.display()));
+    let words = call.words();
+    let mut command = Command::new("sh");
+    command.args(["-c", "read line; exec \"$@\"", "sh"]).args(&words);
+    let mut terminal = Terminal::start(command, &[]);
+    terminal.type_keys("\x13go\n");
+    eventually(LONG, "the command has run", || slow.notes() == "E\n");
+    assert!(terminal.wait().success());
+    drop(others);
+});
+
 // "The first value is VALUE; then what PROGRAM prints when called with the previous value as its only argument."
 on_every_store!(the_program_is_called_with_the_previous_value, |store| {
     let letters = Program::letters();
