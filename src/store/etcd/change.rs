@@ -9,17 +9,21 @@ use super::api::{self, Compare, Operation, Transacted};
 use super::facts::{EtcdFacts, is_near};
 use super::found::{FIRST_WAITERS, Found, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
 use super::http::Request;
-use super::waiting::{self, WAITER_TTL, Wake};
+use super::waiting::{self, LOOKERS, ROWS_MAX, WAITER_TTL, WATCHERS, Wake};
 use crate::lock::claim::Mode;
 use crate::lock::state::{LockState, WaiterState};
 use crate::lock::token::Token;
 
-/// With so many operations a transaction has room for those that read the lock, too: etcd accepts 128 by default.
-const OPERATIONS_MAX: usize = 100;
+/// etcd accepts so many operations in a transaction by default.
+const OPERATIONS_MAX: usize = 128;
 
-/// So many operations of a transaction may be about the lives of holders: it also has those about waiters, see
-/// [`ROWS_MAX`](super::waiting::ROWS_MAX). What more holders leave goes with their leases, which are revoked right after it.
-const LIVES_MAX: usize = 12;
+/// So many operations of a transaction may be about the lives of holders. Only `break --now` ends more of them: what those leave goes with
+/// their leases, which are revoked right after it.
+const LIVES_MAX: usize = 10;
+
+// A transaction has an operation for each of these lives, for each row that is changed, comes near or is to check, for the row of the one
+// that asks, and for the record.
+const _: () = assert!(LIVES_MAX + ROWS_MAX + LOOKERS + WATCHERS + 2 <= OPERATIONS_MAX);
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and for the waiter. An attempt that is
 /// repeated uses them again.
@@ -116,7 +120,8 @@ impl Draft<'_> {
         let holds = self.facts.is_held_by_asking(self.after);
         // Reading very many waiters would cost more than it saves.
         let reads_few = !self.scope.reads_all_rows() || self.found().rows.len() <= FIRST_WAITERS as usize;
-        change.looks_back = holds && reads_few && change.operations.len() <= OPERATIONS_MAX;
+        let has_room = change.operations.len() + self.scope.operations().len() <= OPERATIONS_MAX;
+        change.looks_back = holds && reads_few && has_room;
         change
     }
 

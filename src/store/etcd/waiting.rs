@@ -47,12 +47,11 @@ const CALLS_MAX: usize = 56;
 /// How many waiters may have a grant that they have not claimed yet.
 pub(super) const GRANTS_MAX: usize = 24;
 
-/// An operation calls nobody beyond so many changed rows. etcd accepts 128 operations in a transaction by default. Grants, unclaimed grants and
-/// unanswered calls are at most `2 * GRANTS_MAX + CALLS_MAX` rows; what is left is for rows that come near, and for the record.
-pub(super) const ROWS_MAX: usize = 112;
+/// So many rows are changed by grants, unclaimed grants and unanswered calls at most. An operation calls nobody beyond that.
+pub(super) const ROWS_MAX: usize = 2 * GRANTS_MAX + CALLS_MAX;
 
 /// So many of those look that are kept from a slot which is free.
-const WATCHERS: usize = 4;
+pub(super) const WATCHERS: usize = 4;
 
 /// When a waiter looks at the lock again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
