@@ -224,7 +224,8 @@ impl EtcdStore {
     fn note_own_row(&mut self, subject: Subject<'_>, waits: bool, found: &Found) {
         let row = subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
         if let Some(row) = row {
-            self.own_row = Some((row.name.clone(), row.lease));
+            let before = self.own_row.replace((row.name.clone(), row.lease));
+            self.useless.extend(before.map(|(_, lease)| lease).filter(|lease| *lease != row.lease));
         }
     }
 
@@ -271,7 +272,8 @@ impl EtcdStore {
     /// Returns what is read for an operation.
     pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
         let own_row = match &self.own_row {
-            Some((name, _)) if subject.asking.is_some() => OwnRow::Named(name.clone()),
+            // One that has joined anew, and has not heard of that, has another one.
+            Some((name, _)) if subject.asking.is_some() && !self.client.may_be_done => OwnRow::Named(name.clone()),
             _ if subject.asking.is_some() && subject.may_wait => OwnRow::Unknown,
             _ => OwnRow::None,
         };

@@ -4,6 +4,7 @@ mod broken_records;
 mod directory;
 mod etcd_faults;
 mod etcd_members;
+mod etcd_unanswered;
 mod failover;
 mod failover_listing;
 mod group;

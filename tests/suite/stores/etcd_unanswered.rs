@@ -1,0 +1,51 @@
+//! Requests to an etcd that are carried out, and whose answers are lost.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
+
+// A renewal is carried out, its answer is lost, and another member is asked for the same: the lease that it has created is the holder's.
+#[test]
+fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
+    let etcd = Etcd::of(1);
+    let [first, second] = [Proxy::before(&etcd), Proxy::before(&etcd)];
+    let url = format!("etcd://127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
+    let call = Lockrun::at(&url).key("k").args(["--ttl", "20s", "--renew-every", "3s", "--store-timeout", "4s"]);
+    let mut run = call.sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    assert_eq!(second.connections(), 0);
+    first.set(Mode::SwallowReplies);
+    eventually(LONG, "the other member is asked", || second.connections() > 0);
+    stays_true_for(Duration::from_secs(2), "the holder's lease is there", || etcd.lives("k").len() == 1);
+    run.finish().exited(0);
+}
+
+// A waiter whose row was lost joins the queue anew behind very many, and does not hear that it has: it finds that row, and stands in the
+// queue once.
+#[test]
+fn a_waiter_that_joins_anew_stands_in_the_queue_once() {
+    const AHEAD: usize = 20;
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let holder = Holder::new(&store, "k");
+    for number in 0..AHEAD {
+        let token = format!("waiter{number:03}");
+        etcd.add_waiter("k", &json!({ "token": token, "joined_ms": 1, "mode": { "slots": 1 }, "who": {} }));
+    }
+    let proxy = store.proxy();
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v", "--store-timeout", "500ms"]);
+    let mut waiter = call.command(["echo", "ran"]).spawn();
+    waiter.wait_for_stderr("waiting");
+    let own = etcd.rows("k").pop().expect("it is the last one");
+    proxy.set(Mode::SwallowAnswers);
+    etcd.delete(&own.key);
+    let before = proxy.connections();
+    eventually(LONG, "it has asked again", || proxy.connections() > before + 2);
+    assert_eq!(etcd.rows("k").len(), AHEAD + 1);
+    proxy.set(Mode::Pass);
+    holder.end();
+    waiter.wait().exited(0).printed("ran\n");
+}
