@@ -68,8 +68,6 @@ pub(super) struct Change {
     pub(super) own_row: Option<(String, i64)>,
     /// The rows in which somebody is granted the lock or called then, see [`RowValue::challenge`].
     pub(super) challenges: Vec<(String, u64)>,
-    /// Whether it writes the record.
-    pub(super) writes_record: bool,
     /// Whether the lock is read as the change leaves it: the one that asks holds it then, and would know it for its next operation.
     pub(super) looks_back: bool,
 }
@@ -102,7 +100,6 @@ impl Draft<'_> {
             ended: Vec::new(),
             own_row: None,
             challenges: Vec::new(),
-            writes_record: false,
             looks_back: false,
         };
         if self.is_from_memory {
@@ -225,7 +222,6 @@ impl Draft<'_> {
         } else {
             Operation::Put { key, value: json(record), lease: 0 }
         });
-        change.writes_record = true;
     }
 
     fn changes_holders(&self) -> bool {

@@ -3,7 +3,7 @@
 //! No clock of etcd's is asked whether somebody who was granted the lock has had time enough to claim it: each waiter measures by its own
 //! clock for how long it has seen a grant, or a call that nobody answers. It is no matter if one of them is mistaken. A grant is not yet
 //! the lock, and a waiter that was passed over keeps its place. But many mistakes at once would have many waiters claim the lock at once,
-//! and get in each other's way: where etcd answers slowly, or the lock is being changed, they are more patient.
+//! and get in each other's way: where etcd answers slowly, or others acquire the lock meanwhile, they are more patient.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -28,8 +28,9 @@ const ANSWER_LASTS: u32 = 2;
 const ROUND_TRIPS: u32 = 6;
 const SLOW_WINDOW: Duration = Duration::from_secs(4);
 
-/// So many windows are waited for, even if others change the lock all the time: one that claims it may lose against each of them.
-const CHANGES: u32 = 6;
+/// A window begins anew whenever somebody acquires the lock, against whom a claim may have lost. But no grant, and no call, lasts for longer
+/// than this because of that.
+const LONGEST_WINDOW: Duration = Duration::from_millis(1600);
 
 /// Since when this process has seen that somebody is granted the lock, or called, in which row.
 #[derive(Debug, Default)]
@@ -38,8 +39,8 @@ pub(super) struct Observed {
     /// When this process saw that the waiter in a row had answered a call.
     answered: HashMap<String, Moment>,
     now: Option<Moment>,
-    /// The revision of the record, and when it was seen first.
-    record: Option<(i64, Moment)>,
+    /// The last fence, and when it was seen first.
+    fence: Option<(u64, Moment)>,
     /// How long the last answer took.
     round_trip: Duration,
 }
@@ -72,14 +73,10 @@ impl Observed {
         } else {
             self.since.extend(read);
         }
-        self.note_record(found.record_revision);
+        let fence = found.stored.fence;
+        self.fence = self.fence.filter(|(seen, _)| *seen == fence).or(Some((fence, now)));
         self.round_trip = round_trip;
         self.now = Some(now);
-    }
-
-    /// Notes at which revision the record was changed last.
-    pub(super) fn note_record(&mut self, revision: i64) {
-        self.record = self.record.filter(|(seen, _)| *seen == revision).or(Some((revision, Moment::now())));
     }
 
     /// Notes that this process has granted the lock to somebody just now, or called it.
@@ -98,8 +95,9 @@ impl Observed {
         let window = if row.value.called.is_some() { self.call_window() } else { self.longer(CLAIM_WINDOW) };
         let age = |since: Option<Moment>| self.now.zip(since).map_or(Duration::ZERO, |(now, since)| now.since(since));
         let age_of_challenge = age(self.since.get(&(row.name.clone(), challenge)).copied());
-        let quiet = age(self.record.map(|(_, since)| since)).min(age_of_challenge);
-        Some(window.saturating_sub(quiet).min((window * CHANGES).saturating_sub(age_of_challenge)))
+        let quiet = age(self.fence.map(|(_, since)| since)).min(age_of_challenge);
+        let longest = self.longer(LONGEST_WINDOW);
+        Some(window.saturating_sub(quiet).min(longest.saturating_sub(age_of_challenge)))
     }
 
     /// Returns how long somebody who was called may take to answer.
@@ -184,8 +182,8 @@ mod tests {
 
     const ROUND_TRIP: Duration = Duration::from_millis(5);
 
-    /// What was found when a waiter had been granted the lock and the record was changed last at this revision.
-    fn found(record_revision: i64) -> Found {
+    /// What was found when a waiter had been granted the lock and somebody else had acquired it last with this fence.
+    fn found(fence: u64) -> Found {
         let waiter = r#"{"token": "granted", "who": {}, "mode": {"slots": 8}, "joined_ms": 0,
             "grant": {"slot": 0, "since_ms": 1, "ends_ms": 0}}"#;
         let waiter = serde_json::from_str(waiter).expect("a waiter as it is stored");
@@ -193,9 +191,9 @@ mod tests {
         let row = Row { name: "row".into(), revision: 1, value, lease: 0 };
         Found {
             asked: (String::new(), String::new()),
-            revision: record_revision,
-            record_revision,
-            stored: LockState::default(),
+            revision: 1,
+            record_revision: 1,
+            stored: LockState { fence, ..LockState::default() },
             lives: Vec::new(),
             rows: vec![row],
             has_all_rows: true,
@@ -204,13 +202,13 @@ mod tests {
         }
     }
 
-    /// Returns what has been observed when the grant is so old, and the last change of the record.
-    fn observed(grant: Duration, record: Duration, round_trip: Duration) -> Observed {
+    /// Returns what has been observed when the grant is so old, and the last acquisition by somebody else.
+    fn observed(grant: Duration, acquisition: Duration, round_trip: Duration) -> Observed {
         let mut observed = Observed::default();
         observed.note(&found(1), round_trip);
         let now = observed.now.expect("it has been noted");
         observed.since.values_mut().for_each(|since| *since = now.before(grant));
-        observed.record = Some((1, now.before(record)));
+        observed.fence = Some((1, now.before(acquisition)));
         observed
     }
 
@@ -219,13 +217,13 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_ends_when_nothing_has_happened_for_a_window() {
-        let ages = |grant: Duration, record: Duration| has_ended(&observed(grant, record, ROUND_TRIP));
+    fn a_grant_ends_when_nobody_has_acquired_the_lock_for_a_window() {
+        let ages = |grant: Duration, acquisition: Duration| has_ended(&observed(grant, acquisition, ROUND_TRIP));
         assert!(!ages(CLAIM_WINDOW / 2, CLAIM_WINDOW * 2));
         assert!(ages(CLAIM_WINDOW, CLAIM_WINDOW * 2));
-        // One that claims it has lost against those that changed the lock.
-        assert!(!ages(CLAIM_WINDOW * 2, CLAIM_WINDOW / 2));
-        assert!(ages(CLAIM_WINDOW * CHANGES, CLAIM_WINDOW / 2));
+        // One that claims it has lost against those that acquired the lock.
+        assert!(!ages(CLAIM_WINDOW * 3 / 2, CLAIM_WINDOW / 2));
+        assert!(ages(LONGEST_WINDOW, CLAIM_WINDOW / 2));
     }
 
     #[test]
@@ -237,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_record_is_noticed() {
+    fn an_acquisition_is_noticed() {
         let mut observed = observed(CLAIM_WINDOW, CLAIM_WINDOW, ROUND_TRIP);
         observed.note(&found(1), ROUND_TRIP);
         assert!(has_ended(&observed));

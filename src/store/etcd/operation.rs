@@ -159,8 +159,8 @@ impl EtcdStore {
                     }
                     // Many that begin anew at once would get in each other's way again.
                     let left = deadline.since(Moment::now());
-                    let is_holder = before.holders.iter().any(|holder| Some(&holder.token) == subject.asking);
-                    let pause = pauses.next(is_holder, self.client.round_trip, left).ok_or(Failure::Contended)?;
+                    let in_haste = subject.asking.is_some_and(|asking| is_in_haste(asking, &before));
+                    let pause = pauses.next(in_haste, self.client.round_trip, left).ok_or(Failure::Contended)?;
                     if !pause.is_zero() {
                         thread::sleep(pause);
                         basis = self.read_for(&scope, deadline)?;
@@ -168,9 +168,6 @@ impl EtcdStore {
                     continue;
                 }
                 change.challenges.iter().for_each(|challenge| self.observed.mark(challenge));
-                if change.writes_record {
-                    self.observed.note_record(transacted.header.revision);
-                }
                 self.remember(subject, &change, transacted, &scope);
             }
             self.client.may_be_done = false;
@@ -283,36 +280,43 @@ impl EtcdStore {
 }
 
 /// The pauses of one that others were quicker than: of random lengths, and the longer the more often that has happened, as there may be many
-/// others. A holder's are shorter: it would release the lock, or renew its lease, and the others can wait.
+/// others. They are shorter for one that is in haste.
 #[derive(Default)]
 struct Pauses {
     tried: u32,
 }
 
 impl Pauses {
-    /// So often a holder makes none.
+    /// So often one that is in haste makes none.
     const AT_ONCE: u32 = 2;
-    /// The longest pause at first, and at all; for a holder at all.
+    /// The longest pause at first, and at all; in haste at all.
     const FIRST: Duration = Duration::from_millis(20);
     const MOST: Duration = Duration::from_millis(1500);
-    const HOLDERS_MOST: Duration = Duration::from_millis(100);
+    const MOST_IN_HASTE: Duration = Duration::from_millis(100);
 
     /// Returns the next pause, if the time that is `left` is enough for another attempt, which takes a `round_trip`.
-    fn next(&mut self, is_holder: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
+    fn next(&mut self, in_haste: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
         if left <= round_trip {
             return None;
         }
         self.tried += 1;
-        let skipped = if is_holder { Self::AT_ONCE } else { 0 };
+        let skipped = if in_haste { Self::AT_ONCE } else { 0 };
         if self.tried <= skipped {
             return Some(Duration::ZERO);
         }
         let first = Self::FIRST.max(round_trip);
-        let most = if is_holder { Self::HOLDERS_MOST } else { Self::MOST };
+        let most = if in_haste { Self::MOST_IN_HASTE } else { Self::MOST };
         let longest = (first * (1 << (self.tried - skipped - 1).min(10))).min(most);
         let random = Uuid::new_v4().as_u64_pair().1 % 1000;
         Some((longest * u32::try_from(random).unwrap_or(0) / 1000).min(left / 2))
     }
+}
+
+/// Returns whether the others can wait for the one that asks: a holder would release the lock, or renew its lease, and a waiter that was
+/// granted the lock has only a little time to claim it.
+fn is_in_haste(asking: &Token, state: &LockState) -> bool {
+    let holds = state.holders.iter().any(|holder| holder.token == *asking);
+    holds || state.waiters.iter().any(|waiter| waiter.token == *asking && waiter.grant.is_some())
 }
 
 /// Returns whether a waiter has joined the queue.

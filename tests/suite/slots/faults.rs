@@ -84,6 +84,22 @@ on_every_store!(waiters_that_were_killed_are_skipped, |store| {
     }
 });
 
+// "A waiter that died keeps the others from a slot that is free for 2 s at most": also while those that hold the other slots renew their
+// leases all the time.
+on_every_lease_store!(a_waiter_that_was_killed_is_skipped_while_others_renew, |store| {
+    let mut held = take(&call(store, "4").args(["--renew-every", "200ms"]), 4);
+    let mut queue = Queue::new(store, "faults").with(&["--slots", "4"]).doing(TELL);
+    queue.join(2);
+    queue.kill(0);
+    let freed_at = now();
+    held.remove(0).end();
+    let record = SharedRecord::read(&queue.all_end(), 4).in_any_order([1]);
+    held.into_iter().for_each(Slot::end);
+    queue.nothing_is_left();
+    let took = record.run(1).began.saturating_sub(freed_at);
+    in_time(took, UNCLAIMED + ALLOWANCE, "the next one has waited");
+});
+
 // "2 s for a grant nobody claims": waiters that die after slots were granted to them and before they claim them.
 on_every_lease_store!(waiters_die_with_slots_granted, |store| {
     let held = take(&call(store, "3"), 3);
