@@ -35,6 +35,8 @@ pub(super) struct Client {
     clock: Option<(u64, Moment)>,
     /// How long the last answer took.
     pub(super) round_trip: Duration,
+    /// How often a member has failed to answer a request.
+    pub(super) failed: u64,
     /// Whether a request that writes may have been carried out of which no answer has come, since this was set to `false`.
     pub(super) may_be_done: bool,
 }
@@ -63,6 +65,7 @@ impl Client {
             token: None,
             clock: None,
             round_trip: Duration::ZERO,
+            failed: 0,
             may_be_done: false,
         })
     }
@@ -97,7 +100,7 @@ impl Client {
             let has_elections = failures.iter().any(|(_, failure)| failure.is_of_election());
             let must_log_in = self.cluster.login.is_some() && self.token.is_none();
             let least = if must_log_in { LOGIN_SHARE_MIN } else { SHARE_MIN }.max(4 * self.round_trip);
-            let share = share(deadline.since(now), members, failures.len(), has_elections, least);
+            let share = share(deadline.since(now), members, has_elections, least);
             let was_idle = std::mem::take(&mut self.is_idle) && self.connection.is_some();
             let failure = match self.ask(flight, effect, now + share) {
                 Ok(responses) => return Ok(responses),
@@ -110,6 +113,7 @@ impl Client {
             if !failure.is_of_member() {
                 return Err(failure);
             }
+            self.failed += 1;
             failures.push((self.member, failure));
             self.member = (self.member + 1) % members;
             if failures.len().is_multiple_of(members) {
@@ -217,15 +221,12 @@ impl Client {
     }
 }
 
-/// Returns how much of the time that is `left` the next one of so many members is given, after so many attempts have failed: an equal share,
-/// or, if there may be an election, a shorter one, but not less than the `least`.
-fn share(left: Duration, members: usize, failed: usize, has_elections: bool, least: Duration) -> Duration {
+/// Returns how much of the time that is `left` the next one of so many members is given: an equal share, or, if there may be an election, a
+/// shorter one, but not less than the `least`. No member has more because others have failed at once: what it was asked may be lost with
+/// the leader that was one of those.
+fn share(left: Duration, members: usize, has_elections: bool, least: Duration) -> Duration {
     let parts = |count: usize| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
-    if has_elections {
-        (left / parts(2 * members)).max(least).min(left)
-    } else {
-        left / parts(members.saturating_sub(failed))
-    }
+    if has_elections { (left / parts(2 * members)).max(least).min(left) } else { left / parts(members) }
 }
 
 /// Sends the requests in one flight, and reads their answers.
@@ -262,11 +263,11 @@ mod tests {
     #[test]
     fn shares_are_shorter_when_there_may_be_an_election() {
         let ms = Duration::from_millis;
-        let share = |left, failed, has_elections| share(ms(left), 3, failed, has_elections, ms(100));
-        assert_eq!([0, 1, 2].map(|failed| share(600, failed, false)), [ms(200), ms(300), ms(600)]);
-        assert_eq!(share(1200, 1, true), ms(200));
-        assert_eq!(share(240, 7, true), ms(100), "the least");
-        assert_eq!(share(30, 9, true), ms(30), "all that is left");
+        let share = |left, has_elections| share(ms(left), 3, has_elections, ms(100));
+        assert_eq!(share(600, false), ms(200));
+        assert_eq!(share(1200, true), ms(200));
+        assert_eq!(share(240, true), ms(100), "the least");
+        assert_eq!(share(30, true), ms(30), "all that is left");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! No clock of etcd's is asked whether somebody who was granted the lock has had time enough to claim it: each waiter measures by its own
 //! clock for how long it has seen a grant, or a call that nobody answers. It is no matter if one of them is mistaken. A grant is not yet
 //! the lock, and a waiter that was passed over keeps its place. But many mistakes at once would have many waiters claim the lock at once,
-//! and get in each other's way: where etcd answers slowly, or others acquire the lock meanwhile, they are more patient.
+//! and get in each other's way: where etcd answers slowly, or others acquire the lock meanwhile, they are more patient. And while etcd does
+//! not answer, nobody can claim anything: no waiter is blamed for that time.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -32,6 +33,9 @@ const SLOW_WINDOW: Duration = Duration::from_secs(4);
 /// than this because of that.
 const LONGEST_WINDOW: Duration = Duration::from_millis(1600);
 
+/// After a disturbance a window begins so much later: a request that was lost in it is repeated only when its time is over.
+const DISTURBANCE: Duration = Duration::from_millis(700);
+
 /// Since when this process has seen that somebody is granted the lock, or called, in which row.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
@@ -41,13 +45,19 @@ pub(super) struct Observed {
     now: Option<Moment>,
     /// The last fence, and when it was seen first.
     fence: Option<(u64, Moment)>,
+    /// The cluster's term, and how often a request of ours had failed: both as of the last answer.
+    conditions: Option<(String, u64)>,
     /// How long the last answer took.
     round_trip: Duration,
 }
 
 impl Observed {
-    /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first.
-    pub(super) fn note(&mut self, found: &Found, round_trip: Duration) {
+    /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first. So often requests of ours have
+    /// `failed` until then.
+    ///
+    /// If one has failed since the last time, or there was an election, requests of others may be lost, too: then what was seen before does
+    /// not count.
+    pub(super) fn note(&mut self, found: &Found, round_trip: Duration, failed: u64) {
         let now = Moment::now();
         let lasts = self.call_window() * ANSWER_LASTS;
         let is_recent = |at: &Moment| now.since(*at) < lasts;
@@ -62,9 +72,15 @@ impl Observed {
         self.since.retain(|(name, _), _| !answers.contains_key(name));
         self.answered.retain(|_, at| is_recent(at));
         self.answered.extend(answers);
+        let conditions = (found.asked.1.clone(), failed);
+        let is_disturbed = self.conditions.as_ref().is_some_and(|before| *before != conditions);
+        if is_disturbed {
+            self.since.clear();
+        }
+        let first_seen = if is_disturbed { now + DISTURBANCE } else { now };
         let since = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
-            let since = self.since.get(&challenge).copied().unwrap_or(now);
+            let since = self.since.get(&challenge).copied().unwrap_or(first_seen);
             Some((challenge, since))
         };
         let read: HashMap<_, _> = found.rows.iter().filter_map(since).collect();
@@ -75,6 +91,7 @@ impl Observed {
         }
         let fence = found.stored.fence;
         self.fence = self.fence.filter(|(seen, _)| *seen == fence).or(Some((fence, now)));
+        self.conditions = Some(conditions);
         self.round_trip = round_trip;
         self.now = Some(now);
     }
@@ -182,15 +199,15 @@ mod tests {
 
     const ROUND_TRIP: Duration = Duration::from_millis(5);
 
-    /// What was found when a waiter had been granted the lock and somebody else had acquired it last with this fence.
-    fn found(fence: u64) -> Found {
+    /// What was found in this term when a waiter had been granted the lock and somebody else had acquired it last with this fence.
+    fn found(fence: u64, term: &str) -> Found {
         let waiter = r#"{"token": "granted", "who": {}, "mode": {"slots": 8}, "joined_ms": 0,
             "grant": {"slot": 0, "since_ms": 1, "ends_ms": 0}}"#;
         let waiter = serde_json::from_str(waiter).expect("a waiter as it is stored");
         let value = RowValue { waiter, called: None, is_near: false, record: None };
         let row = Row { name: "row".into(), revision: 1, value, lease: 0 };
         Found {
-            asked: (String::new(), String::new()),
+            asked: (String::new(), term.to_owned()),
             revision: 1,
             record_revision: 1,
             stored: LockState { fence, ..LockState::default() },
@@ -205,15 +222,20 @@ mod tests {
     /// Returns what has been observed when the grant is so old, and the last acquisition by somebody else.
     fn observed(grant: Duration, acquisition: Duration, round_trip: Duration) -> Observed {
         let mut observed = Observed::default();
-        observed.note(&found(1), round_trip);
+        observed.note(&found(1, "1"), round_trip, 0);
+        age(&mut observed, grant);
         let now = observed.now.expect("it has been noted");
-        observed.since.values_mut().for_each(|since| *since = now.before(grant));
         observed.fence = Some((1, now.before(acquisition)));
         observed
     }
 
+    /// Lets the grant have been there for longer.
+    fn age(observed: &mut Observed, span: Duration) {
+        observed.since.values_mut().for_each(|since| *since = since.before(span));
+    }
+
     fn has_ended(observed: &Observed) -> bool {
-        observed.waiter(&found(1).rows[0], 1000).grant.is_some_and(|grant| grant.ends_ms == 0)
+        observed.waiter(&found(1, "1").rows[0], 1000).grant.is_some_and(|grant| grant.ends_ms == 0)
     }
 
     #[test]
@@ -237,9 +259,22 @@ mod tests {
     #[test]
     fn an_acquisition_is_noticed() {
         let mut observed = observed(CLAIM_WINDOW, CLAIM_WINDOW, ROUND_TRIP);
-        observed.note(&found(1), ROUND_TRIP);
+        observed.note(&found(1, "1"), ROUND_TRIP, 0);
         assert!(has_ended(&observed));
-        observed.note(&found(2), ROUND_TRIP);
+        observed.note(&found(2, "1"), ROUND_TRIP, 0);
         assert!(!has_ended(&observed));
+    }
+
+    #[test]
+    fn what_was_seen_before_a_disturbance_does_not_count() {
+        for (term, failed) in [("2", 0), ("1", 1)] {
+            let mut observed = observed(CLAIM_WINDOW, CLAIM_WINDOW, ROUND_TRIP);
+            observed.note(&found(1, term), ROUND_TRIP, failed);
+            age(&mut observed, CLAIM_WINDOW);
+            assert!(!has_ended(&observed), "{term} {failed}");
+            age(&mut observed, DISTURBANCE);
+            observed.note(&found(1, term), ROUND_TRIP, failed);
+            assert!(has_ended(&observed), "{term} {failed}");
+        }
     }
 }

@@ -99,7 +99,10 @@ impl EtcdStore {
                 let row = found.row_of(asking).map(|row| row.name.clone());
                 scope = scope.with_row(row);
             }
-            self.observed.note(found, self.client.round_trip);
+            // An event says nothing of the others.
+            if *source != Source::Watch {
+                self.observed.note(found, self.client.round_trip, self.client.failed);
+            }
             let now_ms = self.client.now_ms();
             let may_be_done = self.client.may_be_done;
             let facts = EtcdFacts { now_ms, found, observed: &self.observed, asking: subject.asking, may_be_done };

@@ -268,6 +268,27 @@ fn members_are_killed_and_come_back_during_hand_offs() {
     });
 }
 
+// "Waiters get the lock in the order in which they came": one whose claim is lost with the leader is not taken for dead.
+#[test]
+fn the_leader_is_killed_between_grant_and_claim() {
+    each(|| {
+        let store = Store::Etcd(Etcd::of(3));
+        let etcd = store.as_etcd().expect("it is one");
+        let holder = Holder::new(&store, "k");
+        let mut queue = Queue::new(&store, "k");
+        queue.join_and_hear(3);
+        queue.stop(0..1);
+        let processes = queue.waiter(0).processes();
+        let signal = |signal| processes.iter().for_each(|pid| send(*pid, signal));
+        signal(Signal::SIGSTOP);
+        let leader = etcd.leader();
+        holder.end();
+        leader.kill();
+        signal(Signal::SIGCONT);
+        queue.end().in_order(0..3);
+    });
+}
+
 // A member that was away for long comes back with an old state of the cluster: nothing is read of that.
 #[test]
 fn a_member_that_was_away_comes_back() {
