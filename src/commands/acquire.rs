@@ -18,7 +18,7 @@ use crate::report::reporter::Reporter;
 use crate::run::acquire::{self, Patience};
 use crate::run::enclosing::EnclosingLocks;
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant, left_for_ever};
+use crate::store::{Claim, Grant, left_behind};
 use crate::supervise::entry::stdout_was_closed;
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
@@ -96,7 +96,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     if interrupted.is_some() || printed.is_err() {
         // If the token already held the lock, it still does.
         let is_clean = store.cancel(&claim, false);
-        if let Some(left) = left_for_ever(&claim, is_clean) {
+        if let Some(left) = left_behind(&claim, is_clean) {
             reporter.tell(Event::Failed { why: &left });
         }
     }

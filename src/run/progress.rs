@@ -81,7 +81,7 @@ impl Watcher for Progress<'_> {
         ControlFlow::Continue(())
     }
 
-    fn leaves_behind(&mut self, what: &str) {
+    fn left_behind(&mut self, what: &str) {
         self.clear();
         self.reporter.tell(Event::Failed { why: what });
     }

@@ -4,7 +4,7 @@ use super::Run;
 use super::outcome::Outcome;
 use crate::config::plan::Plan;
 use crate::report::event::Event;
-use crate::store::{Backend, Claim, Release, left_for_ever};
+use crate::store::{Backend, Claim, Release, left_behind};
 use crate::supervise::Why;
 use crate::supervise::guardian::watched_by_lockrun::End;
 use crate::sys::clock::Moment;
@@ -18,7 +18,7 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Back
         End::Guarded(ending) => Outcome::Ended(ending),
         End::Gone => {
             let is_clean = store.cancel(&claim, true);
-            let left = left_for_ever(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
+            let left = left_behind(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
             let why = format!("lockrun's guardian process was killed; the command was not started{left}");
             Run::new(plan, claim).reporter.tell(Event::Failed { why: &why });
             Outcome::Failed

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::store::{
-    Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_for_ever,
+    Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_behind,
 };
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -37,7 +37,7 @@ pub trait Watcher: WaitObserver {
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
     /// The wait is over, and something of the claim may be left in the store for ever: what, in words.
-    fn leaves_behind(&mut self, what: &str);
+    fn left_behind(&mut self, what: &str);
 }
 
 /// How a wait for a lock has ended.
@@ -63,7 +63,7 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreErro
 /// Acquires the lock, in turn with the other waiters. If it does not get it, the claim has left the queue and is cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, max_waiting, signals, watcher } = wait;
-    let mut attempt = Attempt { store, claim, heard_at: None, held: None };
+    let mut attempt = Attempt { store, claim, heard_at: None, held: None, may_hold: false };
     let acquired = attempt.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
     match acquired {
         // Nothing to cancel: the claim has left the queue by its last request, or has not joined it.
@@ -81,7 +81,7 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
         }
         Err(failed) => {
             let is_clean = attempt.heard_at.is_none() && failed.left_nothing || attempt.cancel();
-            Err(failed.after_cancel(claim, is_clean))
+            Err(failed.after_cancel(claim, is_clean || !attempt.may_hold))
         }
     }
 }
@@ -111,6 +111,8 @@ struct Attempt<'a> {
     heard_at: Option<Moment>,
     /// Who held the lock when the store said so last.
     held: Option<Held>,
+    /// Whether a try was not answered: it may have acquired the lock, or still do so. A place in the queue alone is not left for ever.
+    may_hold: bool,
 }
 
 impl Attempt<'_> {
@@ -131,7 +133,9 @@ impl Attempt<'_> {
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
             let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };
-            match self.store.try_acquire(self.claim, if_held) {
+            let tried = self.store.try_acquire(self.claim, if_held);
+            self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.left_nothing);
+            match tried {
                 Ok(Tried::Mine(grant)) => return Ok(Over::Granted(grant)),
                 Ok(Tried::QueueFull(held)) => return Ok(Over::QueueFull(held)),
                 Ok(Tried::Done(done)) => return Ok(Over::NotWanted(done)),
@@ -185,8 +189,8 @@ impl Attempt<'_> {
     /// Leaves the queue, where no error tells what may be left if the store does not confirm that.
     fn cancel_or_tell(&mut self, watcher: &mut dyn Watcher) {
         let is_clean = self.cancel();
-        if let Some(left) = left_for_ever(self.claim, is_clean) {
-            watcher.leaves_behind(&left);
+        if let Some(left) = left_behind(self.claim, is_clean || !self.may_hold) {
+            watcher.left_behind(&left);
         }
     }
 

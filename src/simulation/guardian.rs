@@ -295,7 +295,7 @@ impl Watcher for Onlooker {
         ControlFlow::Continue(())
     }
 
-    fn leaves_behind(&mut self, what: &str) {
+    fn left_behind(&mut self, what: &str) {
         Port::current().world().say(self.run, what);
     }
 }

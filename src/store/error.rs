@@ -43,21 +43,21 @@ impl RequestError {
     /// Returns why the `claim` failed. If it has no lease and its cancellation was not confirmed (`is_clean` is `false`), adds
     /// that the lock may be held.
     pub fn after_cancel(self, claim: &Claim, is_clean: bool) -> StoreError {
-        match left_for_ever(claim, is_clean) {
+        match left_behind(claim, is_clean) {
             Some(left) => anyhow!("{:#}; {left}", self.error),
             None => self.error,
         }
     }
 }
 
-/// Describes what may be left of a `claim` for ever: without a lease, nothing ends what it may have obtained if its
-/// cancellation was not confirmed.
-pub fn left_for_ever(claim: &Claim, is_clean: bool) -> Option<String> {
+/// Describes what may be left of a `claim` for ever, if its cancellation was not confirmed (`is_clean` is `false`) and no lease
+/// ends what it may have obtained.
+pub fn left_behind(claim: &Claim, is_clean: bool) -> Option<String> {
     let key = escaped(claim.key.as_str());
     (!is_clean && claim.ttl == Ttl::None).then(|| {
         format!(
-            "the lock \"{key}\" may have been acquired all the same, and no lease would end it: see `lockrun status`, and free it with \
-             `lockrun break`"
+            "cancelling the request was not confirmed, so the lock \"{key}\" may be held, and no lease would end it: see `lockrun \
+             status`, and free it with `lockrun break`"
         )
     })
 }

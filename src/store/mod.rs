@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub use address::{Address, schemes};
 pub use answers::*;
-pub use error::{RequestError, StoreError, Trouble, left_for_ever};
+pub use error::{RequestError, StoreError, Trouble, left_behind};
 
 pub use crate::lock::claim::{Claim, Mode};
 pub use crate::lock::state::{Release, Retain, Wanted, integer};

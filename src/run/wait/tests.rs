@@ -103,7 +103,7 @@ impl Watcher for Onlooker {
         if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    fn leaves_behind(&mut self, what: &str) {
+    fn left_behind(&mut self, what: &str) {
         self.left.push(what.to_owned());
     }
 }
@@ -210,7 +210,8 @@ fn a_long_sleep_is_no_outage() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [failed(true, true), HELD, slow(), MINE].into(), ..Scripted::default() };
     let claim = Claim::example();
-    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at: Some(Moment::now()), held: None };
+    let mut attempt =
+        Attempt { store: &mut store, claim: &claim, heard_at: Some(Moment::now()), held: None, may_hold: false };
     let mut onlooker = Onlooker::new(true);
     let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut onlooker);
     assert!(matches!(waited, Ok(Over::Granted(GRANT))));
@@ -224,7 +225,7 @@ fn patience_with_a_slow_store_ends() {
     let mut store = Scripted { tries: [slow()].into(), ..Scripted::default() };
     let claim = Claim::example();
     let heard_at = Some(Moment::from_boot(Duration::ZERO));
-    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None };
+    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None, may_hold: false };
     let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(
         waited.is_err(),
@@ -262,7 +263,7 @@ fn patience_with_an_outage_ends() {
     let mut store = Scripted { tries: [failed(true, true)].into(), ..Scripted::default() };
     let claim = Claim::example();
     let heard_at = Some(Moment::from_boot(Duration::ZERO));
-    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None };
+    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None, may_hold: false };
     let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
 }
@@ -278,18 +279,34 @@ fn nothing_is_asked_for_while_lockrun_is_stopped() {
 }
 
 #[test]
-fn what_may_be_left_for_ever_is_told() {
+fn what_may_be_left_behind_is_told() {
     let signals = Signals::take_over().expect("signals can be blocked");
-    for (ttl, is_away) in [(Ttl::None, true), (Ttl::None, false), (Claim::example().ttl, true)] {
-        let claim = Claim { ttl, ..Claim::example() };
+    let lasting = Claim { ttl: Ttl::None, ..Claim::example() };
+    // Where every try was answered, only a place in the queue may be left, which goes by itself.
+    for (claim, is_away, is_answered) in
+        [(&lasting, true, false), (&lasting, true, true), (&lasting, false, false), (&Claim::example(), true, false)]
+    {
         for goes_on in [true, false] {
-            let (tries, sleeps) = ([HELD].into(), [Ok(Wakeup::Signal(15))].into());
+            let tries = if is_answered { [HELD].into() } else { [slow(), HELD].into() };
+            let sleeps = [Ok(Wakeup::Signal(15))].into();
             let mut store = Scripted { tries, sleeps, is_away, ..Scripted::default() };
             let mut watcher = Onlooker::new(goes_on);
             let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
-            in_turn(&mut store, &claim, wait).expect("the store does not fail");
+            in_turn(&mut store, claim, wait).expect("the store does not fail");
             let is_told = watcher.left.iter().any(|left| left.contains("lockrun break"));
-            assert_eq!(is_told, is_away && claim.ttl == Ttl::None, "{ttl:?}, away: {is_away}, goes on: {goes_on}");
+            let is_to_be_told = is_away && !is_answered && claim.ttl == Ttl::None;
+            assert_eq!(
+                is_told, is_to_be_told,
+                "{claim:?}, away: {is_away}, answered: {is_answered}, goes on: {goes_on}"
+            );
         }
+    }
+    // The same where an error ends the wait.
+    for (last, is_to_be_told) in [(failed(false, true), false), (failed(false, false), true)] {
+        let mut store = Scripted { tries: [HELD, last].into(), is_away: true, ..Scripted::default() };
+        let mut watcher = Onlooker::new(true);
+        let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
+        let error = in_turn(&mut store, &lasting, wait).expect_err("the store fails");
+        assert_eq!(error.to_string().contains("lockrun break"), is_to_be_told, "{error}");
     }
 }
