@@ -167,7 +167,7 @@ impl Subcommand {
             STORE_FAILED,
             (
                 "75",
-                "the lock, or a slot, stays held: by a living process of this machine, or under another fencing token than --fence",
+                "the lock, or a slot, stays held: by a living process of this machine, under another fencing token than --fence, or by a run that has acquired it meanwhile",
             ),
             FAILED,
         ];

@@ -32,8 +32,13 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             Ok(Outcome::Printed)
         }
         Ok(Revoked::Others(holders)) => {
+            let why = if fence.is_some() {
+                "is not held under that fence"
+            } else {
+                "was passed on before it could be broken"
+            };
             for held in holders {
-                say(&format!("is not held under that fence: it stays with {held}"));
+                say(&format!("{why}: it stays with {held}"));
             }
             Ok(Outcome::Held(HELD))
         }

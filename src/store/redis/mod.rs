@@ -24,6 +24,7 @@ mod script;
 mod url;
 mod waiting;
 
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -310,15 +311,16 @@ impl Store for RedisStore {
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
         let Some(key) = key else { return self.list_all() };
-        let reply = self.answer(&self.bare_script(&LIST, key))?;
-        let status = reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))?;
-        Ok(Listing { found: vec![status], unreadable: Vec::new() })
+        Ok(Listing { found: vec![self.status(key)?], unreadable: Vec::new() })
     }
 
+    /// Names the holders that it has found: a request that is carried out late, or twice, must not hit the next one.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        let fence = fence.map_or_else(String::new, |fence| fence.to_string());
+        let holders = self.status(key)?.holders.into_iter().filter(|it| fence.is_none_or(|fence| it.fence == fence));
+        let named: BTreeMap<_, _> =
+            holders.filter_map(|it| Some((it.token?.as_str().to_owned(), it.fence.to_string()))).collect();
         let mut script = self.bare_script(&REVOKE, key);
-        let script = script.arg(fence).arg(json!(by).to_string()).arg(u8::from(now)).take();
+        let script = script.arg(json!(named).to_string()).arg(json!(by).to_string()).arg(u8::from(now)).take();
         let reply = self.answer(&script)?;
         let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
         self.confirm_handoff(key, handed, Moment::now() + self.timeout);
@@ -353,6 +355,12 @@ impl RedisStore {
     /// The answer to a command that is safe to run twice.
     fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
+    }
+
+    /// Returns what is known of a key.
+    fn status(&mut self, key: &Key) -> Result<KeyStatus, StoreError> {
+        let reply = self.answer(&self.bare_script(&LIST, key))?;
+        reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))
     }
 
     /// Renews by so many ms, as the script takes them.

@@ -1,16 +1,16 @@
--- Takes the lock from its holders, or from one of them. One whose command runs keeps it until that has ended, or its lease;
--- but it cannot renew it, and hears of it when it tries to.
+-- Takes the lock from the holders that are named. One whose command runs keeps it until that has ended, or its lease; but it cannot
+-- renew it, and hears of it when it tries to. A request that comes late finds none of them, and does nothing.
 --
--- ARGV  1 fence     of the holder that is meant; empty: all
+-- ARGV  1 named     JSON {token: fence, ...}, as the list script has told them; '0': its fence is lost
 --       2 by        JSON of the particulars of who revokes it
 --       3 now       1: free it at once, whether the command has heard of it or not
 -- Reply {0}         there is nothing to take
---       {1, others} it is held, but not by whom was meant: {{held for, expires in or -1, info, token}, ...}
+--       {1, others} it is held, but by none of those: {{held for, expires in or -1, info, token}, ...}
 --       {2, taken, free in, untold, granted, told}
 --                   from these, as above; ms until the last lease of a command ends; how many commands may still run and will
 --                   not hear of it; tokens of waiters, or '' (see confirm_handoff)
 
-local MEANT, BY, AT_ONCE = ARGV[1], cjson.decode(ARGV[2]), ARGV[3] == '1'
+local NAMED, BY, AT_ONCE = cjson.decode(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3] == '1'
 
 allow_when_full()
 
@@ -26,7 +26,7 @@ for at = 1, #holders, 2 do
   -- One that was only granted the lock is not a holder yet.
   if (info.fence or info.revoked or lost) and is_in_force(token) then
     local description = describe(token, ends)
-    if MEANT ~= '' and info.fence ~= MEANT then
+    if NAMED[token] ~= tostring(info.fence or 0) then
       others[#others + 1] = description
     else
       taken[#taken + 1] = description

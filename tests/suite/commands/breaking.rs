@@ -6,9 +6,11 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::calm::eventually_in_time;
 use crate::support::hand::{break_lock, is_held, release, renew, status, token, until_waiting};
 use crate::support::processes::{is_alive, send};
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::proxy::Mode;
+use crate::support::store::{on_every_lease_store, on_every_store, on_redis};
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file, witness};
 
 fn fence(store: &Store, key: &str) -> u64 {
@@ -127,6 +129,30 @@ on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
     break_lock(store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
     assert!(!is_held(store, "ever"));
     holder.end();
+});
+
+// "Takes the lock from its holders": a break that is carried out late, when the holder has gone that it was to hit, takes nothing from
+// the next one, not even if that has the same token.
+on_redis!(a_late_break_takes_nothing_from_the_next, |store, redis| {
+    const OURS: &str = "00000000-0000-4000-8000-000000000001";
+    let proxy = store.proxy();
+    for options in [&[][..], &["--now"]] {
+        token(store, "late", &["--token", OURS, "--ttl", "10m"]);
+        // What it sends to look at the lock says nothing of who breaks it.
+        proxy.set(Mode::HoldAt("\"pid\":"));
+        let held = proxy.held();
+        let call = Lockrun::bare().args(["break", "--store", &proxy.url(), "--store-timeout", "1s"]);
+        let late = call.key("late").args(options).spawn();
+        eventually(LONG, "the break is on its way", || proxy.held() > held);
+        release(store, "late", OURS).exited(0).silent();
+        token(store, "late", &["--token", OURS, "--ttl", "10m"]);
+        late.wait().exited(69);
+        let delivered = proxy.delivered();
+        proxy.set(Mode::Pass);
+        eventually_in_time("the break arrives", || proxy.delivered() > delivered);
+        renew(store, "late", OURS, &[]).exited(0).silent();
+        release(store, "late", OURS).exited(0).silent();
+    }
 });
 
 // "Where a live process of this machine holds a file lock it refuses and names the pid."

@@ -50,6 +50,8 @@ pub(crate) enum Mode {
     HoldUpTo(u64),
     /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
+    /// A request with this word is held back in the same way.
+    HoldAt(&'static str),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
     /// One reply in three is garbled, as chance will have it that begins with this number.
@@ -312,6 +314,7 @@ impl Shared {
                 Mode::Delay(time) if !is_request => delay = time,
                 Mode::DelayAnswers(time) if !is_request && has(&link.is_changing) => delay = time,
                 Mode::HoldUpTo(last) if changes && link.number <= last => self.hold(link),
+                Mode::HoldAt(word) if is_request && contains(bytes, word) => self.hold(link),
                 Mode::CloseAndHoldUpTo(last) if changes && link.number <= last => {
                     let _ = from.shutdown(Shutdown::Both);
                     self.hold(link);
@@ -381,8 +384,11 @@ impl Shared {
 
     /// Waits until requests on this connection are let through.
     fn hold(&self, link: &Link) {
-        let is_held =
-            || matches!(self.mode(), Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) if link.number <= last);
+        let is_held = || match self.mode() {
+            Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) => link.number <= last,
+            Mode::HoldAt(_) => true,
+            _ => false,
+        };
         self.held.fetch_add(1, Ordering::Relaxed);
         link.is_held.store(true, Ordering::Relaxed);
         while is_held() && !self.is_over() {

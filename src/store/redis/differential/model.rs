@@ -296,8 +296,9 @@ impl<'a> Model<'a> {
 
     fn revoke(&mut self, step: &Step, fence: Option<u64>, at_once: bool) -> bool {
         let by = Holder { command: "admin".into(), ..Holder::default() };
-        let fence_arg = fence.map_or_else(String::new, |fence| fence.to_string());
-        let args = [fence_arg, json!(by).to_string(), u8::from(at_once).to_string()];
+        let holders = self.state.holders.iter().filter(|holder| fence.is_none_or(|fence| holder.fence == fence));
+        let named: HashMap<_, _> = holders.map(|it| (it.token.as_str().to_owned(), it.fence.to_string())).collect();
+        let args = [json!(named).to_string(), json!(by).to_string(), u8::from(at_once).to_string()];
         let command = self.run(&self.scripts.revoke, &args, "");
         let applied = self.state.revoke(fence, &by, at_once, &self.facts);
         let free_in = applied.answer.free_in_ms(Now::unix(self.facts.now));
