@@ -12,6 +12,8 @@ local GRACE = 500
 -- The longest that it may be until a waiter looks when nothing happens, and how long after a look that it has missed it still counts as
 -- alive.
 local REFRESH_MAX, LATE = 12000, 20000
+-- How many look at the same thing, so that it is no matter if some of them fall silent too.
+local WATCHERS = 4
 -- A mailbox that was forgotten goes by itself.
 local MAILBOX_TTL = 60000
 
@@ -42,14 +44,45 @@ local function is_unresponsive(token)
   return since and now - since >= GRACE
 end
 
--- Tells waiters when a lease ends, if that is earlier than they were told before and than they look: the first two that listen, since one
--- may have died unnoticed. Removes none, so the caller need not hand off anything.
+-- For how long a look of this waiter's has been due; less than 0: it is not due yet.
+local function overdue(token)
+  return now + LATE - tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0)
+end
+
+-- Those of these waiters that have not missed their last look.
+local function awake(tokens)
+  local found = {}
+  for _, token in ipairs(tokens) do
+    if overdue(token) < GRACE then
+      found[#found + 1] = token
+    end
+  end
+  return found
+end
+
+-- Those of the first waiters that are to look at the same thing, at most WATCHERS. Not the next ones alone, for neighbours often fall
+-- silent together; nor only places that are even, or odd, because two machines may take turns in the queue.
+local function spread(first)
+  local watchers, from = {}, awake(first)
+  local step = math.ceil(#from / WATCHERS)
+  for nth = 0, WATCHERS - 1 do
+    watchers[#watchers + 1] = from[#from - nth * step + nth % 2 * (1 - step % 2)]
+  end
+  return watchers
+end
+
+-- Has some waiters look when a lease ends, if that is earlier than they knew before and than they look. Removes none, so the caller need
+-- not hand off anything.
 local function tell_end(before, ends)
-  local told = 0
+  local wait, first = ends - now + 1, {}
   for _, token in ipairs(ends < math.min(before, now + REFRESH_MAX) and redis.call('ZRANGE', QUEUE, 0, 99) or {}) do
-    if told < 2 and not is_unresponsive(token) and not ends_of(token) then
-      told = told + 1
-      mail(token, ends - now + 1 + 20 * told)
+    if #first < 8 * WATCHERS and not is_unresponsive(token) and not ends_of(token) then
+      first[#first + 1] = token
+    end
+  end
+  for nth, token in ipairs(spread(first)) do
+    if -overdue(token) > wait then
+      mail(token, wait + 20 * nth)
     end
   end
 end

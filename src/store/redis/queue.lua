@@ -9,18 +9,12 @@ local CLAIM_WINDOW = 1400
 local FIRST_LOOK = 600
 -- How often waiters look that could use a slot which those ahead of them leave unused: all at the same times.
 local BEAT = 800
--- How many look at the same grant or slot, so that it is no matter if some of them fall silent too; and how many waiters are asked
--- for a sign of life at once.
-local WATCHERS, PROBED = 4, 100
+-- How many waiters are asked for a sign of life at once.
+local PROBED = 100
 -- More than any number of slots.
 local MANY = 1e6
 -- How often a waiter looks when nothing happens.
 local REFRESH = 8000
-
--- For how long a look of this waiter's has been due; less than 0: it is not due yet.
-local function overdue(token)
-  return now + LATE - tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0)
-end
 
 -- How many waiters will look within so many ms, as far as we know.
 local function due(within)
@@ -166,17 +160,12 @@ local function lowest_slot(slots, room)
   return slot
 end
 
--- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Not the next ones alone, for
--- neighbours often fall silent together; nor only places that are even, or odd, because two machines may take turns in the queue.
--- Returns the tokens of those told, separated by blanks.
+-- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Returns the tokens of those
+-- told, separated by blanks.
 local function watch()
   local told, missing = {}, WATCHERS - due(FIRST_LOOK)
-  local first = missing > 0 and first_waiters(8 * WATCHERS) or told
-  local step = math.ceil(#first / WATCHERS)
-  local shift = 1 - step % 2
-  for nth = 0, WATCHERS - 1 do
-    local token = first[#first - nth * step + nth % 2 * shift]
-    if #told < missing and token and -overdue(token) > FIRST_LOOK then
+  for _, token in ipairs(missing > 0 and spread(first_waiters(8 * WATCHERS)) or {}) do
+    if #told < missing and -overdue(token) > FIRST_LOOK then
       told[#told + 1] = token
       mail(token, FIRST_LOOK)
     end

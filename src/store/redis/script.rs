@@ -15,8 +15,19 @@ pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_STRANGE: &str = "value is not an integer or out of range";
 
 /// What is sent instead of the words that stand most often in the scripts, and in none of their texts.
-const SHORT: [(&str, &str); 5] =
-    [("redis.call(", "C("), ("TOKEN", "T"), ("HEARTBEATS", "B"), ("MAILBOX", "M"), ("HOLDERS", "H")];
+const SHORT: [(&str, &str); 11] = [
+    ("redis.call(", "C("),
+    ("TOKEN", "T"),
+    ("HEARTBEATS", "B"),
+    ("MAILBOX", "M"),
+    ("HOLDERS", "H"),
+    ("QUEUE", "Q"),
+    ("FAILOVER", "F"),
+    ("WATCHERS", "W"),
+    ("REFRESH_MAX", "R"),
+    ("FIRST_LOOK", "L"),
+    ("CLAIM_WINDOW", "K"),
+];
 
 /// A script out of these parts, behind the prelude.
 macro_rules! script {

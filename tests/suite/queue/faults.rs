@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::calm::in_time;
 use crate::support::crowd;
+use crate::support::hand::{renew, token};
 use crate::support::places::keep_their_places;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
@@ -156,6 +157,21 @@ on_every_lease_store!(the_holder_and_the_first_waiters_die, |store| {
     let rounds = if store.as_pooled().is_some() { 2 } else { 1 };
     let limit = TTL + Duration::from_secs(1) + UNCLAIMED * rounds + ALLOWANCE;
     queue.end().in_order(12..15).without_gap(killed_at, limit);
+});
+
+// The same where a lease ends sooner than the waiters knew, and those have died that came first.
+on_every_lease_store!(the_first_waiters_have_died_when_a_lease_is_shortened, |store| {
+    const TTL: Duration = Duration::from_secs(1);
+    let ours = token(store, "shorter", &["--ttl", "1h"]);
+    let mut queue = Queue::new(store, "shorter");
+    queue.join(6);
+    queue.settles();
+    for number in 0..5 {
+        queue.kill(number);
+    }
+    let shortened_at = now();
+    renew(store, "shorter", &ours, &["--ttl", "1s"]).exited(0).silent();
+    queue.end().in_order(5..6).without_gap(shortened_at, TTL + UNCLAIMED + ALLOWANCE);
 });
 
 // "A waiter that died, wherever in the queue": also if the waiters of two machines take turns, and one of the two was cut off before the
