@@ -228,7 +228,8 @@ for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
 end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
-if WAIT and not place and MAX and #first_waiters(MAX) >= MAX then
+-- One that has missed its last look may be dead, and does not count.
+if WAIT and not place and MAX and #awake(first_waiters(MAX + PROBED)) >= MAX then
   WAIT, place = false, -1
 end
 if WAIT then

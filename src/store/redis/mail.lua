@@ -9,13 +9,13 @@
 
 -- How long a waiter that is not listening may take to come back.
 local GRACE = 500
--- The longest that it may be until a waiter looks when nothing happens, and how long after a look that it has missed it still counts as
--- alive.
-local REFRESH_MAX, LATE = 12000, 20000
+-- The longest that it may be until a waiter looks when nothing happens, and how long after a look that it has missed it keeps its place:
+-- longer than a waiter is patient with a server that is away.
+local REFRESH_MAX, LATE = 12000, 75000
 -- How many look at the same thing, so that it is no matter if some of them fall silent too.
 local WATCHERS = 4
--- A mailbox that was forgotten goes by itself.
-local MAILBOX_TTL = 60000
+-- A mailbox that was forgotten goes by itself, but not before its waiter counts as dead: until then it shows that it does not listen.
+local MAILBOX_TTL = 90000
 
 -- Notes when a waiter is to look next.
 local function expect(token, look_in)

@@ -29,7 +29,7 @@ local C = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
 -- For how long a lease that has run out is remembered.
-local REMEMBER = 60000
+local REMEMBER = 90000
 -- In the mailbox of a token that was cancelled: what comes under it later was long on its way, and gets nothing.
 local CANCELLED = 'cancelled'
 

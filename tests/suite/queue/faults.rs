@@ -1,5 +1,6 @@
 //! Waiting in turn when waiters, the holder, the server or the connections fail.
 
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -10,7 +11,7 @@ use crate::support::hand::{renew, token};
 use crate::support::places::keep_their_places;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
-use crate::support::store::{on_every_lease_store, on_postgres};
+use crate::support::store::{on_every_lease_store, on_postgres, on_redis};
 use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually};
 
 /// How long the lock may stand unused because somebody to whom it was granted does not claim it.
@@ -246,6 +247,16 @@ on_every_lease_store!(connections_are_reset_while_waiting, |store| {
         let connections = proxy.connections();
         proxy.set(Mode::Reset);
         eventually(LONG, "all have tried again", || proxy.connections() >= connections + 30);
+        proxy.set(Mode::Pass);
+    });
+});
+
+// The same in an outage that lasts for longer than any of them is silent in good times, but not for longer than they are patient.
+on_redis!(an_outage_of_half_a_minute_costs_no_place, |store, redis| {
+    const OUTAGE: Duration = Duration::from_secs(35);
+    keep_their_places(store, |proxy| {
+        proxy.set(Mode::Reset);
+        thread::sleep(OUTAGE);
         proxy.set(Mode::Pass);
     });
 });

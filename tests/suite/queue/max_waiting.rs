@@ -2,9 +2,10 @@
 
 use nix::sys::signal::Signal;
 
+use crate::support::calm::eventually_in_time;
 use crate::support::hand::status;
 use crate::support::queue::WAIT_FOR_THE_END;
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_store, on_redis};
 use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
 
 // "`--max-waiting N`: if N wait already, as `--fail` at once."
@@ -44,6 +45,20 @@ on_every_store!(the_dead_do_not_count, |store| {
     waiter.wait_for_stderr("waiting");
     holder.end();
     waiter.wait().exited(0).printed("ran\n");
+});
+
+// The same of one that was killed, as soon as it has missed a look, which waiters take every twelve seconds at least. It still has its place
+// then.
+on_redis!(a_killed_waiter_soon_does_not_count, |store, redis| {
+    let holder = Holder::new(store, "killed");
+    let mut queue = Queue::new(store, "killed");
+    queue.join(1);
+    queue.settles();
+    queue.kill(0);
+    let newcomer = queue.newcomer("new", &["--wait", "10ms", "--max-waiting", "1"]);
+    eventually_in_time("a newcomer waits", || !newcomer.run().exited(75).stderr().contains("for it already"));
+    assert_eq!(queue.length(), 1, "the one that was killed");
+    holder.end();
 });
 
 // "Decided atomically with joining it": of many that come at once one runs, one waits, and the others are superfluous.

@@ -10,7 +10,7 @@
 
 local ASKS, NOW = ARGV[#ARGV - 1], tonumber(ARGV[#ARGV])
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE = unpack(KEYS)
-local GRACE, REFRESH, REFRESH_MAX, LATE = 500, 8000, 12000, 20000
+local GRACE, REFRESH, REFRESH_MAX, LATE = 500, 8000, 12000, 75000
 
 -- Until when a key exists, by the history's time; and the waiters that do not listen.
 local EXPIRES, SILENT = 'expires', 'silent'

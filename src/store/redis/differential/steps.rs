@@ -9,11 +9,11 @@ use crate::lock::lease::Ttl;
 use crate::lock::state::{Purpose, Release, Retain, Seen, Wanted};
 
 /// How long after the look that was expected of it a waiter counts as dead, in ms: as in `mail.lua`.
-pub(super) const LATE: u64 = 20_000;
+pub(super) const LATE: u64 = 75_000;
 
 /// For how long Redis remembers at least that a lease has run out, in ms. The state remembers it until the next
 /// request, so one comes before.
-const REMEMBERED: u64 = 50_000;
+const REMEMBERED: u64 = 80_000;
 
 /// How many runs a history has at once, and how many steps.
 const CLIENTS: u64 = 6;
