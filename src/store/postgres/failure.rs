@@ -43,6 +43,8 @@ pub(super) enum Failure {
     NotPostgres(&'static str),
     /// The lock's row was deleted each time when it was to be locked.
     RowDeleted,
+    /// Others have kept the lock's row locked, and a new waiter could not join the queue without locking it, either.
+    RowBusy,
     /// The server does not let us in, or we do not trust it.
     NotAdmitted(String),
     /// The server has refused a statement.
@@ -252,6 +254,11 @@ impl Failure {
         !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal())
     }
 
+    /// Returns whether what failed so may have been committed all the same.
+    pub(super) fn leaves_outcome_open(&self) -> bool {
+        self.is_out_of_step() && !matches!(self, Failure::RowBusy)
+    }
+
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
         self.trouble() != Trouble::Lasting
@@ -264,6 +271,7 @@ impl Failure {
                 Trouble::Away
             }
             Failure::Slow | Failure::Unconfirmed => Trouble::Slow,
+            Failure::RowBusy => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_busy() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_transient() => Trouble::Away,
             Failure::NoHost { trouble, .. } => *trouble,
@@ -309,6 +317,9 @@ impl Failure {
                 anyhow!(
                     "its row in {server} was deleted each time that it was read; see what deletes rows of the table locks"
                 )
+            }
+            Failure::RowBusy => {
+                anyhow!("{server} could not carry out the request in time: others have used the lock all the time")
             }
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
             Failure::Unwritten => anyhow!(

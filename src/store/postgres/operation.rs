@@ -67,6 +67,52 @@ pub(super) enum RowLock {
     None,
 }
 
+/// How the next attempt at an operation goes about it.
+struct Attempt {
+    /// How it locks the row of the lock.
+    lock: RowLock,
+    /// Whether it notifies the waiters.
+    notices: Notices,
+    /// Until when it may take to connect.
+    connect_by: Moment,
+    /// Until when its answers are waited for.
+    answer_by: Moment,
+    /// Whether another one may follow if its connection is lost in the second trip.
+    may_be_repeated: bool,
+}
+
+impl Attempt {
+    /// Returns the first one, on a connection that is open already if `is_connected`.
+    fn first(subject: Subject<'_>, deadline: Moment, is_connected: bool) -> Self {
+        Attempt {
+            lock: if subject.may_be_new { RowLock::Created } else { RowLock::Taken },
+            notices: Notices::Sent,
+            connect_by: deadline,
+            // A connection that has been there for long may lead to a server that is gone.
+            answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
+            // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have
+            // been closed for reasons that do not concern this request.
+            may_be_repeated: subject.asking.is_some() && is_connected,
+        }
+    }
+
+    /// Prepares another attempt after a `failure` of the second trip. Returns the failure, or fails with it if another attempt would not
+    /// help.
+    fn after_second_trip(&mut self, failure: Failure) -> Result<Failure, Failure> {
+        match &failure {
+            // A session that listens and does not read must not keep others from their locks.
+            Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
+                self.notices = Notices::LeftOut;
+            }
+            Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
+            failure if failure.is_closed() && self.may_be_repeated => self.may_be_repeated = false,
+            _ => return Err(failure),
+        }
+        self.connect_by = self.answer_by;
+        Ok(failure)
+    }
+}
+
 /// An operation that was committed.
 pub(super) struct Committed<T> {
     /// The answer.
@@ -94,102 +140,27 @@ impl PostgresStore {
         committed
     }
 
+    /// Reads, applies the rules and writes, anew if one of the trips fails in a way that another attempt may mend.
     fn carry_out<T>(
         &mut self,
         subject: Subject<'_>,
         deadline: Moment,
         mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
-        // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have been
-        // closed for reasons that do not concern this request.
-        let mut may_be_repeated = subject.asking.is_some() && self.is_connected();
-        // A connection that has been there for long may lead to a server that is gone.
-        let answer_by = subject.answer_by.filter(|_| !self.is_connected()).unwrap_or(deadline);
-        let mut connect_by = deadline;
-        let mut lock = if subject.may_be_new { RowLock::Created } else { RowLock::Taken };
+        let mut attempt = Attempt::first(subject, deadline, self.is_connected());
         let mut last = Failure::RowDeleted;
-        let mut notices = Notices::Sent;
         for _ in 0..ATTEMPTS {
-            let found = match self.first_trip(subject, lock, connect_by, answer_by) {
-                Err(Failure::Refused(refusal))
-                    if lock == RowLock::Created && subject.can_join_unlocked() && refusal.is_busy() =>
-                {
-                    (lock, last) = (RowLock::None, Failure::Refused(refusal));
-                    continue;
-                }
-                Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
-                    self.create_tables(answer_by)?;
-                    last = Failure::Refused(refusal);
-                    continue;
-                }
-                found => found?,
-            };
-            connect_by = answer_by;
-            let Some(mut found) = found else {
-                if lock == RowLock::None {
-                    return Err(last);
-                }
-                (lock, last) = (RowLock::Created, Failure::RowDeleted);
-                continue;
-            };
-            let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            let (state, applied) = loop {
-                let mut state = found.state(subject);
-                let mut facts = found.facts(subject);
-                facts.may_be_done = self.may_be_done;
-                let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
-                if found.has_all_waiters || facts.has_next(&state) {
-                    break (state, applied);
-                }
-                // All that were read are dead, stopped or cut off: one behind them may be next.
-                found.read_all_waiters(connection, &self.tables, subject, answer_by)?;
-            };
-            let subject = Subject { may_be_done: self.may_be_done, ..subject };
-            let second = SecondTrip::prepare(&self.tables, subject, &found, connection, &state, &applied, notices);
-            if lock == RowLock::None && !second.only_joins {
-                connection.roll_back(answer_by)?;
-                return Err(last);
-            }
-            let was_open = self.may_be_done;
-            self.may_be_done = true;
-            let answered = connection.run(&second.batch, answer_by);
-            let checks = second.checks;
-            let is_done = answered.as_ref().is_ok_and(|it| checks.hold(it) && !checks.is_unconfirmed(it));
-            // A rollback does not bring back the session's advisory lock. Without it the others would take a waiter for cut off.
-            connection.is_broken |= second.ends_listening && !is_done;
-            match answered {
-                Ok(answers) if is_done => {
-                    self.may_be_done = false;
-                    connection.listens_for = second.listens_for;
-                    let waits = second.look.map(|look| (look, second.place.of(&answers)));
-                    return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits });
-                }
-                Ok(answers) if checks.hold(&answers) => return Err(Failure::Unconfirmed),
-                // The record has changed; and if an earlier attempt has joined after all, the next one finds that.
-                Ok(_) if lock == RowLock::None => {
-                    connection.listens_for = second.listens_for;
-                    self.may_be_done = was_open;
-                    return Err(last);
-                }
-                Ok(_) => return Err(Failure::Unwritten),
-                // A session that listens and does not read must not keep others from their locks.
-                Err(Failure::Refused(refusal)) if notices == Notices::Sent && refusal.is_of_full_queue() => {
-                    self.may_be_done = was_open || second.may_be_refused_when_done();
-                    (notices, last) = (Notices::LeftOut, Failure::Refused(refusal));
-                }
-                // It was rolled back, unless the refusal came after the commit.
-                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {
-                    self.may_be_done = was_open || second.may_be_refused_when_done() || refusal.is_fatal();
-                    last = Failure::Refused(refusal);
-                }
-                Err(failure) if failure.is_closed() && may_be_repeated => {
-                    may_be_repeated = false;
-                    last = failure;
-                }
+            let mut found = match self.first_trip(subject, &attempt) {
+                Ok(found) => found,
                 Err(failure) => {
-                    self.may_be_done = was_open || failure.is_out_of_step() || second.may_be_refused_when_done();
-                    return Err(failure);
+                    last = self.after_first_trip(failure, subject, &mut attempt)?;
+                    continue;
                 }
+            };
+            let (state, applied) = self.apply(&mut rules, subject, &mut found, attempt.answer_by)?;
+            match self.second_trip(subject, &attempt, &found, &state, &applied) {
+                Ok(waits) => return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits }),
+                Err(failure) => last = attempt.after_second_trip(failure)?,
             }
         }
         Err(last)
@@ -197,24 +168,98 @@ impl PostgresStore {
 
     /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is
     /// opened anew, once; and if a host turns out to be a standby, which a pooler in front of it may conceal, the others are tried.
-    fn first_trip(
-        &mut self,
-        subject: Subject<'_>,
-        lock: RowLock,
-        connect_by: Moment,
-        answer_by: Moment,
-    ) -> Result<Option<Found>, Failure> {
+    fn first_trip(&mut self, subject: Subject<'_>, attempt: &Attempt) -> Result<Found, Failure> {
+        let answer_by = attempt.answer_by;
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
         loop {
             let was_open = self.is_connected();
             let timeout = self.timeout;
-            let connection = self.connected(connect_by)?;
+            let connection = self.connected(attempt.connect_by)?;
             let carry_out_by = answer_by.min(Moment::now() + timeout);
-            match Found::read(connection, &tables, subject, lock, carry_out_by, answer_by) {
+            match Found::read(connection, &tables, subject, attempt.lock, carry_out_by, answer_by) {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
                 Err(failure) if was_open && failure.is_closed() => {}
                 found => return found.map_err(|failure| self.find_mismatch(failure, answer_by)),
+            }
+        }
+    }
+
+    /// Prepares another attempt after a `failure` of the first trip, which has changed nothing. Returns the failure, or fails with it if
+    /// another attempt would not help.
+    fn after_first_trip(
+        &mut self,
+        failure: Failure,
+        subject: Subject<'_>,
+        attempt: &mut Attempt,
+    ) -> Result<Failure, Failure> {
+        match &failure {
+            Failure::RowDeleted => attempt.lock = RowLock::Created,
+            Failure::Refused(refusal)
+                if attempt.lock == RowLock::Created && subject.can_join_unlocked() && refusal.is_busy() =>
+            {
+                attempt.lock = RowLock::None;
+            }
+            Failure::Refused(refusal) if refusal.lacks_tables() => self.create_tables(attempt.answer_by)?,
+            _ => return Err(failure),
+        }
+        attempt.connect_by = attempt.answer_by;
+        Ok(failure)
+    }
+
+    /// Applies the rules to what was found. If all waiters that were read are dead, stopped or cut off, reads the rest, too: one of them
+    /// may be next. Returns the new state, and what came of it.
+    fn apply<T>(
+        &mut self,
+        rules: &mut impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        subject: Subject<'_>,
+        found: &mut Found,
+        deadline: Moment,
+    ) -> Result<(LockState, Applied<T>), Failure> {
+        loop {
+            let mut state = found.state(subject);
+            let mut facts = found.facts(subject);
+            facts.may_be_done = self.may_be_done;
+            let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
+            if found.has_all_waiters || facts.has_next(&state) {
+                return Ok((state, applied));
+            }
+            let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
+            found.read_all_waiters(connection, &self.tables, subject, deadline)?;
+        }
+    }
+
+    /// Writes what the rules have made of what was found, and commits. If the one that asks waits then, returns when it looks again, and
+    /// how many came before it. Notes whether a failure leaves open what was done.
+    fn second_trip<T>(
+        &mut self,
+        subject: Subject<'_>,
+        attempt: &Attempt,
+        found: &Found,
+        state: &LockState,
+        applied: &Applied<T>,
+    ) -> Result<Option<(Look, u64)>, Failure> {
+        let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
+        let subject = Subject { may_be_done: self.may_be_done, ..subject };
+        let second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied, attempt.notices);
+        if attempt.lock == RowLock::None && !second.only_joins {
+            connection.roll_back(attempt.answer_by)?;
+            return Err(Failure::RowBusy);
+        }
+        let answered = connection.run(&second.batch, attempt.answer_by);
+        if answered.is_ok() {
+            connection.listens_for.clone_from(&second.listens_for);
+        }
+        match answered.and_then(|answers| second.checks.verify(&answers).map(|()| answers)) {
+            Ok(answers) => {
+                self.may_be_done = false;
+                Ok(second.look.map(|look| (look, second.place.of(&answers))))
+            }
+            Err(failure) => {
+                // A rollback does not bring back the session's advisory lock. Without it the others would take a waiter for cut off.
+                connection.is_broken |= second.ends_listening;
+                self.may_be_done |= failure.leaves_outcome_open() || second.may_be_refused_when_done();
+                Err(failure)
             }
         }
     }

@@ -49,7 +49,7 @@ pub(super) struct Found {
 
 impl Found {
     /// Begins a transaction, locks the row as `lock` says, and reads. Once the server has begun with that, it has until `carry_out_by`; the
-    /// answer is waited for until `answer_by`. Returns nothing if there was no row to lock.
+    /// answer is waited for until `answer_by`. Fails with [`Failure::RowDeleted`] if there was no row to lock.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
@@ -57,7 +57,7 @@ impl Found {
         lock: RowLock,
         carry_out_by: Moment,
         answer_by: Moment,
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Self, Failure> {
         let Tables { version, locks, .. } = tables;
         let key = Some(subject.key.as_str());
         let lock_wait = if subject.can_join_unlocked() { JOIN_WAIT } else { Duration::MAX };
@@ -87,13 +87,13 @@ impl Found {
         let (facts, _) = found.rows.first().and_then(|row| row.split_first_chunk()).ok_or(INCOMPLETE)?;
         let [Some(now_ms), Some(process), version] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
-        let Some(record) = locked.rows.pop().and_then(|mut row| row.pop().flatten()) else { return Ok(None) };
+        let record = locked.rows.pop().and_then(|mut row| row.pop().flatten()).ok_or(Failure::RowDeleted)?;
         // Without waiters there is one row, which says nothing of any.
         let waiters =
             found.rows.iter().filter_map(|row| row.get(facts.len()..)).filter(|row| row.iter().any(Option::is_some));
         let queue: Vec<Queued> = waiters.map(Queued::read).collect::<Result<_, _>>()?;
         let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();
-        Ok(Some(Found {
+        Ok(Found {
             state: read_record(&record)?,
             record,
             now_ms: now_ms.parse().map_err(|_| INCOMPLETE)?,
@@ -101,7 +101,7 @@ impl Found {
             has_all_waiters: subject.needs_all_waiters || others < FIRST_WAITERS,
             queue,
             is_locked: lock != RowLock::None,
-        }))
+        })
     }
 
     /// Reads all waiters of the lock.

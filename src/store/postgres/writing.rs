@@ -10,6 +10,7 @@ use serde_json::ser::Formatter;
 use super::batch::{Batch, Commit};
 use super::connection::{Answer, Connection};
 use super::facts::{LATE, Queued, RollCall};
+use super::failure::Failure;
 use super::operation::Subject;
 use super::reading::Found;
 use super::schema::Tables;
@@ -64,20 +65,25 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// Returns whether the answers say that all was written and committed.
-    pub(super) fn hold(self, answers: &[Answer]) -> bool {
+    /// Fails unless the answers, none of which is a refusal, say that all was written and committed, and that no standby was left out for
+    /// which the server was to wait: a failover would lose what was written.
+    pub(super) fn verify(self, answers: &[Answer]) -> Result<(), Failure> {
         // Outside a transaction it would have been written blindly, over what another one may have written since.
         let is_written =
             |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
-        let has_joined =
-            self.joins_at.is_none_or(|at| answers.get(at).is_some_and(|answer| answer.tag == "INSERT 0 1"));
-        is_recorded && has_joined && answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT")
-    }
-
-    /// Returns whether the server has committed without a standby for which it was to wait: a failover may lose what was written.
-    pub(super) fn is_unconfirmed(self, answers: &[Answer]) -> bool {
-        answers.iter().skip(self.commit_at).any(|answer| answer.is_unconfirmed)
+        let has_joined = self.joins_at.is_none_or(|at| answers.get(at).is_some_and(|it| it.tag == "INSERT 0 1"));
+        let is_committed = answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT");
+        if !has_joined {
+            // The record has changed; or an earlier attempt has joined after all, which the next one finds.
+            Err(Failure::RowBusy)
+        } else if !is_recorded || !is_committed {
+            Err(Failure::Unwritten)
+        } else if answers.iter().skip(self.commit_at).any(|answer| answer.is_unconfirmed) {
+            Err(Failure::Unconfirmed)
+        } else {
+            Ok(())
+        }
     }
 }
 
