@@ -270,7 +270,7 @@ impl Failure {
             Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
                 Trouble::Away
             }
-            Failure::Slow | Failure::Unconfirmed => Trouble::Slow,
+            Failure::Slow | Failure::Unconfirmed | Failure::TooLate => Trouble::Slow,
             Failure::RowBusy => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_busy() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_transient() => Trouble::Away,
@@ -286,7 +286,6 @@ impl Failure {
             | Failure::Broken(_)
             | Failure::NoTables
             | Failure::Revoked
-            | Failure::TooLate
             | Failure::FenceEnds(_)
             | Failure::NewerTables(_)
             | Failure::ForeignTable(_) => Trouble::Lasting,

@@ -57,6 +57,18 @@ on_postgres!(a_late_grant_that_is_revoked_by_then, |store, _postgres| {
     assert!(is_free(store, "k"));
 });
 
+// The same where the lease is over by then: nothing was lost, and the waiter asks again.
+on_postgres!(a_late_grant_whose_lease_is_over_by_then, |store, _postgres| {
+    assert!(is_free(store, "k"));
+    let proxy = store.proxy();
+    proxy.set(Mode::DelayAnswers(Duration::from_secs(7)));
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "6s", "--store-timeout", "4s"]);
+    let waiter = call.args(["--renew-every", "500ms", "--kill-after", "500ms"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+    proxy.set(Mode::Pass);
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
+
 // A late grant is confirmed before COMMAND starts. If the connection is lost just then, the waiter asks again.
 on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
     assert!(is_free(store, "k"));
