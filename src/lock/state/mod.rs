@@ -43,7 +43,7 @@ use super::token::Token;
 pub use acquire::{Acquired, Ask, OnHeld, Seen};
 pub use fence::FenceExhausted;
 pub use lease::{Lease, Renewed, millis};
-pub use queue::{Cancelled, WaiterState};
+pub use queue::{CLAIM_WINDOW_MS, Cancelled, WaiterState};
 pub use release::{Release, Released, Retain};
 pub use revoke::{Living, Revoked};
 pub use sequence::{Reserved, Wanted, integer};
@@ -262,6 +262,11 @@ pub trait Facts {
         usize::MAX
     }
 
+    /// Returns for how long a waiter that is granted the lock now may take to claim it.
+    fn claim_window_ms(&self) -> u64 {
+        CLAIM_WINDOW_MS
+    }
+
     /// Returns whether a waiter is alive and listening.
     fn presence(&self, _waiter: &WaiterState) -> Presence {
         Presence::Listening
@@ -274,7 +279,7 @@ pub struct Applied<T> {
     /// The answer.
     pub answer: T,
     /// The waiters to which this operation granted the lock, in order. Wake them, so that they claim it. A waiter that is not
-    /// woken loses its grant after [`queue::CLAIM_WINDOW_MS`], but not its place.
+    /// woken loses its grant after [`Facts::claim_window_ms`], but not its place.
     pub granted: Vec<Token>,
     /// When the next lease or grant ends. Some process must then apply any operation to the lock, or a free lock is never
     /// handed off.

@@ -216,7 +216,8 @@ impl LockState {
             }
             let Some(slot) = self.free_slot(mode, facts) else { break };
             let waiter = &mut self.waiters[at];
-            waiter.grant = Some(Grant { slot, since_ms: now.ms, ends_ms: now.ms.saturating_add(CLAIM_WINDOW_MS) });
+            let ends_ms = now.ms.saturating_add(facts.claim_window_ms());
+            waiter.grant = Some(Grant { slot, since_ms: now.ms, ends_ms });
             granted.push(waiter.token.clone());
         }
         granted

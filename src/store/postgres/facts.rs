@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::failure::Failure;
 use super::reading::FIRST_WAITERS;
-use super::waiting::{LOOKERS, Look};
-use crate::lock::state::{Facts, LockState, Now, Presence, WaiterState, millis};
+use super::waiting::{LOOKERS, Look, UNNOTIFIED_CLAIM_WINDOW};
+use super::writing::Notices;
+use crate::lock::state::{CLAIM_WINDOW_MS, Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 
 /// How long after the moment at which it is to look, or to show that it is alive, a waiter that has done neither counts as silent: it may
@@ -52,6 +53,8 @@ pub(super) struct TableFacts<'a> {
     asking: Option<&'a Token>,
     /// Whether an earlier attempt at the same operation may have been committed.
     pub(super) may_be_done: bool,
+    /// Whether those that are granted the lock are notified.
+    pub(super) notices: Notices,
 }
 
 impl Queued {
@@ -88,7 +91,7 @@ impl<'a> TableFacts<'a> {
     /// Returns what is known at `now_ms`, when the waiters in the `queue` were read for the one that is `asking`, if one is.
     pub(super) fn new(now_ms: u64, queue: &'a [Queued], asking: Option<&'a Token>) -> Self {
         let rows = queue.iter().map(|row| (&row.waiter.token, row)).collect();
-        TableFacts { now_ms, queue, rows, asking, may_be_done: false }
+        TableFacts { now_ms, queue, rows, asking, may_be_done: false, notices: Notices::Sent }
     }
 
     /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
@@ -180,6 +183,13 @@ impl<'a> TableFacts<'a> {
 impl Facts for TableFacts<'_> {
     fn now(&self) -> Now {
         Now::unix(self.now_ms)
+    }
+
+    fn claim_window_ms(&self) -> u64 {
+        match self.notices {
+            Notices::Sent => CLAIM_WINDOW_MS,
+            Notices::LeftOut => millis(UNNOTIFIED_CLAIM_WINDOW),
+        }
     }
 
     fn presence(&self, waiter: &WaiterState) -> Presence {

@@ -157,7 +157,7 @@ impl PostgresStore {
                     continue;
                 }
             };
-            let (state, applied) = self.apply(&mut rules, subject, &mut found, attempt.answer_by)?;
+            let (state, applied) = self.apply(&mut rules, subject, &attempt, &mut found)?;
             match self.second_trip(subject, &attempt, &found, &state, &applied) {
                 Ok(waits) => return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits }),
                 Err(failure) => last = attempt.after_second_trip(failure)?,
@@ -213,19 +213,19 @@ impl PostgresStore {
         &mut self,
         rules: &mut impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
         subject: Subject<'_>,
+        attempt: &Attempt,
         found: &mut Found,
-        deadline: Moment,
     ) -> Result<(LockState, Applied<T>), Failure> {
         loop {
             let mut state = found.state(subject);
             let mut facts = found.facts(subject);
-            facts.may_be_done = self.may_be_done;
+            (facts.may_be_done, facts.notices) = (self.may_be_done, attempt.notices);
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
             if found.has_all_waiters || facts.has_next(&state) {
                 return Ok((state, applied));
             }
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            found.read_all_waiters(connection, &self.tables, subject, deadline)?;
+            found.read_all_waiters(connection, &self.tables, subject, attempt.answer_by)?;
         }
     }
 

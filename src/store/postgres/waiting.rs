@@ -28,6 +28,10 @@ const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(8), Duration::from_
 /// A heartbeat may come so much later than was said on a busy machine. Nobody waits for one in particular.
 const SLACK: Duration = Duration::from_secs(1);
 
+/// How long a waiter may take to claim the lock if it is not notified that it was granted it: it learns that by its next heartbeat. By then
+/// those behind it have also been heard of, so none of them counts as one that has missed its turn to look.
+pub(super) const UNNOTIFIED_CLAIM_WINDOW: Duration = HEARTBEAT.1.saturating_add(SLACK).saturating_add(SLACK);
+
 /// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
 pub(super) const LOOKERS: usize = 8;
 

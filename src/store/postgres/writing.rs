@@ -44,7 +44,7 @@ pub(super) struct SecondTrip<'a> {
     pub(super) ends_listening: bool,
 }
 
-/// Whether waiters are notified. Notices are hints: without them waiters find out by themselves, only later.
+/// Whether waiters are notified. Notices are hints: without them waiters find out by themselves, only later; they have more time for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notices {
     /// They are sent with the commit.

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::support::calm::held_in_time;
+use crate::support::calm::{held_in_time, stays_in_time_for};
 use crate::support::hand::{acquire, break_lock, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::processes::state;
 use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
-use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Store, eventually, stays_true_for};
+use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually, stays_true_for};
 
 /// How late a waiter hears that it has the lock: later than `--store-timeout`, and not too late for one that has just logged in.
 const LATE: Duration = Duration::from_secs(4);
@@ -98,18 +98,22 @@ on_postgres!(a_slot_that_was_released_while_a_waiter_was_silent, |store, postgre
     release(store, "k", &second).exited(0).silent();
 });
 
+/// Lets the server take no notifications, as if it had as many as its queue of 8 GB can hold. What is sent by `notify_others` arrives.
+fn fill_queue_of_notifications(postgres: &Postgres) {
+    postgres.ask(
+        "ALTER FUNCTION pg_catalog.pg_notify(text, text) RENAME TO notify_others;
+         CREATE FUNCTION pg_catalog.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS
+             $$ BEGIN RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$",
+    );
+}
+
 // A server whose queue of notifications is full takes none, because somebody listens and does not read. What is only a hint is left
 // out then: locks are released and handed off all the same, if not at once.
 on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    // As long as the real queue, which has 8 GB, would be.
-    postgres.ask(
-        "ALTER FUNCTION pg_catalog.pg_notify(text, text) RENAME TO notify_others;
-         CREATE FUNCTION pg_catalog.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS
-             $$ BEGIN RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$",
-    );
+    fill_queue_of_notifications(postgres);
     release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
     token(store, "k", &["--ttl", "none"]);
@@ -117,6 +121,36 @@ on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
     break_lock(store, "k", &["--now"]).exited(0);
     waiter.wait().exited(0).printed("ran\n").silent();
+});
+
+// "In turn", also then: nobody passes over a waiter that has not heard yet that it was granted the lock.
+on_postgres!(the_queue_of_notifications_is_full_for_two_waiters, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let mut queue = Queue::new(store, "k").with(&["--ttl", "none"]);
+    queue.join(2);
+    eventually(LONG, "they sleep", || queue.asleep() == 2);
+    fill_queue_of_notifications(postgres);
+    let released_ms = postgres.count("SELECT (extract(epoch FROM now()) * 1000)::bigint");
+    release(store, "k", &its).exited(0).silent();
+    // Longer than a waiter may take that was notified.
+    let is_over = format!("SELECT count(*) WHERE extract(epoch FROM now()) * 1000 > {released_ms} + 2500");
+    eventually(LONG, "the first one has not heard of it for long", || postgres.count(&is_over) == 1);
+    let show = |order| {
+        postgres.ask(&format!(
+            "SELECT notify_others('lockrun_' || to_hex(session), 'show')
+             FROM (SELECT session FROM lockrun.waiters ORDER BY place {order} LIMIT 1) AS it"
+        ))
+    };
+    show("DESC");
+    let unheard = format!("SELECT count(*) FROM lockrun.waiters WHERE looked_at_ms < {released_ms}");
+    eventually(LONG, "the second one is heard of", || postgres.count(&unheard) < 2);
+    stays_in_time_for(Duration::from_secs(1), "nobody is passed over", || queue.begun().is_empty());
+    show("ASC");
+    postgres.ask(
+        "DROP FUNCTION pg_catalog.pg_notify(text, text);
+         ALTER FUNCTION pg_catalog.notify_others(text, text) RENAME TO pg_notify",
+    );
+    queue.end().in_order(0..2);
 });
 
 /// Lets the server refuse to commit what the program of this name changes of a lock.
