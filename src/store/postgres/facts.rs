@@ -39,6 +39,8 @@ pub(super) struct Queued {
     looks_at_ms: u64,
     /// Whether its session is gone.
     is_cut_off: bool,
+    /// Whether it was there before the server was started, and may be about to come back.
+    is_returning: bool,
 }
 
 /// The present time, and what is known of the waiters.
@@ -58,9 +60,19 @@ pub(super) struct TableFacts<'a> {
 }
 
 impl Queued {
-    /// Reads a row of the waiters: place, waiter, session, last look, next look, whether its session is gone.
+    /// Reads a row of the waiters: place, waiter, session, last look, next look, whether its session is gone, whether it may be
+    /// about to come back.
     pub(super) fn read(row: &[Option<String>]) -> Result<Self, Failure> {
-        let [Some(place), Some(waiter), session, Some(looked_at_ms), Some(looks_at_ms), Some(is_cut_off)] = row else {
+        let [
+            Some(place),
+            Some(waiter),
+            session,
+            Some(looked_at_ms),
+            Some(looks_at_ms),
+            Some(is_cut_off),
+            Some(is_returning),
+        ] = row
+        else {
             return Err(Failure::Broken("a row in the table waiters lacks a column".to_owned()));
         };
         let broken = |column: &str, what: &dyn Display| {
@@ -74,6 +86,7 @@ impl Queued {
             looked_at_ms: looked_at_ms.parse().map_err(|error| broken("looked_at_ms", &error))?,
             looks_at_ms: looks_at_ms.parse().map_err(|error| broken("looks_at_ms", &error))?,
             is_cut_off: is_cut_off == "t",
+            is_returning: is_returning == "t",
         })
     }
 }
@@ -198,7 +211,7 @@ impl Facts for TableFacts<'_> {
             return Presence::Listening;
         };
         let late = self.now_ms.saturating_sub(row.looks_at_ms);
-        if self.asking == Some(&waiter.token) {
+        if self.asking == Some(&waiter.token) || row.is_returning {
             Presence::Listening
         } else if late > millis(GONE) && (row.is_cut_off || row.session.is_none()) {
             Presence::Gone

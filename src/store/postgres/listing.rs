@@ -6,9 +6,10 @@ use super::batch::{Batch, SNAPSHOT};
 use super::connection::Row;
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
+use super::heartbeat::NOW;
 use super::mismatch::check_version;
 use super::operation::Subject;
-use super::reading::read_record;
+use super::reading::{STARTED, read_record, waiter_columns};
 use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
@@ -141,9 +142,9 @@ impl PostgresStore {
         batch.add(&format!("SELECT key, state {keys}"), &[Some(key)]);
         batch.add(
             &format!(
-                "SELECT key, place, waiter, session, looked_at_ms, looks_at_ms, \
-                 session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
-                 FROM {waiters} WHERE key IN (SELECT key {keys}) ORDER BY key, place"
+                "SELECT key, {} FROM {waiters}, {NOW}, {STARTED} \
+                 WHERE key IN (SELECT key {keys}) ORDER BY key, place",
+                waiter_columns()
             ),
             &[Some(key)],
         );

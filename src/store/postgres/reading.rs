@@ -22,10 +22,25 @@ pub(super) const FIRST_WAITERS: usize = LOOKERS;
 const JOIN_WAIT: Duration = Duration::from_millis(500);
 
 /// How long after the server's start its waiters need not have come back, in milliseconds: else all that come then would be ahead of them.
-const RETURN_MS: u64 = 1500;
+/// They cannot before it has recovered from a crash. Those that have died meanwhile keep the others waiting for as long, at most.
+const RETURN_MS: u64 = 15_000;
 
 /// The time at which the server was started, as a table.
-const STARTED: &str = "(SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint AS ms) AS started";
+pub(super) const STARTED: &str =
+    "(SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint AS ms) AS started";
+
+/// Returns the columns of a waiter in the order of [`Queued::read`], from its table, [`NOW`] and [`STARTED`].
+///
+/// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
+/// that two that look at once do not take each other for the waiter. A server that was started lately may have no session yet of one that
+/// was there before.
+pub(super) fn waiter_columns() -> String {
+    format!(
+        "place, waiter, session, looked_at_ms, looks_at_ms, \
+         session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session), \
+         looked_at_ms < started.ms AND now.ms < started.ms + {RETURN_MS}"
+    )
+}
 
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
@@ -165,20 +180,15 @@ struct Waiters<'a> {
 }
 
 impl<'a> Waiters<'a> {
-    /// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
-    /// that two that look at once do not take each other for the waiter. A server that has just been started has no session yet of one that
-    /// was there before.
     fn of(tables: &Tables, subject: Subject<'a>, all: bool) -> Self {
         let waiters = &tables.waiters;
         let question = format!(
-            "SELECT place, waiter, session, looked_at_ms, looks_at_ms, \
-             session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session) \
-              AND NOT (looked_at_ms < started.ms AND now.ms < started.ms + {RETURN_MS}) \
-             FROM {waiters}, {NOW}, {STARTED} WHERE key = $1 AND place IN (\
+            "SELECT {} FROM {waiters}, {NOW}, {STARTED} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
               UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \
               UNION (SELECT place FROM {waiters} WHERE key = $1 AND NOT is_granted ORDER BY place LIMIT $3::bigint)\
-             )"
+             )",
+            waiter_columns()
         );
         Waiters { subject, limit: (!all).then(|| FIRST_WAITERS.to_string()), question }
     }
@@ -237,7 +247,7 @@ mod tests {
         let looks_at_ms = NOW_MS.saturating_add_signed(*looks_in).to_string();
         let looked_at_ms = (NOW_MS - looked_ago).to_string();
         let json = serde_json::to_string(&waiter).expect("is JSON");
-        let values = [&number.to_string(), &json, "7", &looked_at_ms, &looks_at_ms, "f"];
+        let values = [&number.to_string(), &json, "7", &looked_at_ms, &looks_at_ms, "f", "f"];
         let mut values = values.map(|value| Some(value.to_owned()));
         // Some wait through a pooler.
         values[2] = values[2].take().filter(|_| number % 3 > 0);

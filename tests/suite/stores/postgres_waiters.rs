@@ -243,3 +243,22 @@ on_postgres!(the_server_is_restarted_before_a_newcomer, |store, postgres| {
     waiter.signal(Signal::SIGCONT);
     waiter.wait().exited(0).printed("ran\n").silent();
 });
+
+// The same where the server has to recover from a crash first, for longer than the waiters' heartbeats can wait.
+on_postgres!(the_server_recovers_for_long_before_a_newcomer, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    waiter.signal(Signal::SIGSTOP);
+    eventually(LONG, "it stands still", || state(waiter.pid()) == Some('T'));
+    postgres.stop_in_peace();
+    postgres.start_again();
+    postgres.ask("UPDATE lockrun.waiters SET looked_at_ms = looked_at_ms - 20000, looks_at_ms = looks_at_ms - 20000");
+    let has_recovered = "SELECT count(*) WHERE now() > pg_postmaster_start_time() + interval '5 s'";
+    eventually(LONG, "it was started long ago", || postgres.count(has_recovered) == 1);
+    release(store, "k", &its).exited(0).silent();
+    let newcomer = acquire(store, "k", &["--ttl", "none"]).run();
+    held_in_time(newcomer.status == Some(75), "it was overtaken");
+    waiter.signal(Signal::SIGCONT);
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
