@@ -7,7 +7,7 @@ use super::batch::{Batch, READ_WRITE, SNAPSHOT};
 use super::connection::Row;
 use super::facts::LATE;
 use super::failure::Failure;
-use super::reading::read_record;
+use super::reading::{ROW_WAIT, read_record};
 use super::schema::Tables;
 use super::waiting::{LOOKERS, Look, STAND_INS};
 use crate::lock::state::{Held, HolderState, millis};
@@ -73,7 +73,7 @@ impl PostgresStore {
         let deadline = Moment::now() + self.timeout;
         let parameters: Vec<_> =
             [Some(claim.key.as_str()), Some(claim.token.as_str())].into_iter().chain(next.map(Some)).collect();
-        let mut batch = Batch::transaction(begin, deadline);
+        let mut batch = Batch::impatient_transaction(begin, deadline, ROW_WAIT);
         batch.add(statement, &parameters);
         // A crash of the server may forget a heartbeat. The word for the end is another one than that for the end of an
         // operation, so that the two can be told apart on the wire.

@@ -21,6 +21,10 @@ pub(super) const FIRST_WAITERS: usize = LOOKERS;
 /// How long a new waiter waits for a row that others have locked, before it joins without locking it.
 const JOIN_WAIT: Duration = Duration::from_millis(500);
 
+/// How long a waiter waits for a row that others have locked. Then it shows that it is alive before it tries again, so that it keeps its
+/// place however long it may wait for an answer.
+pub(super) const ROW_WAIT: Duration = Duration::from_secs(10);
+
 /// How long after the server's start its waiters need not have come back, in milliseconds: else all that come then would be ahead of them.
 /// They cannot before it has recovered from a crash. Those that have died meanwhile keep the others waiting for as long, at most.
 const RETURN_MS: u64 = 15_000;
@@ -75,7 +79,11 @@ impl Found {
     ) -> Result<Self, Failure> {
         let Tables { version, locks, .. } = tables;
         let key = Some(subject.key.as_str());
-        let lock_wait = if subject.can_join_unlocked() { JOIN_WAIT } else { Duration::MAX };
+        let lock_wait = match subject.answer_by {
+            Some(_) if subject.can_join_unlocked() => JOIN_WAIT,
+            Some(_) => ROW_WAIT,
+            None => Duration::MAX,
+        };
         let mut batch = Batch::impatient_transaction(READ_WRITE, carry_out_by, lock_wait);
         if lock == RowLock::Created {
             // Another transaction that is about to create it is waited for.

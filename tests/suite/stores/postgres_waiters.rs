@@ -17,6 +17,9 @@ use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventua
 /// How late a waiter hears that it has the lock: later than `--store-timeout`, and not too late for one that has just logged in.
 const LATE: Duration = Duration::from_secs(4);
 
+/// How many wait for the row of a lock.
+const LOOKS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'SELECT state FROM%FOR UPDATE'";
+
 /// A call that waits for the lock.
 fn waits(url: &str) -> Lockrun {
     Lockrun::at(url).key("k").args(["--wait", "--store-timeout", "2s"])
@@ -260,5 +263,23 @@ on_postgres!(the_server_recovers_for_long_before_a_newcomer, |store, postgres| {
     let newcomer = acquire(store, "k", &["--ttl", "none"]).run();
     held_in_time(newcomer.status == Some(75), "it was overtaken");
     waiter.signal(Signal::SIGCONT);
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
+
+// "It keeps its place": one that cannot get to the lock's row shows that it is alive long before the others count it as dead, however
+// long it may wait for an answer.
+on_postgres!(a_row_that_is_locked_for_long, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let call = Lockrun::new(store).key("k").args(["--wait", "--ttl", "1h", "--store-timeout", "5m"]);
+    let waiter = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    let other = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'k' FOR UPDATE");
+    postgres.ask("SELECT pg_notify('lockrun_' || to_hex(session), 'look 0') FROM lockrun.waiters");
+    eventually(LONG, "it wants to look", || postgres.count(LOOKS) == 1);
+    let looks_ms = postgres.count("SELECT (extract(epoch FROM now()) * 1000)::bigint");
+    let heard = format!("SELECT count(*) FROM lockrun.waiters WHERE looked_at_ms > {looks_ms}");
+    eventually(LONG, "it is heard of", || postgres.count(&heard) == 1);
+    drop(other);
+    release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 });
