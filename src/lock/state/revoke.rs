@@ -8,7 +8,7 @@ use crate::lock::holder::Holder;
 pub enum Revoked {
     /// The lock has no holder.
     Free,
-    /// The lock is held, but not under the given fence.
+    /// The lock is held, but under none of the given fences.
     Others(Vec<Held>),
     /// The lock was revoked from every holder that can lose it.
     From {
@@ -33,16 +33,22 @@ pub struct Living {
 }
 
 impl LockState {
-    /// Revokes the lock, on behalf of `by`, from all its holders or from the one with this `fence`.
+    /// Revokes the lock, on behalf of `by`, from all its holders or from those with one of these `fences`.
     ///
     /// A command's lease can no longer be renewed: lockrun learns that from its next renewal, and the command holds the lock
     /// until it has ended, or until the lease ends. With `at_once` the lock is free now. It is also free now if there is
     /// nothing to wait for: it was acquired by hand, it is kept, or its lease never ends. A lock that a living process holds
     /// without a lease cannot be revoked.
-    pub fn revoke(&mut self, fence: Option<u64>, by: &Holder, at_once: bool, facts: &impl Facts) -> Applied<Revoked> {
+    pub fn revoke(
+        &mut self,
+        fences: Option<&[u64]>,
+        by: &Holder,
+        at_once: bool,
+        facts: &impl Facts,
+    ) -> Applied<Revoked> {
         let now = facts.now();
         self.drop_ended(None, now, facts);
-        let is_meant = |holder: &HolderState| fence.is_none_or(|fence| holder.fence == fence);
+        let is_meant = |holder: &HolderState| fences.is_none_or(|fences| fences.contains(&holder.fence));
         if !self.holders.iter().any(is_meant) {
             let others: Vec<Held> = self.holders.iter().map(HolderState::held).collect();
             let answer = if others.is_empty() { Revoked::Free } else { Revoked::Others(others) };

@@ -33,7 +33,7 @@ use super::{
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
+use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, HolderState, LockState, Now, OnHeld};
 use crate::lock::token::Token;
 use crate::store::Done;
 use crate::store::diagnostic::Diagnostic;
@@ -265,7 +265,22 @@ impl Store for EtcdStore {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fence, by, now, facts)));
+        // The fences that the first attempt found, and the last answer. Another attempt must not hit a later holder. If the outcome of
+        // the last one is open, and none of its holders is left, it has been carried out.
+        let mut before: Option<(Vec<u64>, state::Revoked)> = None;
+        self.client.may_be_done = false;
+        let revoked = self.once(on(key), |state, facts| {
+            let meant = |holder: &&HolderState| fence.is_none_or(|fence| holder.fence == fence);
+            let (fences, answered) = before.take().map_or_else(
+                || (state.holders.iter().filter(meant).map(|holder| holder.fence).collect(), None),
+                |(fences, answer)| (fences, Some(answer)),
+            );
+            let applied = state.revoke(Some(&fences), by, now, facts);
+            let is_done = facts.may_be_done && !matches!(applied.answer, state::Revoked::From { .. });
+            let answer = answered.filter(|_| is_done).unwrap_or(applied.answer);
+            before = Some((fences, answer.clone()));
+            Ok(Applied { answer, ..applied })
+        });
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
         self.tidy();
         let now = Now::unix(now_ms);

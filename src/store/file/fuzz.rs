@@ -111,7 +111,7 @@ fn rules(state: &LockState) {
             state.clone().cancel(token, None, true, &world);
         }
         state.clone().revoke(None, &by, false, &world);
-        state.clone().revoke(Some(state.fence), &by, true, &world);
+        state.clone().revoke(Some(&[state.fence]), &by, true, &world);
         let _ = state.is_prunable(Duration::from_secs(1), &world);
         let key = Key::new(state.key.as_ref()).unwrap_or_else(|_| claim.key.clone());
         status::fuzz::check(&[from_state::status(key, state, &world)]);

@@ -24,6 +24,7 @@ mod url;
 mod waiters;
 
 use std::path::PathBuf;
+use std::slice;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -219,7 +220,8 @@ impl Store for FileStore {
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
-        file.edit(|state, facts| Ok(answers::revoked(state.revoke(fence, by, now, facts).answer, &file, facts.now())))
+        let fences = fence.as_ref().map(slice::from_ref);
+        file.edit(|state, facts| Ok(answers::revoked(state.revoke(fences, by, now, facts).answer, &file, facts.now())))
     }
 }
 

@@ -26,6 +26,7 @@ mod url;
 mod waiting;
 mod writing;
 
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -301,7 +302,8 @@ impl Store for PostgresStore {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fence, by, now, facts)));
+        let fences = fence.as_ref().map(slice::from_ref);
+        let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fences, by, now, facts)));
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
         let now = Now::unix(now_ms);
         let free_in = Duration::from_millis(answer.free_in_ms(now));

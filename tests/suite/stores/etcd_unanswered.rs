@@ -23,6 +23,29 @@ fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     run.finish().exited(0);
 }
 
+// A break is carried out, its answer is lost, and another member is asked for the same: the next holder keeps the lock.
+#[test]
+fn a_break_whose_answer_is_lost_takes_nothing_from_the_next() {
+    const BROKEN: &str = "00000000-0000-4000-8000-000000000001";
+    const NEXT: &str = "00000000-0000-4000-8000-000000000002";
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let [first, second] = [Proxy::before(etcd), Proxy::before(etcd)];
+    let by_hand = |command: &str, token: &str| {
+        Lockrun::bare().args([command, "--store", &store.url(), "--token", token]).key("k")
+    };
+    by_hand("acquire", BROKEN).args(["--ttl", "10m"]).run().exited(0);
+    let mut next = by_hand("acquire", NEXT).args(["--ttl", "10m", "--wait", "-v"]).spawn();
+    next.wait_for_stderr("waiting");
+    first.set(Mode::SwallowAnswers);
+    let url = format!("etcd://127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
+    let broken = Lockrun::bare().args(["break", "--store", &url, "--store-timeout", "6s"]).key("k").spawn();
+    next.wait().exited(0);
+    broken.wait().exited(0);
+    assert!(second.connections() > 0);
+    by_hand("renew", NEXT).run().exited(0).silent();
+}
+
 // A waiter whose row was lost joins the queue anew behind very many, and does not hear that it has: it finds that row, and stands in the
 // queue once.
 #[test]

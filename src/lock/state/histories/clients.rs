@@ -174,7 +174,7 @@ impl History {
         let fence = holder.map(|holder| holder.fence);
         let by = Holder::default();
         let held: Vec<_> = (0..self.clients.len()).map(|client| self.holds_anything(client)).collect();
-        self.apply(|state, world| state.revoke(fence, &by, at_once, world));
+        self.apply(|state, world| state.revoke(fence.as_ref().map(std::slice::from_ref), &by, at_once, world));
         // A client that has lost the lock does not know it yet; by then another may hold it: `--now` accepts that.
         for (client, held) in held.into_iter().enumerate() {
             if !self.holds_anything(client) && (held || !self.is_forgotten(client)) {

@@ -183,7 +183,7 @@ impl Lock {
     }
 
     fn revoke(&mut self, fence: Option<u64>, at_once: bool) -> Revoked {
-        let applied = self.state.revoke(fence, &who("admin"), at_once, &self.world);
+        let applied = self.state.revoke(fence.as_ref().map(std::slice::from_ref), &who("admin"), at_once, &self.world);
         self.done(applied)
     }
 

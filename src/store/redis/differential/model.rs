@@ -1,6 +1,7 @@
 //! The side of the state: it plays the steps, and says what Redis has to answer.
 
 use std::collections::HashMap;
+use std::slice;
 
 use redis::Cmd;
 use serde_json::json;
@@ -300,7 +301,7 @@ impl<'a> Model<'a> {
         let named: HashMap<_, _> = holders.map(|it| (it.token.as_str().to_owned(), it.fence.to_string())).collect();
         let args = [json!(named).to_string(), json!(by).to_string(), u8::from(at_once).to_string()];
         let command = self.run(&self.scripts.revoke, &args, "");
-        let applied = self.state.revoke(fence, &by, at_once, &self.facts);
+        let applied = self.state.revoke(fence.as_ref().map(slice::from_ref), &by, at_once, &self.facts);
         let free_in = applied.answer.free_in_ms(Now::unix(self.facts.now));
         let all = |holders: &[Held]| {
             let mut holders: Vec<_> = holders.iter().map(HolderSeen::of_state).collect();
