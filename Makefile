@@ -1,20 +1,20 @@
 # make            build the release binary
 # make test       install what the tests need (apt-get), then run them all
-# make chaos      faults at random: SECONDS_PER_STORE=240, SEED=… to repeat an order, HISTORY=DIRECTORY for what was done to each lock
+# make chaos      random faults: SECONDS_PER_STORE=240, SEED=… to repeat an order, HISTORY=DIRECTORY for each lock's history
 # make handoffs   many runs in turn, without faults: HANDOFFS=20000
 # make soak       locks that are held and used for long: MINUTES=12
-#                 these three also for one store alone: STORE=redis
-# make simulate   a simulation of all that can go wrong, by seeds: SEEDS=20000 of them, FROM=1; SEED=… to repeat one and see what happens
+#                 these three also for a single store: STORE=redis
+# make simulate   simulate faults, one history per seed: SEEDS=20000 of them, FROM=1; SEED=… to repeat one and see its timeline
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
-# make fuzz       look for input that breaks what reads it: SECONDS_PER_TARGET=60 (needs a C++ compiler)
+# make fuzz       look for input that breaks a parser: SECONDS_PER_TARGET=60 (needs a C++ compiler)
 # make check      formatting, lints, and whether the generated files are up to date
-# make deny       judge the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
+# make deny       check the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
 # make generate   regenerate the manual pages from the command line's definition
 # make demo       record docs/demo.svg anew (needs root, and redis-server)
-# make link-order list anew what a run touches of the program, for the linker to place it side by side (needs valgrind)
-# make bench      measure beside the peers that are installed; writes benches/RESULTS.md
+# make link-order list the code that a run touches, so that the linker can place it side by side (needs valgrind)
+# make bench      compare with the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=; make uninstall removes the same files
-# make deb        a package for Debian and Ubuntu; make rpm: one for Fedora and its kin; make dist: an archive, with SHA256SUMS
+# make deb        a package for Debian and Ubuntu; make rpm: for Fedora and related distributions; make dist: an archive, with SHA256SUMS
 
 CARGO ?= cargo
 INSTALL ?= install
@@ -31,7 +31,7 @@ target = $(or $(CARGO_TARGET_DIR),target)
 binary = $(target)/release/lockrun
 sources = Cargo.toml Cargo.lock $(wildcard .cargo/*) $(shell find src -type f)
 
-# The subcommands: each has a manual page of its own.
+# Each subcommand has a manual page of its own.
 pages = $(addprefix lockrun-,acquire renew release reserve status break doctor prune)
 
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
@@ -46,21 +46,21 @@ $(binary): $(sources)
 	$(CARGO) build --release --locked
 	@touch $@
 
-# The release binary is what gets tested: its timing is part of what it promises. Most tests wait most of the time, so four at once keep a
+# Tests run the release binary, because timing is part of its promises. Most tests wait most of the time, so four at once keep a
 # processor busy.
 test: export RUST_TEST_THREADS ?= $(shell expr 4 '*' $$(nproc))
 test:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked
 
-# One store after the other: what they suffer is enough for a machine.
+# One store after the other: the faults of one store load the machine enough.
 chaos: export SECONDS_PER_STORE ?= 240
 chaos: export RUST_TEST_THREADS ?= 1
 chaos:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked --test suite -- chaos::whatever_happens::$(STORE) --nocapture
 
-# One store after the other, for each to have the whole machine.
+# One store after the other, so that each has the whole machine.
 handoffs: export HANDOFFS ?= 20000
 handoffs: export RUST_TEST_THREADS ?= 1
 handoffs:
@@ -82,7 +82,7 @@ mutants:
 	scripts/install-test-deps
 	scripts/mutants
 
-# With the compiler that lockrun is built with. `make test` tries the inputs in fuzz/corpus again.
+# Uses the compiler that builds lockrun. `make test` repeats the inputs in fuzz/corpus.
 fuzz: export SECONDS_PER_TARGET ?= 60
 fuzz:
 	scripts/fuzz
@@ -92,7 +92,7 @@ check:
 	$(CARGO) clippy --all-targets --locked -- -D warnings
 	@$(MAKE) --no-print-directory check-generated
 
-# Known vulnerabilities are asked for from a database on the network: `cargo deny check advisories`.
+# Does not check for known vulnerabilities, which needs a database on the network: `cargo deny check advisories` does.
 deny:
 	$(CARGO) deny --locked check bans licenses sources
 
@@ -135,15 +135,15 @@ uninstall:
 	rm -f $(DESTDIR)$(bindir)/lockrun $(DESTDIR)$(mandir)/man1/lockrun.1 $(pages:%=$(DESTDIR)$(mandir)/man1/%.1) \
 		$(DESTDIR)$(bashdir)/lockrun $(DESTDIR)$(zshdir)/_lockrun $(DESTDIR)$(fishdir)/lockrun.fish
 
-# Debian's package of the release binary, into $(target)/package.
+# A Debian package of the release binary, in $(target)/package.
 deb: $(binary)
 	packaging/deb $(binary) $(target)/package
 
-# The same as an archive that is unpacked below a prefix, and the sums of all that lies in $(target)/package.
+# An archive with the same files, and the checksums of everything in $(target)/package.
 dist: $(binary)
 	packaging/tarball $(binary) $(target)/package
 
-# RPM's package; needs `cargo install cargo-generate-rpm`.
+# An RPM package; needs `cargo install cargo-generate-rpm`.
 rpm: $(binary)
 	mkdir -p $(target)/package
 	$(CARGO) generate-rpm --output $(target)/package/

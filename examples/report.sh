@@ -18,7 +18,7 @@ report() {
     printf 'Lock %s, fence %s\n\n' "$key" "$fence"
     # df ends with an error when a single mount cannot be read; the others are still worth reporting.
     { df -Pk 2>/dev/null || true; } | awk -v warn_at="$warn_at" '
-        NR == 1 || $2 + 0 < 100000 { next }  # the heading, and what is too small to fill up
+        NR == 1 || $2 + 0 < 100000 { next }  # the heading, and file systems too small to matter
         {
             used = $5 + 0
             mount = $6
