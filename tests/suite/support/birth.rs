@@ -1,4 +1,4 @@
-//! The state in which a process is born: session, terminal, signals, limits. The only unsafe code of the tests.
+//! The initial state of a process: session, terminal, signals, limits. The only unsafe code of the tests.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,17 +13,17 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Pid, close, setpgid, setsid};
 
-/// What a process has when it begins. The default: a process group of its own, no terminal, every signal at its
-/// default and none blocked, whatever the test runner itself was started with.
+/// The initial state of a process. The default: a process group of its own, no terminal, every signal at its default and none
+/// blocked, whatever the state of the test runner.
 ///
-/// It has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each session a
+/// The process has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each session a
 /// group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy processors,
-/// Linux 6.18 let processes that could run wait for seconds; with one session it does not.
+/// Linux 6.18 made processes that could run wait for seconds; with one session it does not.
 #[derive(Clone, Default)]
 pub(crate) struct Birth {
-    /// Standard input is a terminal and becomes the controlling one of a session of its own.
+    /// Standard input is a terminal, and becomes the controlling terminal of a session of the process's own.
     pub(crate) terminal: bool,
-    /// It has a session of its own without a terminal, as cron gives each job one.
+    /// The process has a session of its own without a terminal, as a job of cron has.
     pub(crate) session: bool,
     /// The process is killed when the thread that started it ends.
     pub(crate) dies_with_us: bool,
@@ -34,16 +34,15 @@ pub(crate) struct Birth {
     pub(crate) blocked: Vec<i32>,
     /// Descriptors that are closed.
     pub(crate) closed: Vec<i32>,
-    /// The numbers of system calls that the kernel refuses, to it and all that it starts, with this error: an older kernel, or a sandbox.
+    /// System calls that fail with this error, for the process and everything that it starts, as on an older kernel or in a sandbox.
     pub(crate) refused: Vec<(i64, Errno)>,
 }
 
 impl Birth {
-    /// Makes `command` begin like this.
+    /// Makes `command` start in this state.
     pub(crate) fn prepare(self, command: &mut Command) {
         let filter = filter(&self.refused);
-        // SAFETY: between fork and exec the closure makes nothing but system calls, on values that it owns:
-        // no allocation, no lock.
+        // SAFETY: between fork and exec the closure only makes system calls, on values that it owns: no allocation, no lock.
         unsafe {
             command.pre_exec(move || {
                 self.enter()?;
@@ -75,8 +74,8 @@ impl Birth {
         for &descriptor in &self.closed {
             close(descriptor)?;
         }
-        // What the test runner itself was started with is nobody's business. Closed by exec, not at once:
-        // the descriptor over which a failure of this function is told has to stay.
+        // The process must not inherit the test runner's descriptors. They are closed by exec, not at once: a failure of this function
+        // is reported over one of them.
         // SAFETY: plain integers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         self.signals()
@@ -85,8 +84,8 @@ impl Birth {
     fn signals(&self) -> io::Result<()> {
         for number in 1..=64 {
             let disposition = if self.ignored.contains(&number) { libc::SIG_IGN } else { libc::SIG_DFL };
-            // SAFETY: no handler is installed, only the two constants. KILL, STOP and the two signals of
-            // the C library answer with an error, which is as well.
+            // SAFETY: no handler is installed, only the two constants. For KILL, STOP and the two signals of the C library the call
+            // fails, which does no harm.
             unsafe { libc::signal(number, disposition) };
         }
         // SAFETY: the set is initialised by sigemptyset before it is read, and lives on this stack.
@@ -117,7 +116,7 @@ fn give_up_terminal() {
     }
 }
 
-/// A program for seccomp(2) that refuses these system calls and allows all others.
+/// Returns a program for seccomp(2) that refuses these system calls and allows all others.
 fn filter(refused: &[(i64, Errno)]) -> Vec<libc::sock_filter> {
     let step = |code: u32, k: u32, jf: u8| libc::sock_filter {
         code: u16::try_from(code).expect("they are small"),
@@ -126,11 +125,11 @@ fn filter(refused: &[(i64, Errno)]) -> Vec<libc::sock_filter> {
         k,
     };
     let answer = |with: u32| step(libc::BPF_RET | libc::BPF_K, with, 0);
-    // The number is the first word of what it is shown.
+    // The number of the call is the first word of the program's input.
     let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
     for &(number, error) in refused {
         let number = u32::try_from(number).expect("the number of a system call");
-        // Any other one skips the answer.
+        // Any other number skips the answer.
         filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 1));
         filter.push(answer(libc::SECCOMP_RET_ERRNO | error as u32));
     }
@@ -138,7 +137,7 @@ fn filter(refused: &[(i64, Errno)]) -> Vec<libc::sock_filter> {
     filter
 }
 
-/// Has the kernel ask this program about each system call from now on.
+/// Installs this program as a filter of all system calls from now on.
 fn install(filter: &[libc::sock_filter]) -> io::Result<()> {
     let len = filter.len().try_into().expect("a short program");
     let program = libc::sock_fprog { len, filter: filter.as_ptr().cast_mut() };

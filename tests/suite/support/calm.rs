@@ -1,9 +1,9 @@
-//! Promises about time, which are judged where the machine gave its processes the time.
+//! Contracts about time, which count only while the machine is not too busy.
 //!
-//! A machine that others keep busy may let a process that could run stand still for seconds; a waiter that stands still for so long is
-//! passed by, and a lease that its holder cannot renew is lost, as they are to be. So a contract that was broken only in time, while
-//! processes waited for a processor, is tried again. One that was broken in any other way, such as by two that ran at once, is not:
-//! it has to hold on every machine.
+//! On a busy machine a process that could run may wait for a processor for seconds. A waiter that waits for so long is passed over, and a
+//! lease that its holder cannot renew is lost, as they should be. So a contract that failed only in its times, while processes waited
+//! for a processor, is tried again. A contract that failed in any other way, such as by two runs at once, is not: it must hold on every
+//! machine.
 
 use std::cell::Cell;
 use std::fs;
@@ -14,21 +14,21 @@ use std::time::{Duration, Instant};
 
 use super::deadline::{LONG, happens_within, stays_true_for};
 
-/// How often a contract is tried at the most.
+/// The most attempts at a contract.
 const ATTEMPTS: u32 = 4;
 
-/// The machine is busy if for more than one part in this many of the time some process waited for a processor.
+/// The machine is busy if some process waited for a processor for more than this fraction of the time: one in so many.
 const BUSY: u32 = 4;
 
-/// What fails a contract that was kept but for its times.
+/// The payload of a panic about a time, or a consequence of one.
 struct Late(String);
 
 thread_local! {
-    /// Whether this thread tries a contract that may be tried again.
+    /// Whether this thread runs a contract that may be tried again.
     static IS_JUDGED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Fails the contract because of a time, or because of what comes of one: an order, a lease that could not be kept.
+/// Fails the contract because of a time, or a consequence of one: another order, or a lease that could not be kept.
 #[track_caller]
 pub(crate) fn late(what: &str) -> ! {
     assert!(IS_JUDGED.get(), "{what}");
@@ -43,7 +43,7 @@ pub(crate) fn in_time(took: Duration, limit: Duration, what: &str) {
     }
 }
 
-/// Fails the contract, because of what comes of a time, unless this `holds`.
+/// Fails the contract, as a consequence of a time, unless this `holds`.
 #[track_caller]
 pub(crate) fn held_in_time(holds: bool, what: &str) {
     if !holds {
@@ -51,7 +51,7 @@ pub(crate) fn held_in_time(holds: bool, what: &str) {
     }
 }
 
-/// Waits until `condition` holds. Fails the contract because of a time when it does not.
+/// Waits until `condition` holds. If it does not within [`LONG`], fails the contract because of a time.
 #[track_caller]
 pub(crate) fn eventually_in_time(what: &str, condition: impl FnMut() -> bool) {
     if !happens_within(LONG, condition) {
@@ -59,7 +59,7 @@ pub(crate) fn eventually_in_time(what: &str, condition: impl FnMut() -> bool) {
     }
 }
 
-/// Looks all along, for `span`, that `holds`. Fails the contract, because of what comes of a time, when it does not.
+/// Checks throughout `span` that `holds`. If not, fails the contract as a consequence of a time.
 #[track_caller]
 pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> bool) {
     stays_true_for(span, what, || {
@@ -70,7 +70,7 @@ pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> 
     });
 }
 
-/// Tries the contract; again, if it was late on a busy machine.
+/// Runs the contract, and again if it was late on a busy machine.
 #[track_caller]
 pub(crate) fn judge(contract: impl Fn()) {
     for attempt in 1.. {
@@ -82,13 +82,13 @@ pub(crate) fn judge(contract: impl Fn()) {
         let Some(Late(what)) = payload.downcast_ref() else { resume_unwind(payload) };
         assert!(watch.is_busy(), "{what}");
         assert!(attempt < ATTEMPTS, "{what}: in each of {ATTEMPTS} attempts, on a busy machine");
-        // Not by a macro, whose output the test runner keeps to itself when the test succeeds.
+        // Not by a macro, whose output the test runner hides when the test succeeds.
         let test = thread::current().name().unwrap_or("a test").to_owned();
         let _ = writeln!(io::stderr(), "{test} is tried again, on a busy machine: {what}");
     }
 }
 
-/// How long, since it was started, some process waited for a processor.
+/// Measures for how long some process has waited for a processor.
 struct Watch {
     started: Instant,
     waited: Duration,
@@ -100,7 +100,7 @@ impl Watch {
     }
 
     fn is_busy(&self) -> bool {
-        // The kernel counts on every two seconds.
+        // The kernel updates the total every two seconds.
         thread::sleep(Duration::from_millis(2100));
         let waited = waited().saturating_sub(self.waited);
         eprintln!("processes waited for a processor for {waited:?} of {:?}", self.started.elapsed());
@@ -108,8 +108,8 @@ impl Watch {
     }
 }
 
-/// The time for which some process waited for a processor, since the machine has started. Where the kernel does not count it, none:
-/// such a machine counts as quiet.
+/// Returns for how long some process has waited for a processor since the machine started. Zero if the kernel does not count it: such a
+/// machine is never busy.
 fn waited() -> Duration {
     let pressure = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let some = pressure.lines().find_map(|line| line.strip_prefix("some "));

@@ -1,4 +1,4 @@
-//! Configuration files of the test's own: the user's and the system's.
+//! Configuration files for a test: the user's and the system's.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use super::namespace::with_mounts;
 use super::output::Output;
 use super::processes::need_root;
 
-/// A place for configuration that is the test's own.
+/// A configuration directory of the test's own.
 pub(crate) struct Place(pub(crate) TempDir);
 
 impl Place {
@@ -19,7 +19,7 @@ impl Place {
         Self(TempDir::new().expect("a temporary directory"))
     }
 
-    /// With this text in the user's file.
+    /// Makes one with this text in the user's file.
     pub(crate) fn with(text: &str) -> Self {
         let place = Self::new();
         place.write(text, 0o600);
@@ -37,12 +37,12 @@ impl Place {
         fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("our own file");
     }
 
-    /// The file and a line of it, as messages name them.
+    /// Returns the file and a line of it, as messages name them.
     pub(crate) fn line(&self, line: usize) -> String {
         format!("{}:{line}: ", self.file().display())
     }
 
-    /// The call with this place as the user's.
+    /// Returns the call with this directory as `XDG_CONFIG_HOME`.
     pub(crate) fn of(&self, call: Lockrun) -> Lockrun {
         call.env("XDG_CONFIG_HOME", self.0.path())
     }
@@ -68,7 +68,7 @@ impl System {
         Self { entering: with_mounts(&format!("mount --bind '{}' /etc", etc.path().display())), etc }
     }
 
-    /// What comes of `call` with these words added.
+    /// Runs `call` with these words added.
     pub(crate) fn run(&self, call: &Lockrun, words: &[&str]) -> Output {
         call.clone().args(words).in_shell(&self.entering).alone()
     }

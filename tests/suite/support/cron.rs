@@ -1,7 +1,7 @@
 //! The lines of a crontab.
 
-/// What cron hands to the shell: the line without its five fields of time. A percent sign would end the command
-/// unless there is a backslash before it.
+/// Returns what cron passes to the shell: the line without its five time fields. Without a backslash before it, a percent sign
+/// would end the command.
 pub(crate) fn command_of(line: &str) -> String {
     let mut rest = line;
     for _ in 0..5 {

@@ -1,25 +1,25 @@
-//! Waiting for a condition instead of sleeping and hoping.
+//! Waiting for a condition, instead of sleeping for a fixed time.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes that works, also on a busy machine: only something broken gets here.
+/// Longer than any working operation takes, even on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Waits until `condition` holds; fails the test when it does not within `limit`.
+/// Waits until `condition` holds. Fails the test if it does not within `limit`.
 #[track_caller]
 pub(crate) fn eventually(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     eventually_some(limit, what, || condition().then_some(()));
 }
 
-/// Waits until `look` finds something; fails the test when it does not within `limit`.
+/// Waits until `look` finds something. Fails the test if it does not within `limit`.
 #[track_caller]
 pub(crate) fn eventually_some<T>(limit: Duration, what: &str, look: impl FnMut() -> Option<T>) -> T {
     let found = find_within(limit, look);
     found.unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
 }
 
-/// Waits until `condition` holds; false if it does not within `limit`.
+/// Waits until `condition` holds. Returns false if it does not within `limit`.
 pub(crate) fn happens_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     find_within(limit, || condition().then_some(())).is_some()
 }
@@ -37,7 +37,7 @@ fn find_within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
-/// For claims that nothing happens for a while, or that count what happens meanwhile: looks all along, for `span`, that `holds`.
+/// Checks throughout `span` that `holds`: for claims that nothing happens for a while, or that count what happens meanwhile.
 #[track_caller]
 pub(crate) fn stays_true_for(span: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();

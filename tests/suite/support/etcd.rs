@@ -1,4 +1,4 @@
-//! An etcd cluster of the test's own: on free ports of the loopback interface, with its data in directories that go with it.
+//! An etcd cluster of the test's own: on free ports of the loopback interface, with its data in directories that are removed with it.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -20,10 +20,10 @@ use super::processes::{find_program, send};
 use super::redis::free_port;
 use super::tls::Certificates;
 
-/// What all keys begin with.
+/// The prefix of all keys.
 const PREFIX: &str = "lockrun/";
 
-/// A cluster; its members are killed when this is dropped.
+/// A cluster. Its members are killed when this is dropped.
 pub(crate) struct Etcd {
     members: Vec<Member>,
 }
@@ -33,8 +33,9 @@ pub(crate) struct Member {
     directory: TempDir,
     port: u16,
     peers: u16,
-    /// Its name, and the names and addresses of all members.
+    /// The member's name.
     name: String,
+    /// The names and addresses of all members.
     cluster: String,
     certificates: Option<Certificates>,
     server: RefCell<Option<Child>>,
@@ -49,18 +50,18 @@ pub(crate) struct Stored {
 }
 
 impl Etcd {
-    /// One for the contracts: of one member, or of as many as `SUITE_ETCD_MEMBERS` says.
+    /// Starts a cluster for the contracts, of one member, or as many as `SUITE_ETCD_MEMBERS` says.
     pub(crate) fn start() -> Self {
         let asked = std::env::var("SUITE_ETCD_MEMBERS").ok();
         Self::of(asked.map_or(1, |asked| asked.parse().expect("SUITE_ETCD_MEMBERS is a number")))
     }
 
-    /// One of so many members.
+    /// Starts a cluster of so many members.
     pub(crate) fn of(count: usize) -> Self {
         Self::configured(count, None)
     }
 
-    /// One of one member, which talks to its clients over TLS, and asks for their certificates.
+    /// Starts a cluster of one member that speaks TLS with its clients, and requires their certificates.
     pub(crate) fn with_tls(certificates: &Certificates) -> Self {
         Self::configured(1, Some(certificates))
     }
@@ -79,7 +80,7 @@ impl Etcd {
         panic!("etcd does not start");
     }
 
-    /// Starts a cluster again that asks for names and passwords.
+    /// Starts a killed cluster again whose authentication is on.
     pub(crate) fn start_again_with_users(&self) {
         self.members.iter().for_each(Member::launch);
         eventually(LONG, "etcd is ready", || self.log_in("root").is_some());
@@ -91,37 +92,37 @@ impl Etcd {
         answer["token"].as_str().map(str::to_owned)
     }
 
-    /// One request to the first member by this user, whose password is `secret`.
+    /// Sends one request to the first member as this user, whose password is `secret`.
     #[track_caller]
     pub(crate) fn ask_as(&self, user: &str, path: &str, body: &Value) -> Value {
         let token = self.log_in(user).expect("the user is let in");
         self.members[0].try_ask_with(&format!("Authorization: {token}\r\n"), path, body).expect("etcd answers")
     }
 
-    /// The members, in the order in which the URL names them.
+    /// Returns the members, in their order in the URL.
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The one that leads the others.
+    /// Returns the leader.
     pub(crate) fn leader(&self) -> &Member {
         self.members.iter().find(|member| member.leads()).expect("there is a leader")
     }
 
-    /// The URL of these members, in this order.
+    /// Returns the URL of these members, in this order.
     pub(crate) fn url_of(members: &[&Member]) -> String {
         let places: Vec<_> = members.iter().map(|member| format!("127.0.0.1:{}", member.port)).collect();
         format!("etcd://{}", places.join(","))
     }
 
-    /// One request to the first member that answers; its answer in JSON.
+    /// Sends one request to the members in turn. Returns the first answer, in JSON.
     #[track_caller]
     pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
         let mut answers = self.members.iter().map(|member| member.try_ask(path, body));
         answers.find_map(Result::ok).expect("a member answers")
     }
 
-    /// The keys that begin so, in their order.
+    /// Returns the keys with this prefix, in their order.
     #[track_caller]
     pub(crate) fn keys(&self, prefix: &str) -> Vec<Stored> {
         let end = format!("{prefix}\u{7f}");
@@ -172,17 +173,17 @@ impl Etcd {
         self.put(&name, &json!({ "waiter": waiter }).to_string());
     }
 
-    /// How many leases there are, of use or not.
+    /// Returns the number of leases, used or not.
     pub(crate) fn leases(&self) -> usize {
         self.ask("/v3/lease/leases", &json!({}))["leases"].as_array().map_or(0, Vec::len)
     }
 
-    /// The keys of the living holders of a lock.
+    /// Returns the lives of a lock's holders.
     pub(crate) fn lives(&self, key: &str) -> Vec<Stored> {
         self.keys(&format!("{PREFIX}life/{}/", encoded(key)))
     }
 
-    /// The rows of its queue.
+    /// Returns the rows of its queue.
     pub(crate) fn rows(&self, key: &str) -> Vec<Stored> {
         self.keys(&format!("{PREFIX}queue/{}/", encoded(key)))
     }
@@ -201,7 +202,7 @@ impl Member {
         }
     }
 
-    /// Starts it.
+    /// Starts the member.
     fn launch(&self) {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
@@ -213,7 +214,7 @@ impl Member {
             .args(["--name", &self.name, "--data-dir", "data", "--initial-cluster", &self.cluster])
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            // The least lease is one and a half election time-outs, in whole seconds.
+            // The shortest lease is one and a half election time-outs, in whole seconds.
             .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
             .args([
                 "--logger",
@@ -235,14 +236,14 @@ impl Member {
         *self.server.borrow_mut() = Some(command.spawn().expect("etcd starts"));
     }
 
-    /// Waits until it takes requests; false when it has ended, as it does when another has taken the port.
+    /// Waits until the member accepts requests. Returns false if it has ended, as when another program took the port.
     fn is_ready(&self) -> bool {
         let mut ended = false;
         eventually(LONG, "etcd is ready", || {
             let mut server = self.server.borrow_mut();
             ended = server.as_mut().expect("just started").try_wait().expect("our own child").is_some();
             drop(server);
-            // Whom it does not know by a certificate it does not answer.
+            // With TLS it answers only clients with a certificate, which the tests' client has not.
             let answers = || self.try_ask("/v3/kv/range", &json!({ "key": STANDARD.encode("x") })).is_ok();
             ended || if self.certificates.is_some() { self.says("serving client traffic") } else { answers() }
         });
@@ -273,14 +274,14 @@ impl Member {
         Ok(answer)
     }
 
-    /// Whether its log says so.
+    /// Returns whether the member's log contains these words.
     fn says(&self, words: &str) -> bool {
         std::fs::read_to_string(self.directory.path().join("log")).is_ok_and(|log| log.contains(words))
     }
 
-    /// A figure of its own, by name and a part of its labels.
+    /// Returns one of the member's metrics, by name and a part of its labels.
     fn figure(&self, name: &str, label: &str) -> u64 {
-        // One that is killed has none.
+        // A killed member has none.
         let answer = self.exchange("GET /metrics HTTP/1.0\r\n\r\n").unwrap_or_default();
         let lines = answer.lines().filter(|line| line.starts_with(name) && line.contains(label));
         let number = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
@@ -288,23 +289,23 @@ impl Member {
         lines.filter_map(number).map(|number| number as u64).sum()
     }
 
-    /// Whether it leads the others, as far as it knows.
+    /// Returns whether the member considers itself the leader.
     fn leads(&self) -> bool {
         let status = self.try_ask("/v3/maintenance/status", &json!({}));
         status.is_ok_and(|status| status["leader"] == status["header"]["member_id"])
     }
 
-    /// Stops its process without ending it.
+    /// Stops the member's process without ending it.
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// Continues it.
+    /// Continues the member.
     pub(crate) fn resume(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Starts it again after it was killed, on the same ports and with its data.
+    /// Starts the member again after it was killed, on the same ports and with its data.
     pub(crate) fn start_again(&self) {
         self.launch();
         assert!(self.is_ready(), "etcd does not start again");
@@ -315,7 +316,7 @@ impl Member {
         send(server.as_ref().expect("the server runs").id().cast_signed(), signal);
     }
 
-    /// Kills it.
+    /// Kills the member.
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.server.borrow_mut().take() {
             let _ = child.kill();
@@ -324,12 +325,12 @@ impl Member {
     }
 }
 
-/// The key of a lock's record.
+/// Returns the key of a lock's record.
 fn record_of(key: &str) -> String {
     format!("{PREFIX}state/{}", encoded(key))
 }
 
-/// A lock's name as it stands in the names of its keys.
+/// Returns a lock's name as its keys contain it.
 fn encoded(key: &str) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(byte);
     key.bytes().map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
@@ -363,7 +364,7 @@ impl LeaseServer for Etcd {
     }
 
     fn hang_up(&self) {
-        // It has no command for that.
+        // etcd has no command for that.
         LeaseServer::kill(self);
         LeaseServer::start_again(self);
     }
@@ -394,7 +395,7 @@ impl LeaseServer for Etcd {
     }
 
     fn word(&self) -> &'static str {
-        // What only reads puts nothing.
+        // A request that only reads contains no put.
         "request_put"
     }
 
@@ -403,12 +404,12 @@ impl LeaseServer for Etcd {
     }
 
     fn requests_of(&self, questions: u64, changes: u64) -> u64 {
-        // What changes a lock that others hold, too, reads it before.
+        // A change of a lock with several holders reads it first.
         questions + 2 * changes
     }
 
     fn round_trips(&self, requests: u64) -> u64 {
-        // What releases a lock ends its lease after that.
+        // A release then also revokes the lease.
         2 * requests + requests / 2
     }
 
@@ -421,7 +422,7 @@ impl LeaseServer for Etcd {
     }
 
     fn asleep(&self) -> usize {
-        // One that was granted the lock, or does not answer, is to wake up.
+        // A waiter that was granted the lock, is called or is unresponsive does not count.
         let rows = self.keys(&format!("{PREFIX}queue/"));
         let sleeps = |row: &&Stored| {
             let row: Value = serde_json::from_str(&row.value).expect("JSON");

@@ -1,4 +1,4 @@
-//! Listeners that are no Redis: they count who comes, and answer wrongly or not at all.
+//! Listeners that are no Redis: they count connections, and answer wrongly or not at all.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -7,27 +7,27 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What such a listener does with a connection.
+/// How such a listener treats a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Manner {
     /// Reads, and never answers.
     Silent,
     /// Answers a byte now and then, and never finishes.
     Trickle,
-    /// Hangs up at once.
+    /// Closes the connection at once.
     HangUp,
-    /// Answers whatever it is asked with these bytes.
+    /// Answers every request with these bytes.
     Answer(&'static [u8]),
-    /// Answers the first request on a connection with the first of these, the next with the second, and so on; then hangs up.
+    /// Answers the first request on a connection with the first of these, the next with the second, and so on; then closes it.
     InTurn(&'static [&'static [u8]]),
-    /// The same, and goes on to send without an end.
+    /// Answers a request with these bytes, and then sends numbers without end.
     Flood(&'static [u8]),
     /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
     /// the second.
     SilentThen(&'static [u8], &'static [u8]),
 }
 
-/// A listener on a port of the loopback interface; it ends when it is dropped.
+/// A listener on a port of the loopback interface. It ends when this is dropped.
 pub(crate) struct Fake {
     port: u16,
     connections: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ impl Fake {
         self.port
     }
 
-    /// How many have connected.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
@@ -92,7 +92,7 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
     let tick = Duration::from_millis(50);
     stream.set_nonblocking(false).expect("our own connection");
     stream.set_read_timeout(Some(tick)).expect("a time-out");
-    // A guest that has gone, or takes no more, must not hold us up.
+    // A client that has gone, or reads no more, must not block this thread.
     stream.set_write_timeout(Some(tick)).expect("a time-out");
     let mut asked = [0; 4096];
     let mut first = true;
@@ -113,7 +113,7 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
             Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
             Manner::InTurn(_) if count > 0 => in_turn.next().map_or(Ok(()), |answer| stream.write_all(answer)),
             Manner::Flood(bytes) if count > 0 => stream.write_all(bytes).and_then(|()| flood(&mut stream, over)),
-            // A request is longer than what is read at a time.
+            // If the buffer is full, the rest of the request is still to come.
             Manner::SilentThen(once, then) if earlier > 0 && count > 0 && count < asked.len() => {
                 stream.write_all(if std::mem::replace(&mut has_answered, true) { then } else { once })
             }
@@ -126,14 +126,14 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
     }
 }
 
-/// Sends numbers, as they stand in an array, until nobody takes them any more.
+/// Sends numbers, as elements of an array, until the client has gone.
 fn flood(stream: &mut TcpStream, over: &AtomicBool) -> std::io::Result<()> {
     let numbers = b":1\r\n".repeat(16_384);
     let mut sent = 0;
     while !over.load(Ordering::Relaxed) {
         match stream.write(&numbers[sent..]) {
             Ok(count) => sent = (sent + count) % numbers.len(),
-            // It takes its time.
+            // The client reads slowly.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) => return Err(error),
         }

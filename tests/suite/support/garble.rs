@@ -1,16 +1,16 @@
-//! What a server says, made into what no server says.
+//! Replies of a server, garbled into what no server sends.
 
 use fastrand::Rng;
 
-/// A reply that was tampered with.
+/// A garbled reply.
 pub(crate) enum Garbled {
-    /// These bytes come instead.
+    /// These bytes replace the reply.
     Once(Vec<u8>),
-    /// These bytes come, again and again, without an end.
+    /// These bytes are repeated without end.
     Endless(Vec<u8>),
 }
 
-/// Beginnings of what never ends, or is too long for any memory, in the protocols of the stores.
+/// Beginnings of messages that never end, or are too long for any memory, in the protocols of the stores.
 const GIANT: [&[u8]; 8] = [
     b"$4000000000\r\n",
     b"*2147483647\r\n",
@@ -25,8 +25,7 @@ const GIANT: [&[u8]; 8] = [
 /// One level of a value within a value.
 const NESTED: [&[u8]; 3] = [b"*1\r\n", b"[", b"{\"kvs\":"];
 
-/// Makes something else of a reply, as chance will have it. It never changes a single number or word, which could make a lock that
-/// is held one that is granted.
+/// Garbles a reply at random. It never changes a single number or word, which could turn a refusal into a grant.
 pub(crate) fn garbled(reply: &[u8], chance: &mut Rng) -> Garbled {
     let at = chance.usize(..=reply.len());
     let (before, after) = reply.split_at(at);

@@ -1,4 +1,4 @@
-//! Locks that are held by hand, and what `lockrun status` tells.
+//! Locks by hand, and the output of `lockrun status`.
 
 use serde_json::Value;
 
@@ -7,12 +7,12 @@ use super::lockrun::Lockrun;
 use super::output::Output;
 use super::store::Store;
 
-/// `lockrun acquire` for this key.
+/// Returns a call of `lockrun acquire` for this key.
 pub(crate) fn acquire(store: &Store, key: &str, options: &[&str]) -> Lockrun {
     Lockrun::other("acquire", store).key(key).args(options)
 }
 
-/// Takes the lock by hand, and gives its token.
+/// Acquires the lock by hand. Returns its token.
 #[track_caller]
 pub(crate) fn token(store: &Store, key: &str, options: &[&str]) -> String {
     let output = acquire(store, key, options).run().exited(0).silent();
@@ -29,20 +29,20 @@ pub(crate) fn release(store: &Store, key: &str, token: &str) -> Output {
     Lockrun::other("release", store).key(key).args(["--token", token]).run()
 }
 
-/// `lockrun break` for this key.
+/// Runs `lockrun break` for this key.
 #[track_caller]
 pub(crate) fn break_lock(store: &Store, key: &str, options: &[&str]) -> Output {
     Lockrun::other("break", store).key(key).args(options).run()
 }
 
-/// What `lockrun status --json` tells of all keys.
+/// Returns what `lockrun status --json` prints for all keys.
 #[track_caller]
 pub(crate) fn all(store: &Store) -> Vec<Value> {
     let output = Lockrun::other("status", store).arg("--json").run().exited(0).silent();
     serde_json::from_slice(&output.stdout).expect("an array in JSON")
 }
 
-/// What `lockrun status --json` tells of one key.
+/// Returns what `lockrun status --json` prints for one key.
 #[track_caller]
 pub(crate) fn status(store: &Store, key: &str) -> Value {
     let output = Lockrun::other("status", store).key(key).arg("--json").run().silent();
@@ -54,19 +54,19 @@ pub(crate) fn status(store: &Store, key: &str) -> Value {
     status
 }
 
-/// Whether the lock is held. Unlike a try at it, this leaves no trace.
+/// Returns whether the lock is held. Unlike an attempt to acquire it, this leaves no trace.
 #[track_caller]
 pub(crate) fn is_held(store: &Store, key: &str) -> bool {
     status(store, key)["held"].as_bool().expect("a bool")
 }
 
-/// How many hold the lock.
+/// Returns the number of holders.
 #[track_caller]
 pub(crate) fn holders(store: &Store, key: &str) -> usize {
     status(store, key)["holders"].as_array().expect("an array").len()
 }
 
-/// How long the lease of the only holder still runs, in ms; `None`: it does not end.
+/// Returns how long the lease of the only holder still lasts, in ms; `None`: it never expires.
 #[track_caller]
 pub(crate) fn expires_in(store: &Store, key: &str) -> Option<u64> {
     let status = status(store, key);
@@ -75,7 +75,7 @@ pub(crate) fn expires_in(store: &Store, key: &str) -> Option<u64> {
     holders[0]["expires_in_ms"].as_u64()
 }
 
-/// Waits until as many wait for the lock.
+/// Waits until the lock has so many waiters.
 #[track_caller]
 pub(crate) fn until_waiting(store: &Store, key: &str, count: usize) {
     eventually(LONG, &format!("{count} wait for {key}"), || {
@@ -83,8 +83,8 @@ pub(crate) fn until_waiting(store: &Store, key: &str, count: usize) {
     });
 }
 
-/// Looks again and again for as long as a lease of this length takes to run out, by the store's own clock, and once more when it
-/// has: whatever a time of that length would change has changed by then.
+/// Calls `look` again and again until a lease of this length has expired, by the store's own clock, and once more then: anything that
+/// such a lease's end would change has changed by then.
 #[track_caller]
 pub(crate) fn throughout(store: &Store, ttl: &str, mut look: impl FnMut()) {
     const CLOCK: &str = "the clock of a test";

@@ -1,4 +1,4 @@
-//! Somebody who holds a lock while the test looks at it from outside.
+//! A run that holds a lock while the test inspects the lock from outside.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,20 +13,20 @@ use super::store::Store;
 /// The command of a holder: one process that says `ready` and then does nothing.
 const HOLD: &str = "#!/bin/sh\necho ready\nexec sleep 600\n";
 
-/// A run that holds a lock until it is told to end. Dropped, it and its command are killed.
+/// A run that holds a lock until [`Holder::end`]. It and its command are killed when this is dropped.
 pub(crate) struct Holder {
     run: Running,
     scripts: TempDir,
 }
 
 impl Holder {
-    /// Takes the lock; returns when the command runs under it.
+    /// Acquires the lock. Returns when the command runs under it.
     #[track_caller]
     pub(crate) fn new(store: &Store, key: &str) -> Self {
         Self::with(&Lockrun::new(store).key(key), &[])
     }
 
-    /// Takes the lock by this call, with these arguments for the command.
+    /// Acquires the lock by this call, with these arguments for the command.
     #[track_caller]
     pub(crate) fn with(call: &Lockrun, arguments: &[&str]) -> Self {
         let scripts = TempDir::new().expect("a temporary directory");
@@ -42,7 +42,7 @@ impl Holder {
         self.run.pid()
     }
 
-    /// The path of the command that runs under the lock.
+    /// Returns the path of the command that runs under the lock.
     pub(crate) fn command(&self) -> String {
         let path = self.scripts.path().join("hold.sh");
         path.to_str().expect("a plain path").to_owned()
@@ -52,7 +52,7 @@ impl Holder {
         &mut self.run
     }
 
-    /// Waits for the end of the run, which comes from elsewhere.
+    /// Waits for the end of the run, which something else causes.
     #[track_caller]
     pub(crate) fn wait(self) -> Output {
         self.run.wait()
@@ -66,8 +66,8 @@ impl Holder {
     }
 }
 
-/// Writes an executable file and gives its path. By a process of its own: a program that another test starts while the file
-/// is open for writing here would have it open too for a moment, and what is open for writing is not executed.
+/// Writes an executable file and returns its path. A child process writes it: if this process did, a program that another test
+/// starts meanwhile would briefly inherit the open descriptor, and the kernel executes no file that is open for writing.
 pub(crate) fn write_script(directory: &Path, name: &str, text: &str) -> String {
     let path = directory.join(name);
     let write = "printf %s \"$2\" >\"$1\" && chmod 755 \"$1\"";
@@ -76,7 +76,7 @@ pub(crate) fn write_script(directory: &Path, name: &str, text: &str) -> String {
     path.to_str().expect("a plain path").to_owned()
 }
 
-/// Whether a run could take the lock at this moment.
+/// Returns whether a run could acquire the lock at this moment.
 #[track_caller]
 pub(crate) fn is_free(store: &Store, key: &str) -> bool {
     let output = Lockrun::new(store).key(key).arg("--fail").sh(":").run();

@@ -1,81 +1,81 @@
-//! The server of a lease store: what can happen to it, and what it knows of its locks.
+//! The server of a lease store: faults that can be injected, and what it stores of its locks.
 
-/// What the contracts ask of the server of a lease store, whichever it is.
+/// What the contracts need of the server of any lease store.
 pub(crate) trait LeaseServer {
-    /// The port of the loopback interface on which it listens.
+    /// Returns the port of the loopback interface on which the server listens.
     fn port(&self) -> u16;
 
-    /// The URL under which it is reached at another port, such as a proxy's.
+    /// Returns the store's URL with another port, such as a proxy's.
     fn url_at(&self, port: u16) -> String;
 
-    /// Stops its process without ending it: connections stay, nothing is answered.
+    /// Stops its processes without ending them: connections stay, and nothing is answered.
     fn pause(&self);
 
-    /// Continues it after `pause`.
+    /// Continues the server after `pause`.
     fn resume(&self);
 
-    /// Kills it: its port refuses connections.
+    /// Kills the server: its port refuses connections.
     fn kill(&self);
 
-    /// Starts it again after `kill`, on the same port and with its data.
+    /// Starts the server again after `kill`, on the same port and with its data.
     fn start_again(&self);
 
     /// Closes the connections of all its clients.
     fn hang_up(&self);
 
-    /// Deletes all that it has stored.
+    /// Deletes everything that lockrun has stored.
     fn forget_everything(&self);
 
     /// Deletes the holders of this lock, and nothing else.
     fn forget_holders(&self, key: &str);
 
-    /// Lets the leases of this lock have run out, which nobody has noticed.
+    /// Makes the leases of this lock expire, without any client noticing.
     fn expire(&self, key: &str) {
         self.forget_holders(key);
     }
 
-    /// A word that stands in what a client sends to take a lock, to renew it or to release it. Where that takes several round trips, in
-    /// the last of them, by which it is done.
+    /// Returns a word that occurs in each request that acquires, renews or releases a lock. If the request takes several round trips, the
+    /// word is in the last of them, which makes the change.
     fn word(&self) -> &'static str;
 
-    /// How many requests of its clients it has carried out: acquisitions, renewals and the like.
+    /// Returns how many requests of clients the server has carried out: acquisitions, renewals and the like.
     fn requests(&self) -> u64;
 
-    /// How many requests it counts for questions that change nothing, and for changes of a lock that has several holders.
+    /// Returns how many requests `requests` counts for so many questions that change nothing, and changes of a lock with several holders.
     fn requests_of(&self, questions: u64, changes: u64) -> u64 {
         questions + changes
     }
 
-    /// How many round trips a new connection takes for as many such requests, one after the other, at the most.
+    /// Returns how many round trips at most a new connection takes for so many requests, one after the other.
     fn round_trips(&self, requests: u64) -> u64;
 
-    /// How many connections to it a client has. It makes its requests over the last one.
+    /// Returns how many connections to the server a client makes. It sends its requests over the last one.
     fn connections_of_a_client(&self) -> u64 {
         1
     }
 
-    /// Whether others than lockrun connect to it again and again, so that the number of connections says nothing.
+    /// Returns whether programs other than lockrun keep connecting to the server, so that the number of connections says nothing.
     fn is_monitored(&self) -> bool {
         false
     }
 
-    /// What a proxy at this port writes instead of what, in the server's answers: where they tell the client where to go.
+    /// Returns what a proxy at this port must replace in the server's answers, and by what: the address to which they send the client.
     fn rewritten(&self, _port: u16) -> Option<(String, String)> {
         None
     }
 
-    /// Whether it wakes its waiters; if not, they look again and again.
+    /// Returns whether the server wakes its waiters; if not, they poll.
     fn wakes_waiters(&self) -> bool {
         true
     }
 
-    /// The tokens of those that stand in the queue of this lock, the dead included, in their order.
+    /// Returns the tokens in the queue of this lock, those of dead waiters included, in their order.
     fn waiting(&self, key: &str) -> Vec<String>;
 
-    /// How many clients sleep at the server until they are woken.
+    /// Returns how many waiters sleep until they are woken.
     fn asleep(&self) -> usize;
 
-    /// What it keeps of this lock besides what stays of every lock for ever, and of others; without what goes by itself, if that does
-    /// not count.
+    /// Returns what the server stores of any lock, apart from the lasting data of this one (such as its fence and last run). Without
+    /// `counts_what_goes`, leaves out what expires by itself.
     fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String>;
 }

@@ -1,4 +1,4 @@
-//! The file of a lock, seen from outside: its record, and whether its first slot is taken.
+//! The file of a lock, seen from outside: its record, and whether its first slot is locked.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,16 +9,15 @@ use serde_json::Value;
 
 use super::store::Store;
 
-/// Where the kernel's lock on the first slot lies.
+/// The offset of the byte that the kernel's lock on the first slot covers.
 const FIRST_SLOT: i64 = 1 << 41;
 
-/// The file of a lock with a plain name.
+/// Returns the path of the file of a lock with a plain name.
 pub(crate) fn path(store: &Store, key: &str) -> PathBuf {
     store.locks().join(key)
 }
 
-/// The record in a lock's file: of the copies that stand in it at its beginning and at powers of two, the one that was written
-/// last.
+/// Returns the record in a lock's file: the latest of the copies, which are at the beginning of the file and at powers of two.
 #[track_caller]
 pub(crate) fn record(path: &Path) -> Value {
     let file = fs::read(path).expect("the lock has a file");
@@ -27,7 +26,7 @@ pub(crate) fn record(path: &Path) -> Value {
     serde_json::from_slice(newest.1).expect("a record in JSON")
 }
 
-/// The number and the record of the copy that stands here.
+/// Returns the serial number and the record of the copy that begins here, if there is one.
 fn copy(file: &[u8]) -> Option<(u64, &[u8])> {
     let end = file.iter().position(|byte| *byte == b'\n')?;
     let words: Vec<_> = str::from_utf8(&file[..end]).ok()?.split(' ').collect();
@@ -36,7 +35,7 @@ fn copy(file: &[u8]) -> Option<(u64, &[u8])> {
     Some((number(serial)?, file.get(end + 1..)?.get(..usize::try_from(number(length)?).ok()?)?))
 }
 
-/// Changes the record in a lock's file, in place.
+/// Changes the record in a lock's file, which has one copy then.
 #[track_caller]
 pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut record = record(path);
@@ -52,7 +51,7 @@ pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(path, file).expect("the record is written");
 }
 
-/// Whether some process has the lock on the first slot.
+/// Returns whether a process holds the lock on the first slot.
 #[track_caller]
 pub(crate) fn is_taken(path: &Path) -> bool {
     let file = File::options().read(true).write(true).open(path).expect("the lock has a file");

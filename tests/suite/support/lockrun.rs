@@ -1,4 +1,4 @@
-//! The program under test: how it is called, and what came of it.
+//! The program under test: its calls and their outcomes.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -24,20 +24,20 @@ use super::store::Store;
 /// The program that is tested.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_lockrun");
 
-/// A copy of the program where every user can execute it, and the directory that goes with it.
+/// Returns a copy of the program that every user can execute, and its temporary directory.
 pub(crate) fn program_for_all() -> (TempDir, String) {
     let directory = TempDir::new().expect("a temporary directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("our own");
     let program = directory.path().join("lockrun");
-    // By a process of its own: one of ours that another test forks meanwhile would have it open for writing, and it could not be
-    // executed.
+    // A child process copies it: otherwise a process that another test forks meanwhile would have it open for writing, and the kernel
+    // would not execute it.
     let copied = Command::new("cp").arg(PROGRAM).arg(&program).status().expect("cp(1) is there");
     assert!(copied.success(), "the program is copied");
     let path = program.to_str().expect("a plain path").to_owned();
     (directory, path)
 }
 
-/// One call of the program, with an environment that holds only `PATH`, `HOME` and what the test adds.
+/// One call of the program, whose environment contains only `PATH`, `HOME` and what the test adds.
 #[derive(Clone)]
 pub(crate) struct Lockrun {
     args: Vec<OsString>,
@@ -49,22 +49,22 @@ pub(crate) struct Lockrun {
 }
 
 impl Lockrun {
-    /// A call that uses this store.
+    /// Returns a call that uses this store.
     pub(crate) fn new(store: &Store) -> Self {
         Self::at(&store.url())
     }
 
-    /// A call that uses the store at this URL.
+    /// Returns a call that uses the store at this URL.
     pub(crate) fn at(url: &str) -> Self {
         Self::bare().args(["--store", url])
     }
 
-    /// A call of one of lockrun's other commands, such as `acquire`, that uses this store.
+    /// Returns a call of one of lockrun's other commands, such as `acquire`, that uses this store.
     pub(crate) fn other(word: &str, store: &Store) -> Self {
         Self::bare().args([word, "--store", &store.url()])
     }
 
-    /// A call without any argument.
+    /// Returns a call without any argument.
     pub(crate) fn bare() -> Self {
         Self {
             args: Vec::new(),
@@ -79,7 +79,7 @@ impl Lockrun {
     }
 
     pub(crate) fn key(self, key: impl AsRef<OsStr>) -> Self {
-        // Tied to the option, a name that looks like one is a name all the same.
+        // Joined by `=`, so that a name that looks like an option is still a name.
         let mut tied = OsString::from("--key=");
         tied.push(key);
         self.arg(tied)
@@ -94,21 +94,21 @@ impl Lockrun {
         args.into_iter().fold(self, Self::arg)
     }
 
-    /// The command that runs under the lock, after a `--`.
+    /// Sets the command that runs under the lock, after a `--`.
     pub(crate) fn command<A: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = A>) -> Self {
         self.command = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
         self
     }
 
-    /// A shell script that executes this call as `"$@"`, in the call's surroundings. To start by `alone` or `spawn_alone`, under
-    /// no lock.
+    /// Returns a call whose command is a shell script that executes this call as `"$@"`, in the same environment. Start it with `alone` or
+    /// `spawn_alone`, without a lock.
     pub(crate) fn in_shell(&self, script: &str) -> Self {
         let words = ["sh", "-c", script, "sh"].map(OsString::from);
         let shell = Self { args: Vec::new(), ..self.clone() };
         shell.command(words.into_iter().chain(self.words()))
     }
 
-    /// The command is a shell script.
+    /// Sets a shell script as the command.
     pub(crate) fn sh(self, script: &str) -> Self {
         self.command(["sh", "-c", script])
     }
@@ -139,23 +139,23 @@ impl Lockrun {
         self.spawn().wait()
     }
 
-    /// Starts; the guard kills everything that the run has started when it goes.
+    /// Starts the call. Everything that the run has started is killed when the result is dropped.
     pub(crate) fn spawn(&self) -> Running {
         self.start(&self.words())
     }
 
-    /// Runs the same command without the program, in the same surroundings.
+    /// Runs the command without lockrun, in the same environment.
     #[track_caller]
     pub(crate) fn alone(&self) -> Output {
         self.spawn_alone().wait()
     }
 
-    /// Starts the command without the program.
+    /// Starts the command without lockrun.
     pub(crate) fn spawn_alone(&self) -> Running {
         self.start(&self.command)
     }
 
-    /// The argument vector of the whole call, for a shell or a terminal to start.
+    /// Returns the argument vector of the whole call, for a shell or a terminal to start.
     pub(crate) fn words(&self) -> Vec<OsString> {
         let mut argv = vec![OsString::from(PROGRAM)];
         argv.extend(self.args.iter().cloned());
@@ -166,12 +166,12 @@ impl Lockrun {
         argv
     }
 
-    /// Starts; the command's standard input has no end before it is told to finish.
+    /// Starts the call with a standard input that ends only when the test closes it.
     pub(crate) fn with_open_input(&self) -> Open {
         self.open(&self.words())
     }
 
-    /// The same for the command without the program.
+    /// Does the same for the command without lockrun.
     pub(crate) fn alone_with_open_input(&self) -> Open {
         self.open(&self.command)
     }
@@ -210,7 +210,7 @@ impl Lockrun {
     }
 }
 
-/// Starts this call with a command that tells its token and waits for its end; returns when the command runs.
+/// Starts this call with a command that prints its token and waits for the end of its input. Returns when the command runs.
 #[track_caller]
 pub(crate) fn waiting_for_its_end(call: &Lockrun) -> Open {
     let mut run = call.clone().sh("echo $LOCKRUN_TOKEN; echo ready; read line || :").with_open_input();
@@ -232,20 +232,20 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Lets the command go on.
+    /// Ends the standard input, so that the command continues.
     pub(crate) fn close(self) -> Running {
         drop(self.end);
         self.run
     }
 
-    /// Lets the command end, and gives the end of the run.
+    /// Ends the standard input, and waits for the end of the run.
     #[track_caller]
     pub(crate) fn finish(self) -> Output {
         self.close().wait()
     }
 }
 
-/// A run that has been started. When it is dropped, every process of it that still lives is killed.
+/// A run that has been started. Its living processes are killed when this is dropped.
 pub(crate) struct Running {
     child: Child,
     what: String,
@@ -264,12 +264,12 @@ impl Running {
         processes::First { pid: self.pid(), started: self.started }
     }
 
-    /// What is on standard output so far.
+    /// Returns the standard output so far.
     pub(crate) fn stdout(&self) -> String {
         text(&read(&self.stdout))
     }
 
-    /// What is on standard error so far.
+    /// Returns the standard error so far.
     pub(crate) fn stderr(&self) -> String {
         text(&read(&self.stderr))
     }
@@ -284,24 +284,24 @@ impl Running {
         self.wait_until(line, |run| run.has_line(line));
     }
 
-    /// Waits until there is this text on standard output.
+    /// Waits until standard output contains this text.
     #[track_caller]
     pub(crate) fn wait_for_stdout(&mut self, words: &str) {
         self.wait_until(words, |run| run.stdout().contains(words));
     }
 
-    /// Waits until there is this text on standard error.
+    /// Waits until standard error contains this text.
     #[track_caller]
     pub(crate) fn wait_for_stderr(&mut self, words: &str) {
         self.wait_until(words, |run| run.stderr().contains(words));
     }
 
-    /// Whether the command has printed this line.
+    /// Returns whether the command has printed this line.
     pub(crate) fn has_line(&self, line: &str) -> bool {
         self.stdout().lines().any(|one| one == line)
     }
 
-    /// Waits until this is `seen`; false if the run has ended without it.
+    /// Waits until this is `seen`. Returns false if the run has ended without it.
     #[track_caller]
     pub(crate) fn comes_to(&mut self, seen: impl Fn(&Self) -> bool) -> bool {
         let mut ended = false;
@@ -331,25 +331,25 @@ impl Running {
         });
     }
 
-    /// Whether it has ended.
+    /// Returns whether the run has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("our own child").is_some()
     }
 
-    /// The end of it; what it has left behind is killed.
+    /// Waits for the end of the run, and kills the processes that it has left behind.
     #[track_caller]
     pub(crate) fn wait(mut self) -> Output {
         self.end()
     }
 
-    /// The end of it, to look at while what it has left behind still lives.
+    /// Waits for the end of the run, and calls `look` while the processes that it has left behind still live.
     #[track_caller]
     pub(crate) fn wait_and_leave(mut self, look: impl FnOnce(Output)) {
         let output = self.end();
         look(output);
     }
 
-    /// The end of it; what it has left behind lives on until this is dropped.
+    /// Waits for the end of the run. The processes that it has left behind live on until this is dropped.
     #[track_caller]
     pub(crate) fn end(&mut self) -> Output {
         let mut pause = Duration::from_millis(1);
@@ -365,12 +365,12 @@ impl Running {
         self.output(status)
     }
 
-    /// The living processes of this run, the program's own included.
+    /// Returns the living processes of this run, including lockrun's own.
     pub(crate) fn processes(&self) -> Vec<i32> {
         processes::marked(&self.mark, Some(self.first()))
     }
 
-    /// The other processes of lockrun that belong to this run.
+    /// Returns this run's other processes of lockrun.
     pub(crate) fn guardians(&self) -> Vec<i32> {
         let program = fs::canonicalize(PROGRAM).expect("the program is there");
         let mut found = self.processes();
@@ -379,8 +379,8 @@ impl Running {
         found
     }
 
-    /// The only process beside the program's own, its command. In the moment in which that executes another program it belongs to
-    /// nobody that can be told, so it is waited for.
+    /// Returns the command: the only process of the run beside lockrun's own. While it executes another program, its environment, and so
+    /// its mark, cannot be read, so this waits for it.
     #[track_caller]
     pub(crate) fn command(&self) -> i32 {
         eventually_some(LONG, "there is its command, and nothing else", || {
@@ -389,7 +389,7 @@ impl Running {
         })
     }
 
-    /// Kills the program and all that it has started, as a power cut would; returns when none is left.
+    /// Kills lockrun and everything that it has started, as a power cut would. Returns when none is left.
     pub(crate) fn kill_everything(&mut self) {
         processes::kill_marked(&self.mark, Some(self.first()));
         let _ = self.child.wait();

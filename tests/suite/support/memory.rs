@@ -1,15 +1,15 @@
-//! Files that no disk has to be waited for.
+//! Files in memory, so that tests do not wait for a disk.
 
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
 use tempfile::TempDir;
 
-/// What has to be free there, in bytes: containers often have 64 MB in all, which a database fills.
+/// How much must be free there, in bytes: containers often have 64 MB in all, which a database fills.
 const ENOUGH: u64 = 512 << 20;
 
-/// A temporary directory in memory, where the machine has a file system for that, with room in it: on a disk that others keep busy, a server that
-/// writes down everything, or a command that stamps its life into a file, may stand still for longer than a lease.
+/// Returns a temporary directory, in memory if the machine has a file system for that with enough room: on a busy disk, a durable server,
+/// or a command that appends stamps to a file, may be blocked for longer than a lease.
 pub(crate) fn directory() -> TempDir {
     let memory = Path::new("/dev/shm");
     let has_room = statvfs(memory).is_ok_and(|it| it.blocks_available() * it.fragment_size() >= ENOUGH);

@@ -1,4 +1,4 @@
-//! What the tests stand on: the program itself, stores to run it against, and ways to disturb both.
+//! Support for the tests: the program itself, stores to run it against, and ways to disturb both.
 
 pub(crate) mod birth;
 pub(crate) mod calm;

@@ -1,11 +1,11 @@
-//! What a server is asked, command by command.
+//! The commands that a Redis server carries out.
 
 use std::collections::BTreeMap;
 
 use super::redis::Redis;
 use super::resp::Client;
 
-/// Sees every command that the server carries out.
+/// A client that sees every command that the server carries out.
 pub(crate) struct Monitor(Client);
 
 impl Monitor {
@@ -15,7 +15,7 @@ impl Monitor {
         Self(client)
     }
 
-    /// Every command since the beginning, those that scripts call among them, as `TIME [DATABASE WHO] "COMMAND" "ARGUMENT" ...`,
+    /// Returns every command since the beginning, including those that scripts call, as `TIME [DATABASE WHO] "COMMAND" "ARGUMENT" ...`,
     /// where WHO is an address or `lua`.
     #[track_caller]
     pub(crate) fn seen(mut self, redis: &Redis) -> Vec<String> {
@@ -24,14 +24,14 @@ impl Monitor {
         told.take_while(|seen| !seen.contains("that was all")).collect()
     }
 
-    /// How often each command was sent since the beginning.
+    /// Returns how often clients have sent each command since the beginning.
     #[track_caller]
     pub(crate) fn counts(self, redis: &Redis) -> BTreeMap<String, usize> {
         count(&self.seen(redis))
     }
 }
 
-/// How often clients have sent each command over the network. Those that scripts call are not among them, nor are those that the
+/// Returns how often clients have sent each command over the network. Commands that scripts call do not count, nor do those that the
 /// tests themselves send over the server's socket.
 #[track_caller]
 pub(crate) fn count(seen: &[String]) -> BTreeMap<String, usize> {

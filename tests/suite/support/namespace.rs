@@ -4,36 +4,37 @@ use nix::unistd::Uid;
 
 use super::lockrun::Lockrun;
 
-/// A shell script that mounts something by `setup`, for itself alone, and then executes its arguments. Fails the test where the
-/// machine does not let us mount.
+/// Returns a shell script that runs `setup` in a mount namespace of its own and then executes its arguments. Fails the test where
+/// the machine does not permit that.
 #[track_caller]
 pub(crate) fn with_mounts(setup: &str) -> String {
     entering(if Uid::effective().is_root() { "-m" } else { "-rm" }, setup)
 }
 
-/// The same where `setup` changes a limit of the user's, for itself alone.
+/// Returns a shell script that runs `setup`, which changes a limit of the user's, in a user namespace of its own, and then executes its
+/// arguments.
 #[track_caller]
 pub(crate) fn with_limits(setup: &str) -> String {
     entering("-Ur", setup)
 }
 
-/// A shell script that executes its arguments in a PID namespace of its own, where /proc stays that of the one outside. They are not
-/// its first process, which has its own ways with signals.
+/// Returns a shell script that executes its arguments in a PID namespace of its own, but with the /proc of the outer namespace. They are
+/// not its first process, for which signals have special rules.
 #[track_caller]
 pub(crate) fn with_pids_of_its_own() -> String {
     let namespaces = if Uid::effective().is_root() { "-pf" } else { "-rpf" };
     possible(&format!("exec unshare {namespaces} sh -c '\"$@\"; exit $?' sh \"$@\""), "have process ids of its own")
 }
 
-/// A shell script that executes its arguments as the first process of a PID namespace of its own, as a container does. It has a child, that
-/// process, and ends as that does.
+/// Returns a shell script that executes its arguments as the first process of a PID namespace of its own, as a container does. The script's
+/// only child is that process, and it ends as the child does.
 #[track_caller]
 pub(crate) fn as_first_process() -> String {
     let namespaces = if Uid::effective().is_root() { "-pf" } else { "-rpf" };
     possible(&format!("exec unshare {namespaces} --mount-proc \"$@\""), "be the first process")
 }
 
-/// A shell script that executes its arguments where the clock that counts from the start of the machine is ahead by so many seconds.
+/// Returns a shell script that executes its arguments in a time namespace whose boot clock is ahead by so many seconds.
 #[track_caller]
 pub(crate) fn with_clock_ahead(seconds: u32) -> String {
     let root = if Uid::effective().is_root() { "" } else { "-Ur " };
@@ -46,7 +47,7 @@ fn entering(namespaces: &str, setup: &str) -> String {
     possible(&format!("exec unshare {namespaces} sh -c '{inside}' sh \"$@\""), &format!("do `{setup}`"))
 }
 
-/// The script, if it works here; otherwise the test fails.
+/// Returns the script if it works on this machine; fails the test otherwise.
 #[track_caller]
 fn possible(script: &str, what: &str) -> String {
     let probe = Lockrun::bare().command(["sh", "-c", script, "sh", "true"]).alone();

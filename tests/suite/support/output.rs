@@ -1,4 +1,4 @@
-//! What came of a run, and what can be said about it.
+//! The outcome of a run, and assertions about it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,10 +8,10 @@ use nix::sys::signal::Signal;
 
 use super::calm::late;
 
-/// What a run says that had to give up a request. On a busy machine that is to be.
+/// Messages of a run that gave up a request, which may happen on a busy machine.
 const TIMED_OUT: [&str; 2] = ["did not answer in time", "looking up its name takes too long"];
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) what: String,
@@ -32,35 +32,35 @@ impl Output {
         text(&self.stderr)
     }
 
-    /// It exited with this status.
+    /// Asserts that the run exited with this status.
     #[track_caller]
     pub(crate) fn exited(self, status: i32) -> Self {
         self.must(self.status == Some(status), &format!("its status is not {status}"));
         self
     }
 
-    /// It was ended by this signal.
+    /// Asserts that this signal terminated the run.
     #[track_caller]
     pub(crate) fn died_of(self, signal: Signal) -> Self {
         self.must(self.signal == Some(signal as i32), &format!("it did not die of {signal}"));
         self
     }
 
-    /// It said nothing on standard error.
+    /// Asserts that standard error is empty.
     #[track_caller]
     pub(crate) fn silent(self) -> Self {
         self.must(self.stderr.is_empty(), "it is not silent");
         self
     }
 
-    /// Its standard output was exactly this.
+    /// Asserts that standard output is exactly this.
     #[track_caller]
     pub(crate) fn printed(self, wanted: &str) -> Self {
         self.must(self.stdout() == wanted, &format!("it did not print {wanted:?}"));
         self
     }
 
-    /// Everything it said on standard error is marked as its own, and this is part of it.
+    /// Asserts that standard error contains these words, and that each of its lines begins with `lockrun: `.
     #[track_caller]
     pub(crate) fn said(self, words: &str) -> Self {
         let stderr = self.stderr();
@@ -79,14 +79,14 @@ impl Output {
         }
     }
 
-    /// Fails the test because of this output, for this reason.
+    /// Fails the test for this reason, and shows the output.
     #[track_caller]
     pub(crate) fn fail(&self, what: &str) -> ! {
         fail(&self.stderr(), &format!("{what}: {self}"))
     }
 }
 
-/// Fails the test because of a run that has said this on standard error.
+/// Fails the test because of a run that printed this on standard error: as late, if a request timed out.
 #[track_caller]
 pub(crate) fn fail(stderr: &str, what: &str) -> ! {
     if TIMED_OUT.iter().any(|words| stderr.contains(words)) {
@@ -110,7 +110,7 @@ impl std::fmt::Display for Output {
     }
 }
 
-/// All that a file holds by now; its position is not moved.
+/// Returns the present content of a file, without moving its position.
 pub(crate) fn read(file: &File) -> Vec<u8> {
     let length = file.metadata().expect("our own file").len();
     let mut bytes = vec![0; usize::try_from(length).expect("a short file")];
@@ -119,7 +119,7 @@ pub(crate) fn read(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Bytes as a person would read them.
+/// Returns bytes as text, for people to read.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

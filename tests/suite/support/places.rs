@@ -1,12 +1,12 @@
-//! Waiters whose places a disturbance must not cost them.
+//! Waiters that must keep their places through a disturbance.
 
 use super::holder::Holder;
 use super::proxy::Proxy;
 use super::queue::Queue;
 use super::store::Store;
 
-/// Lets ten wait over a network that can be disturbed, does something to the server or the network, and looks whether
-/// they run in order all the same, as soon as all of them are back.
+/// Starts ten waiters behind a proxy, disturbs the server or the network, waits until all waiters are back, and asserts that
+/// they still run in order.
 #[track_caller]
 pub(crate) fn keep_their_places(store: &Store, disturb: impl FnOnce(&Proxy)) {
     let proxy = store.proxy();

@@ -1,4 +1,4 @@
-//! A network between a client and a server that can be disturbed while it is used.
+//! A proxy between a client and a server that can disturb their traffic at any time.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -17,7 +17,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::garble::{Garbled, garbled};
 use super::lease_server::LeaseServer;
 
-/// How long a reader sleeps before it looks again at what it is to do.
+/// How long a thread sleeps before it checks the mode again.
 const TICK: Duration = Duration::from_millis(5);
 
 /// What happens to traffic.
@@ -29,24 +29,24 @@ pub(crate) enum Mode {
     Swallow,
     /// Requests arrive, replies vanish.
     SwallowReplies,
-    /// Requests arrive, and change what they are to change; the replies that say so vanish.
+    /// Requests arrive and take effect; the replies to requests that change a lock vanish.
     SwallowAnswers,
     /// Connections, old and new, are reset.
     Reset,
-    /// Nobody listens any more; connections that exist go on.
+    /// New connections are refused; existing ones continue.
     Refuse,
-    /// Everything that the server says comes so much later.
+    /// Everything that the server sends is delayed by this time.
     Delay(Duration),
-    /// The replies that say that something was changed come so much later.
+    /// The replies to requests that change a lock are delayed by this time.
     DelayAnswers(Duration),
-    /// The connections up to this one fall silent as in `Swallow`, a new one when it is to change a lock; later ones pass.
+    /// On the connections up to this one, everything vanishes from the first request that changes a lock on; later connections pass.
     SwallowUpTo(u64),
-    /// Connections fall silent when they send this word.
+    /// Everything on a connection vanishes from the message on in which the client sends this word.
     SwallowAt(&'static str),
-    /// The same, but what is before the word passes.
+    /// The same, but the part of the message before the word passes.
     CutAt(&'static str),
-    /// On the connections up to this one, a request that changes a lock is held back, with all that follows it, until the mode
-    /// changes, and until then nothing is heard of the server either; later ones pass.
+    /// On the connections up to this one, a request that changes a lock is held back, with everything that follows it, until the mode
+    /// changes, and until then the server's replies vanish; later connections pass.
     HoldUpTo(u64),
     /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
@@ -54,42 +54,42 @@ pub(crate) enum Mode {
     HoldAt(&'static str),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
-    /// One reply in three is garbled, as chance will have it that begins with this number.
+    /// One reply in three, at random, is garbled; this is the seed.
     Garble(u64),
-    /// Instead of each reply, these bytes come.
+    /// Each reply is replaced by these bytes.
     Answer(&'static [u8]),
-    /// On the connections up to this one, a request that changes a lock arrives; but no answer comes, and so long after the connection
-    /// is closed.
+    /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after this time the
+    /// connection is closed.
     LoseAnswer(u64, Duration),
 }
 
-/// What is known of one connection.
+/// The state of one connection.
 #[derive(Default)]
 struct Link {
     number: u64,
-    /// The server has spoken since the client did.
+    /// The server has sent something since the client did.
     is_answered: AtomicBool,
-    /// There was a request that changes a lock.
+    /// The client has sent a request that changes a lock.
     has_changed: AtomicBool,
-    /// What the server says now answers such a request.
+    /// The server's present replies answer such a request.
     is_changing: AtomicBool,
     /// Nothing passes any more.
     is_silent: AtomicBool,
     /// A request is held back.
     is_held: AtomicBool,
-    /// A request was held back, and has been let through.
+    /// A request was held back, and has been passed on.
     was_held: AtomicBool,
-    /// The server has hung up.
+    /// The server has closed the connection.
     is_over: AtomicBool,
 }
 
 struct Shared {
     server: SocketAddr,
-    /// The server's word for what changes a lock.
+    /// The word in requests that change a lock: see [`LeaseServer::word`].
     word: &'static str,
-    /// What is written instead of what in the server's answers, which is as long.
+    /// A text in the server's answers, and its replacement of the same length.
     rewritten: Option<(String, String)>,
-    /// How many connections a client makes; it sends its requests over the last one.
+    /// How many connections a client makes. It sends its requests over the last one.
     of_a_client: u64,
     mode: Mutex<Mode>,
     over: AtomicBool,
@@ -103,7 +103,7 @@ struct Shared {
     replies: AtomicU64,
 }
 
-/// A proxy on a port of the loopback interface. It ends, with its connections, when it is dropped.
+/// A proxy on a port of the loopback interface. It ends, with its connections, when this is dropped.
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
     port: u16,
@@ -112,7 +112,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy before this server.
+    /// Starts a proxy in front of this server.
     pub(crate) fn before(server: &dyn LeaseServer) -> Self {
         let port = server.port();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
@@ -140,7 +140,7 @@ impl Proxy {
         Self { shared, port: port_here, url: server.url_at(port_here), acceptor: Some(acceptor) }
     }
 
-    /// The URL of the store behind it.
+    /// Returns the URL of the store through this proxy.
     pub(crate) fn url(&self) -> String {
         self.url.clone()
     }
@@ -149,50 +149,49 @@ impl Proxy {
         self.port
     }
 
-    /// Changes what happens to traffic, from now on.
+    /// Changes what happens to traffic from now on.
     pub(crate) fn set(&self, mode: Mode) {
         *self.shared.mode.lock().expect("no thread panics") = mode;
     }
 
-    /// How many bytes came, from both sides.
+    /// Returns how many bytes came, from both sides.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
-    /// How many bytes were passed on, to both sides.
+    /// Returns how many bytes were passed on, to both sides.
     pub(crate) fn passed(&self) -> u64 {
         self.shared.passed.load(Ordering::Relaxed)
     }
 
-    /// How many connections were made.
+    /// Returns how many connections were made.
     pub(crate) fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// The number of the connection over which the next client will make its requests.
+    /// Returns the number of the connection over which the next client will send its requests.
     pub(crate) fn next_number(&self) -> u64 {
         self.connections() + self.shared.of_a_client
     }
 
-    /// How often a client had something to say after the server had spoken: the round trips, whatever
-    /// number of requests each carried.
+    /// Returns how often a client sent something after the server had: the round trips, however many requests each carried.
     pub(crate) fn flights(&self) -> u64 {
         self.shared.flights.load(Ordering::Relaxed)
     }
 }
 
 impl Proxy {
-    /// How many requests that change a lock have come.
+    /// Returns how many requests that change a lock have come.
     pub(crate) fn changes(&self) -> u64 {
         self.shared.changes.load(Ordering::Relaxed)
     }
 
-    /// How many requests were held back so far.
+    /// Returns how many requests were held back so far.
     pub(crate) fn held(&self) -> u64 {
         self.shared.held.load(Ordering::Relaxed)
     }
 
-    /// How many requests that were held back have arrived after all, and were answered, or came too late for their connection.
+    /// Returns how many held requests have been passed on since, and were answered or came too late for their connection.
     pub(crate) fn delivered(&self) -> u64 {
         self.shared.delivered.load(Ordering::Relaxed)
     }
@@ -237,7 +236,7 @@ impl Shared {
         }
     }
 
-    /// Ties a client to the server by two threads.
+    /// Connects a client to the server by two threads.
     fn join(self: &Arc<Self>, client: TcpStream, number: u64) -> Vec<JoinHandle<()>> {
         if self.mode() == Mode::Reset {
             reset(&client);
@@ -296,7 +295,7 @@ impl Shared {
                 continue;
             }
             match self.mode() {
-                // It was awaited when the mode was still another.
+                // The mode has changed while this thread was reading.
                 Mode::Swallow | Mode::Reset => continue,
                 Mode::SwallowUpTo(last) if link.number <= last && has(&link.has_changed) => continue,
                 Mode::SwallowAt(word) if is_request && contains(bytes, word) => {
@@ -355,14 +354,14 @@ impl Shared {
             link.is_over.store(true, Ordering::Relaxed);
             self.delivered.fetch_add(u64::from(link.was_held.swap(false, Ordering::Relaxed)), Ordering::Relaxed);
         }
-        // A side that ends while traffic vanishes is not heard of on the other side either.
+        // While traffic vanishes, the end of one side does not reach the other either.
         while (self.mode() == Mode::Swallow || link.is_held.load(Ordering::Relaxed)) && !self.is_over() {
             thread::sleep(TICK);
         }
         let _ = to.shutdown(Shutdown::Write);
     }
 
-    /// Passes on what has been long enough on its way. Returns whether it could.
+    /// Passes on what has been delayed long enough. Returns whether that was possible.
     fn deliver(&self, on_its_way: &mut VecDeque<(Instant, Vec<u8>)>, mut to: &TcpStream) -> bool {
         while let Some((due, bytes)) = on_its_way.front() {
             if *due > Instant::now() {
@@ -382,7 +381,7 @@ impl Shared {
         if chance.u8(..3) == 0 { garbled(reply, &mut chance) } else { Garbled::Once(reply.to_vec()) }
     }
 
-    /// Waits until requests on this connection are let through.
+    /// Waits until requests on this connection may pass.
     fn hold(&self, link: &Link) {
         let is_held = || match self.mode() {
             Mode::HoldUpTo(last) | Mode::CloseAndHoldUpTo(last) => link.number <= last,
@@ -401,7 +400,7 @@ impl Shared {
         }
     }
 
-    /// Counts what has come, and notes what it is.
+    /// Counts what has come, and records its kind.
     fn note(&self, link: &Link, bytes: &[u8], is_request: bool) {
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if !is_request {
@@ -412,14 +411,14 @@ impl Shared {
         self.flights.fetch_add(u64::from(is_first), Ordering::Relaxed);
         let changes = contains(bytes, self.word);
         link.has_changed.fetch_or(changes, Ordering::Relaxed);
-        // What is long comes in several parts.
+        // A long message comes in several parts, of which only the first may contain the word.
         if changes || is_first {
             link.is_changing.store(changes, Ordering::Relaxed);
         }
     }
 }
 
-/// The next connection, if one comes within a tick.
+/// Returns the next connection, if one comes within a tick.
 fn next(listener: &TcpListener) -> Option<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let _ = poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO));
@@ -437,7 +436,7 @@ fn contains(bytes: &[u8], word: &str) -> bool {
     bytes.windows(word.len()).any(|part| part == word.as_bytes())
 }
 
-/// Makes the end of this connection a reset instead of a farewell.
+/// Makes this connection end by a reset when it is closed.
 fn reset(stream: &TcpStream) {
     let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = setsockopt(stream, sockopt::Linger, &at_once);

@@ -1,4 +1,4 @@
-//! A terminal with somebody at it: types keys, reads what appears.
+//! A terminal and its user: types keys, and reads what appears.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program on a new terminal, with `PATH`, `HOME`, `TERM` and these variables.
+    /// Starts a program on a new terminal, with `PATH`, `HOME`, `TERM` and the variables in `env`.
     pub(crate) fn start(mut command: Command, env: &[(&str, &str)]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         // Everything is opened close-on-exec from the first: other tests start programs at the same time.
@@ -41,7 +41,7 @@ impl Terminal {
             .custom_flags(libc::O_NOCTTY)
             .open(&name)
             .expect("the other end of the terminal");
-        // Not by the terminal's name: after a hang-up another one may have that.
+        // Not the terminal's name: after a hang-up another terminal may have it.
         let mark = format!("{}-tty-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         command
             .env_clear()
@@ -64,7 +64,7 @@ impl Terminal {
         self.screen.write_all(keys.as_bytes()).expect("the terminal is there");
     }
 
-    /// Reads until this text has appeared after what was awaited before; gives all that came with it.
+    /// Reads until this text has appeared after the one awaited before. Returns everything before it.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
         let started = Instant::now();
@@ -82,19 +82,19 @@ impl Terminal {
         }
     }
 
-    /// What appears within this time.
+    /// Returns what appears within this time.
     pub(crate) fn watch(&mut self, time: Duration) -> String {
         let started = Instant::now();
         while started.elapsed() < time && self.read_more() {}
         String::from_utf8_lossy(&std::mem::take(&mut self.seen)).into_owned()
     }
 
-    /// Takes the terminal away from the program, as a connection that is cut or a window that is closed does.
+    /// Takes the terminal away from the program, as a cut connection or a closed window does.
     pub(crate) fn hang_up(&mut self) {
         self.screen = File::open("/dev/null").expect("there is one");
     }
 
-    /// The process group in the foreground.
+    /// Returns the process group in the foreground.
     pub(crate) fn foreground(&self) -> Pid {
         tcgetpgrp(&self.screen).expect("the terminal is there")
     }
@@ -110,7 +110,7 @@ impl Terminal {
         eventually_some(LONG, "the program on the terminal ends", || child.try_wait().expect("our own child"))
     }
 
-    /// Reads what is there, waiting a little; false when the other end is closed.
+    /// Reads what is there, waiting a little. Returns false if the other end is closed.
     fn read_more(&mut self) -> bool {
         let mut fds = [PollFd::new(self.screen.as_fd(), PollFlags::POLLIN)];
         if poll(&mut fds, PollTimeout::from(20_u8)).is_ok_and(|ready| ready == 0) {

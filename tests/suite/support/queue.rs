@@ -1,4 +1,4 @@
-//! Waiters that join the queue of one lock one after the other, and the record of how they ran.
+//! Waiters that join the queue of one lock one after the other, and the record of their runs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use super::processes;
 use super::store::Store;
 
 /// Appends `in` and `out` with a tag and the time to a file, and runs a command in between. Appending is atomic and
-/// keeps the order, so the file tells without any clock who ran when. The shell reads the time by itself.
+/// keeps the order, so the order of the lines needs no clock. The shell reads the time without starting a process.
 const SCRIPT: &str = "
 stamp() { read now rest </proc/uptime; echo \"$1 $tag $now\" >>\"$file\"; }
 tag=$1 file=$2
@@ -26,13 +26,13 @@ stamp in
 eval \"$3\"
 stamp out";
 
-/// The words of a command that stamps into `file` under `tag`, and runs `body` in between.
+/// Returns the words of a command that stamps its beginning and end into `file` under `tag`, and runs `body` in between.
 fn stamping(file: &Path, tag: &str, body: &str) -> [String; 7] {
     let file = file.to_str().expect("a plain path");
     ["sh", "-c", SCRIPT, "sh", tag, file, body].map(str::to_owned)
 }
 
-/// The time of the clock by which the stamps are made.
+/// Returns the time by the clock of the stamps.
 pub(crate) fn now() -> Duration {
     let uptime = fs::read_to_string("/proc/uptime").expect("/proc is mounted");
     read_time(uptime.split(' ').next().expect("two numbers"))
@@ -42,10 +42,10 @@ pub(crate) fn read_time(seconds: &str) -> Duration {
     Duration::from_secs_f64(seconds.parse().expect("a time"))
 }
 
-/// What a command does that ends when [`Queue::let_them_end`] says so.
+/// The body of a command that runs until [`Queue::let_them_end`].
 pub(crate) const WAIT_FOR_THE_END: &str = "until [ -e \"$file.end\" ]; do sleep 0.01; done";
 
-/// The waiters of one lock. When this is dropped, they are killed.
+/// The waiters of one lock. They are killed when this is dropped.
 pub(crate) struct Queue<'a> {
     store: &'a Store,
     key: String,
@@ -61,7 +61,7 @@ impl<'a> Queue<'a> {
         Self::through(&store.url(), store, key)
     }
 
-    /// With waiters that reach the store by another URL.
+    /// A queue whose waiters reach the store by this URL.
     pub(crate) fn through(url: &str, store: &'a Store, key: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let call = Lockrun::at(url).key(key);
@@ -69,19 +69,19 @@ impl<'a> Queue<'a> {
         Self { store, key, call, body, directory, waiters: Vec::new(), somebody_died: false }
     }
 
-    /// Those who join from now on reach the store by this URL, without options.
+    /// Waiters that join from now on reach the store by this URL, without options.
     pub(crate) fn by(mut self, url: &str) -> Self {
         self.call = Lockrun::at(url).key(&self.key);
         self
     }
 
-    /// Further options for those who join from now on.
+    /// Adds options for waiters that join from now on.
     pub(crate) fn with(mut self, options: &[&str]) -> Self {
         self.call = self.call.args(options);
         self
     }
 
-    /// What the commands of those do who join from now on.
+    /// Sets the body of the commands of waiters that join from now on.
     pub(crate) fn doing(mut self, body: &str) -> Self {
         body.clone_into(&mut self.body);
         self
@@ -99,17 +99,17 @@ impl<'a> Queue<'a> {
         self.call.clone().command(stamping(&self.log(), tag, body))
     }
 
-    /// A run for the same lock that is none of the waiters; its command stamps into the same record.
+    /// Returns a call for the same lock that is not one of the waiters. Its command stamps into the same record.
     pub(crate) fn newcomer(&self, tag: &str, options: &[&str]) -> Lockrun {
         self.newcomer_doing(tag, options, "")
     }
 
-    /// The same for one whose command does this.
+    /// Returns such a call whose command runs `body`.
     pub(crate) fn newcomer_doing(&self, tag: &str, options: &[&str], body: &str) -> Lockrun {
         Lockrun::new(self.store).key(&self.key).args(options).command(stamping(&self.log(), tag, body))
     }
 
-    /// Lets as many waiters come, each when the one before it stands in the queue.
+    /// Starts so many waiters, each when the one before it is in the queue.
     #[track_caller]
     pub(crate) fn join(&mut self, count: usize) {
         let body = self.body.clone();
@@ -118,7 +118,7 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Lets one waiter come whose command does this.
+    /// Starts a waiter whose command runs `body`. Returns when it is in the queue.
     #[track_caller]
     pub(crate) fn join_to(&mut self, body: &str) {
         let number = self.waiters.len();
@@ -135,7 +135,7 @@ impl<'a> Queue<'a> {
         self.waiters.push(Some(waiter));
     }
 
-    /// Lets as many waiters come at once.
+    /// Starts so many waiters at once.
     pub(crate) fn storm(&mut self, count: usize) {
         for number in self.waiters.len()..self.waiters.len() + count {
             let waiter = self.call(&number.to_string(), &self.body).arg("--wait").spawn();
@@ -143,17 +143,17 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// How many places the server has in its queue, those of the dead included.
+    /// Returns the length of the server's queue, dead waiters included.
     pub(crate) fn length(&self) -> usize {
         self.server().waiting(&self.key).len()
     }
 
-    /// How many waiters sleep at the server at this moment.
+    /// Returns how many waiters sleep at this moment.
     pub(crate) fn asleep(&self) -> usize {
         self.server().asleep()
     }
 
-    /// Lets so many waiters come, and waits until each has heard that it waits: before that, it does not sit an outage out.
+    /// Starts so many waiters, and waits until each has learnt that it waits: before that, it would not tolerate an outage.
     #[track_caller]
     pub(crate) fn join_and_hear(&mut self, count: usize) {
         let events = self.log().with_extension("events");
@@ -163,7 +163,7 @@ impl<'a> Queue<'a> {
         eventually(LONG, &format!("{count} waiters have heard it"), || heard() >= count);
     }
 
-    /// Waits until every waiter sleeps at the server.
+    /// Waits until every waiter sleeps.
     #[track_caller]
     pub(crate) fn settles(&self) {
         let waiters = self.waiters.iter().flatten().count();
@@ -174,12 +174,12 @@ impl<'a> Queue<'a> {
         self.waiters[number].as_mut().expect("it is still there")
     }
 
-    /// Takes a waiter out, to look at its end.
+    /// Takes a waiter out of the queue's own list, so that the test can check its end.
     pub(crate) fn take(&mut self, number: usize) -> Running {
         self.waiters[number].take().expect("it is still there")
     }
 
-    /// Kills a waiter and its guardian, so that neither can clean up after the other: its place in the queue stays.
+    /// Kills a waiter and its guardian, so that neither cleans up after the other: the waiter's place in the queue stays.
     #[track_caller]
     pub(crate) fn kill(&mut self, number: usize) {
         let mut waiter = self.take(number);
@@ -195,7 +195,7 @@ impl<'a> Queue<'a> {
         self.somebody_died = true;
     }
 
-    /// Stops waiters while they sleep at the server, and returns when they do stand still.
+    /// Stops waiters while they sleep. Returns when they are stopped.
     #[track_caller]
     pub(crate) fn stop(&mut self, numbers: impl IntoIterator<Item = usize>) {
         self.settles();
@@ -210,7 +210,7 @@ impl<'a> Queue<'a> {
         self.waiters.iter().flatten().for_each(|waiter| waiter.signal(signal));
     }
 
-    /// Who has run so far, or runs, in this order.
+    /// Returns the tags of the commands that have begun, in their order.
     pub(crate) fn begun(&self) -> Vec<String> {
         self.written()
             .lines()
@@ -218,8 +218,8 @@ impl<'a> Queue<'a> {
             .collect()
     }
 
-    /// Waits until as many have begun to run, these in this order. A waiter that got no processor for half a second may have been
-    /// passed by.
+    /// Waits until these have begun to run, and asserts that they did so in this order. Another order counts as late: a waiter that got
+    /// no processor for half a second may have been passed over.
     #[track_caller]
     pub(crate) fn have_begun(&self, tags: &[&str]) {
         eventually(LONG, &format!("{} have begun", tags.len()), || self.begun().len() >= tags.len());
@@ -229,17 +229,17 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Lets the commands end that [`WAIT_FOR_THE_END`].
+    /// Ends the commands with the body [`WAIT_FOR_THE_END`].
     pub(crate) fn let_them_end(&self) {
         fs::write(self.log().with_file_name("log.end"), "").expect("a file of our own");
     }
 
-    /// What the commands have written so far.
+    /// Returns what the commands have written so far.
     pub(crate) fn written(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// Waits until all have ended as they should, and gives the record.
+    /// Waits until all waiters have succeeded. Asserts that nothing is left of the lock, and returns the record.
     #[track_caller]
     pub(crate) fn end(mut self) -> Record {
         let written = self.all_end();
@@ -247,12 +247,12 @@ impl<'a> Queue<'a> {
         Record::read(&written)
     }
 
-    /// Waits until all have ended as they should, and gives what they have written.
+    /// Waits until all waiters have succeeded. Returns what their commands have written.
     #[track_caller]
     pub(crate) fn all_end(&mut self) -> String {
         let mut left: Vec<Running> = self.waiters.drain(..).flatten().collect();
-        // First all have to end: to clean up after one costs time that the others would need. However long that takes on a busy
-        // machine, one after the other does.
+        // Wait for all before cleaning up after any, which would cost the others time. There is no limit for the whole, which may take
+        // long on a busy machine, but one for the time from each end to the next.
         let (mut ended, mut last_end) = (0, Instant::now());
         while ended < left.len() {
             let before = ended;
@@ -272,7 +272,7 @@ impl<'a> Queue<'a> {
         self.written()
     }
 
-    /// What there is to know when these waiters do not go on: who they are, what the store says, and who ran last.
+    /// Describes, for a failure, these waiters: who still waits, what the store says, and who ran last.
     fn how_it_stands(&self, waiters: &mut [Running]) -> String {
         let total = waiters.len();
         let still =
@@ -286,15 +286,15 @@ impl<'a> Queue<'a> {
         format!("{} of {total} wait: {still:?}\n{status}\nkeys: {keys:?}\nlast at {:?}: {last:?}", still.len(), now())
     }
 
-    /// The same where somebody died whom the queue does not know of.
+    /// Asserts that nothing but expiring data is left of the lock, for tests in which a run died without [`Queue::kill`].
     #[track_caller]
     pub(crate) fn leaves_only_what_goes(&mut self) {
         self.somebody_died = true;
         self.nothing_is_left();
     }
 
-    /// "Nothing is left" of a lock that is free and awaited by nobody, but its fence and its last run. The rest of waiters that died
-    /// goes by itself.
+    /// Asserts that "nothing is left" of a lock that is free and has no waiters, but its fence and its last run. If a waiter died, data
+    /// that expires by itself may be left, too.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
         let left = self.store.lease_server().map(|server| server.left(&self.key, !self.somebody_died));
@@ -309,11 +309,11 @@ pub(crate) struct Ran {
     pub(crate) ended: Duration,
 }
 
-/// Who ran, in this order.
+/// The runs, in their order.
 pub(crate) struct Record(pub(crate) Vec<Ran>);
 
 impl Record {
-    /// Reads a record; fails if two ran at once.
+    /// Reads a record. Fails if two ran at once.
     #[track_caller]
     pub(crate) fn read(log: &str) -> Self {
         let lines: Vec<&str> = log.lines().collect();
@@ -332,7 +332,7 @@ impl Record {
         self.0.iter().map(|ran| ran.tag.as_str()).collect()
     }
 
-    /// These have run, in this order, and nobody else.
+    /// Asserts that these have run, in this order, and no others.
     #[track_caller]
     pub(crate) fn in_order(self, numbers: impl IntoIterator<Item = usize>) -> Self {
         let wanted: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
@@ -341,7 +341,8 @@ impl Record {
         self
     }
 
-    /// These have run first, in this order. A waiter that got no processor for half a second may have been passed by.
+    /// Asserts that these have run first, in this order. Another order counts as late: a waiter that got no processor for half a second may
+    /// have been passed over.
     #[track_caller]
     pub(crate) fn first_in_order(&self, wanted: &[String]) {
         let tags = self.tags();
@@ -351,7 +352,7 @@ impl Record {
         assert!(tags.len() >= wanted.len(), "only {tags:?}");
     }
 
-    /// These have run, once each, in some order.
+    /// Asserts that these have run, once each, in any order.
     #[track_caller]
     pub(crate) fn in_any_order(self, numbers: Range<usize>) -> Self {
         assert_eq!(self.0.len(), numbers.len());
@@ -361,7 +362,7 @@ impl Record {
         self
     }
 
-    /// The lock stood unused for at most `limit` at a time, from `since` on.
+    /// Asserts that, from `since` on, the lock was never unused for longer than `limit`.
     #[track_caller]
     pub(crate) fn without_gap(self, since: Duration, limit: Duration) -> Self {
         let mut free_since = since;

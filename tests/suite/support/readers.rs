@@ -1,4 +1,4 @@
-//! Runs that share a lock, runs that want it alone, and the judge of their record.
+//! Runs that share a lock, runs that hold it alone, and the check of their record.
 
 use std::collections::BTreeMap;
 
@@ -6,21 +6,21 @@ use super::lockrun::Lockrun;
 use super::queue::Queue;
 use super::store::Store;
 
-/// Shares the lock.
+/// The options of a reader.
 pub(crate) const SHARED: &[&str] = &["--shared"];
 
-/// Takes long enough for several to run at once.
+/// A command long enough for several to run at once.
 pub(crate) const WORK: &str = "sleep 0.05";
 
-/// What a reader's command does to say what it is: between the stamps that it began and ended.
+/// The body of a reader's command, which records that it is a reader, between the stamps of its beginning and its end.
 pub(crate) const READ: &str = "echo \"shares $tag\" >>\"$file\"";
 
-/// The same, and then waits until so many have begun: those are running at once.
+/// Returns a body like [`READ`] that then waits until so many commands have begun, so that they run at once.
 pub(crate) fn read_beside(count: usize) -> String {
     format!("{READ}; until [ $(grep -c ^in \"$file\") -ge {count} ]; do sleep 0.01; done")
 }
 
-/// Whether the lock would be granted at this moment, shared or not.
+/// Returns whether a run with these options could acquire the lock at this moment.
 #[track_caller]
 pub(crate) fn would_get(store: &Store, key: &str, options: &[&str]) -> bool {
     let output = Lockrun::new(store).key(key).args(options).args(["--fail", "-q"]).sh(":").run().silent();
@@ -31,7 +31,7 @@ pub(crate) fn would_get(store: &Store, key: &str, options: &[&str]) -> bool {
     }
 }
 
-/// Lets a reader join the queue, and those that join later be writers again.
+/// Adds a reader to the queue. Waiters that join later are writers again.
 #[track_caller]
 pub(crate) fn join_reader<'a>(store: &Store, queue: Queue<'a>) -> Queue<'a> {
     let mut queue = queue.with(SHARED).doing(READ);
@@ -39,9 +39,9 @@ pub(crate) fn join_reader<'a>(store: &Store, queue: Queue<'a>) -> Queue<'a> {
     queue.by(&store.url()).doing("")
 }
 
-/// Judges a record in which every run stamps its beginning and its end, and those whose tags begin with `r` are readers: no writer runs beside
-/// anybody. Runs that were killed have no end; these end when a run begins that cannot be beside them, so they must be named as `killed`.
-/// Returns how many readers ran at once at the most.
+/// Checks a record in which every run stamps its beginning and its end, and tags that begin with `r` are readers': asserts that no writer
+/// runs beside another run. Runs that were `killed` have no end stamp; they count as ended when the next run begins. Returns the most
+/// readers that ran at once.
 #[track_caller]
 pub(crate) fn judge(written: &str, killed: &[String]) -> usize {
     let mut running: BTreeMap<&str, &str> = BTreeMap::new();

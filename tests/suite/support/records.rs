@@ -1,4 +1,4 @@
-//! What somebody else has written into the record of a lock, in each store's own form.
+//! Foreign changes of a lock's record, in each store's own form.
 
 use serde_json::{Value, json};
 
@@ -8,11 +8,11 @@ use super::lockrun::Lockrun;
 use super::redis_keys::{heartbeats, info, last, queue};
 use super::store::Store;
 
-/// A lock whose holder, waiter and last run were written by somebody who means harm, with this text.
+/// Makes a lock whose holder, waiter and last run have this hostile text as host, user and command.
 #[track_caller]
 pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
     let who = json!({ "host": hostile, "pid": 7, "user": hostile, "command": hostile.repeat(5) });
-    // There is a last run, and somebody who holds the lock for ever.
+    // A last run, and a holder whose lease never expires.
     Lockrun::new(store).key(key).command(["true"]).run().exited(0);
     token(store, key, &["--ttl", "none", "--token", "planted"]);
     match store {
@@ -49,7 +49,7 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
     }
 }
 
-/// Lets the last run under a lock have ended at this time, in milliseconds since 1970.
+/// Sets the beginning and the end of a lock's last run to this time, in milliseconds since 1970.
 #[track_caller]
 pub(crate) fn set_last_run(store: &Store, key: &str, at: u64) {
     match store {

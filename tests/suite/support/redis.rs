@@ -1,5 +1,5 @@
 //! A Redis server of the test's own: on a free port of the loopback interface, with its data in a directory
-//! that goes with it.
+//! that is removed with it.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -19,14 +19,14 @@ use super::redis_keys;
 use super::resp::{Client, Reply};
 use super::tls::Certificates;
 
-/// A running server; it is killed when this is dropped.
+/// A running server. It is killed when this is dropped.
 pub(crate) struct Redis {
     directory: TempDir,
     port: u16,
     options: Vec<String>,
     password: Option<String>,
     certificates: Option<Certificates>,
-    /// What is in the file by which it is a Sentinel; nothing if it is a store.
+    /// The configuration of a Sentinel; `None` for a store.
     sentinel: Option<String>,
     server: RefCell<Option<Child>>,
 }
@@ -36,12 +36,12 @@ impl Redis {
         Self::with_options(&[])
     }
 
-    /// A server that keeps what it was told, also when it is killed.
+    /// Starts a server that keeps its data even when it is killed.
     pub(crate) fn durable() -> Self {
         Self::with_options(&["--appendonly", "yes", "--appendfsync", "always"])
     }
 
-    /// A server that wants this password.
+    /// Starts a server that requires this password.
     pub(crate) fn with_password(password: &str) -> Self {
         Self::build(&["--requirepass", password], Some(password), None, None)
     }
@@ -50,23 +50,23 @@ impl Redis {
         Self::build(options, None, None, None)
     }
 
-    /// A server that speaks TLS alone on its port, and wants to see a client's certificate.
+    /// Starts a server that speaks only TLS on its port, and requires client certificates.
     pub(crate) fn with_tls() -> Self {
         Self::with_certificates(&Certificates::make(), &[])
     }
 
-    /// The same with these certificates. It speaks TLS with other servers, too.
+    /// Starts such a server with these certificates. It speaks TLS with other servers, too.
     pub(crate) fn with_certificates(certificates: &Certificates, options: &[&str]) -> Self {
         let options = [&["--tls-replication", "yes"], options].concat();
         Self::build(&options, None, Some(certificates), None)
     }
 
-    /// A Sentinel with this configuration, which asks for the password, if there is one.
+    /// Starts a Sentinel with this configuration. The tests log in with the password, if there is one.
     pub(crate) fn sentinel(configuration: &str, password: Option<&str>) -> Self {
         Self::build(&[], password, None, Some(configuration))
     }
 
-    /// A Sentinel that speaks TLS alone, with its clients and with the servers.
+    /// Starts a Sentinel that speaks only TLS, with its clients and with the servers.
     pub(crate) fn sentinel_with_certificates(configuration: &str, certificates: &Certificates) -> Self {
         Self::build(&["--tls-replication", "yes"], None, Some(certificates), Some(configuration))
     }
@@ -94,7 +94,7 @@ impl Redis {
         panic!("redis-server does not start");
     }
 
-    /// Starts the server; false when it ended again, as it does when another took the port.
+    /// Starts the server. Returns false if it has ended again, as when another program took the port.
     fn launch(&self) -> bool {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
         let mut command = Command::new(find_program("redis-server"));
@@ -135,7 +135,7 @@ impl Redis {
         !ended
     }
 
-    /// Whether it is this process that answers, and it has read its data.
+    /// Returns whether this process answers, and has loaded its data.
     fn answers_as(&self, pid: u32) -> bool {
         let ours = format!("process_id:{pid}\r\n");
         self.try_ask(&["INFO"]).is_ok_and(
@@ -151,12 +151,12 @@ impl Redis {
         self.certificates.as_ref().expect("a server with TLS")
     }
 
-    /// The URL without a user, a password or a database.
+    /// Returns the URL without a user, a password or a database.
     pub(crate) fn url(&self) -> String {
         self.url_at(self.port)
     }
 
-    /// One request over the server's socket.
+    /// Sends one request over the server's socket. Returns the reply.
     #[track_caller]
     pub(crate) fn ask(&self, words: &[&str]) -> Reply {
         let reply = self.try_ask(words).expect("the server answers");
@@ -172,7 +172,7 @@ impl Redis {
         client.ask(words)
     }
 
-    /// All keys of database 0, sorted.
+    /// Returns all keys of database 0, sorted.
     #[track_caller]
     pub(crate) fn keys(&self) -> Vec<String> {
         self.ask(&["KEYS", "*"]).texts()
@@ -214,7 +214,7 @@ impl LeaseServer for Redis {
     }
 
     fn start_again(&self) {
-        // Its port may be taken for a moment.
+        // Another program may have the port for a moment.
         eventually(LONG, "redis-server starts again", || self.launch());
     }
 
@@ -260,10 +260,10 @@ impl LeaseServer for Redis {
     fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
         let mut keys = self.keys();
         keys.retain(|name| !redis_keys::lasting(key).contains(name));
-        // A note for what may still be on its way from a run that is over holds nothing, and goes by itself.
+        // The note against late requests of a run that is over holds nothing, and expires.
         keys.retain(|key| !redis_keys::is_mailbox(key) || self.ask(&["LINDEX", key, "0"]).text() != "cancelled");
         if !counts_what_goes {
-            // A key that is gone by now gives -2, one that stays -1.
+            // PTTL answers -2 for a key that is gone, and -1 for one that does not expire.
             keys.retain(|key| self.ask(&["PTTL", key]).number() == -1);
         }
         keys
@@ -276,7 +276,7 @@ impl Drop for Redis {
     }
 }
 
-/// A port of the loopback interface that nobody listens on.
+/// Returns a port of the loopback interface on which no program listens.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("its address").port()

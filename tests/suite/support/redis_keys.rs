@@ -1,71 +1,71 @@
-//! The names under which a lock is kept on Redis.
+//! The names of a lock's keys in Redis.
 
-/// What all keys of this lock begin with.
+/// Returns the prefix of all keys of this lock.
 pub(crate) fn prefix(lock: &str) -> String {
     format!("lockrun:{{{lock}}}:")
 }
 
-/// The key of this part of a lock: `fence`, `last`, `holders`, `queue`, `heartbeats`, `info` or `sequence`.
+/// Returns the key of this part of a lock, such as `fence` or `holders`.
 pub(crate) fn part(lock: &str, name: &str) -> String {
     prefix(lock) + name
 }
 
-/// Who holds the lock: a sorted set of tokens by the ends of their leases.
+/// Returns the key of the holders: a sorted set of tokens by the ends of their leases.
 pub(crate) fn holders(lock: &str) -> String {
     part(lock, "holders")
 }
 
-/// Who waits for it: a sorted set of tokens by their places.
+/// Returns the key of the queue: a sorted set of tokens by their places.
 pub(crate) fn queue(lock: &str) -> String {
     part(lock, "queue")
 }
 
-/// When the waiters are to look next.
+/// Returns the key of the heartbeats: a sorted set of waiters by the time until which each counts as alive.
 pub(crate) fn heartbeats(lock: &str) -> String {
     part(lock, "heartbeats")
 }
 
-/// The particulars of holders and waiters.
+/// Returns the key of the details of holders and waiters.
 pub(crate) fn info(lock: &str) -> String {
     part(lock, "info")
 }
 
-/// The last fence.
+/// Returns the key of the last fence.
 pub(crate) fn fence(lock: &str) -> String {
     part(lock, "fence")
 }
 
-/// The last run.
+/// Returns the key of the last run.
 pub(crate) fn last(lock: &str) -> String {
     part(lock, "last")
 }
 
-/// The last value of a sequence.
+/// Returns the key of the last value of a sequence.
 pub(crate) fn sequence(lock: &str) -> String {
     part(lock, "sequence")
 }
 
-/// Where a waiter is woken.
+/// Returns the key of a waiter's mailbox.
 pub(crate) fn mailbox(lock: &str, token: &str) -> String {
     part(lock, "mailbox:") + token
 }
 
-/// Whether this is the key of a mailbox.
+/// Returns whether this is the key of a mailbox.
 pub(crate) fn is_mailbox(key: &str) -> bool {
     key.contains(":mailbox:")
 }
 
-/// What stays of a lock that is free.
+/// Returns the keys that remain of a free lock.
 pub(crate) fn lasting(lock: &str) -> [String; 2] {
     [fence(lock), last(lock)]
 }
 
-/// Whether this is the key of something that stays of a lock that is free.
+/// Returns whether this is a key that remains of a free lock.
 pub(crate) fn is_lasting(key: &str) -> bool {
     key.ends_with(":fence") || key.ends_with(":last")
 }
 
-/// Whether this is a key of some lock.
+/// Returns whether this is a key of any lock.
 pub(crate) fn is_ours(key: &str) -> bool {
     key.starts_with("lockrun:{")
 }

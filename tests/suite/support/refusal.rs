@@ -1,4 +1,4 @@
-//! Calls that are refused before anything is touched.
+//! Calls that are rejected before they change anything.
 
 use std::fs;
 
@@ -8,20 +8,20 @@ use super::fake::{Fake, Manner};
 use super::lockrun::Lockrun;
 use super::output::Output;
 
-/// It was refused, by its own words, and named what is wrong.
+/// Asserts that the call was rejected with a message of lockrun's that contains `wanted`.
 #[track_caller]
 pub(crate) fn is_refused(output: Output, wanted: &str) {
     let output = output.exited(64).printed("").said(wanted);
     assert!(output.stderr().starts_with("lockrun: "), "{output}");
 }
 
-/// Runs the case on a directory that does not exist and on a server that counts its guests.
+/// Asserts that the case is rejected, on a directory that does not exist and on a server that counts connections, and touches neither.
 #[track_caller]
 pub(crate) fn touches_nothing(case: impl Fn(Lockrun) -> Output, wanted: &str) {
     touches_no_store(|url| case(Lockrun::at(url)), wanted);
 }
 
-/// The same for a case that is given the store's URL, since not every call begins with it.
+/// Does the same for a case that places the store's URL itself, since not every call begins with it.
 #[track_caller]
 pub(crate) fn touches_no_store(case: impl Fn(&str) -> Output, wanted: &str) {
     let directory = TempDir::new().expect("a temporary directory");
@@ -33,7 +33,7 @@ pub(crate) fn touches_no_store(case: impl Fn(&str) -> Output, wanted: &str) {
     assert_eq!(server.connections(), 0, "the store was asked");
 }
 
-/// A command whose run would be seen.
+/// Runs the call with a command that would print `ran`.
 pub(crate) fn marked(call: Lockrun) -> Output {
     call.command(["echo", "ran"]).run()
 }

@@ -1,4 +1,4 @@
-//! A client of Redis, as small as the tests need it: one request, one reply.
+//! A minimal client of Redis for the tests: one request, one reply.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::deadline::LONG;
 
-/// What a server answered.
+/// A server's reply.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reply {
     Nil,
@@ -43,7 +43,7 @@ impl Reply {
         }
     }
 
-    /// The texts of a list, sorted.
+    /// Returns the texts of a list, sorted.
     #[track_caller]
     pub(crate) fn texts(&self) -> Vec<String> {
         let mut texts = self.words();
@@ -51,7 +51,7 @@ impl Reply {
         texts
     }
 
-    /// The texts of a list, in their order.
+    /// Returns the texts of a list, in their order.
     #[track_caller]
     pub(crate) fn words(&self) -> Vec<String> {
         self.list().iter().map(|one| one.text().to_owned()).collect()

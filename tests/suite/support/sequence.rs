@@ -1,4 +1,4 @@
-//! Runs that reserve a value of a sequence, and what they leave behind.
+//! Runs that reserve a value of a sequence, and the state that they leave.
 
 use std::fs;
 
@@ -9,34 +9,34 @@ use super::lockrun::{Lockrun, Running};
 use super::output::Output;
 use super::store::Store;
 
-/// Says its value, and ends with the status that it finds in a file, as soon as it does.
+/// Prints its value, waits for a file, and exits with the status in it.
 const SCRIPT: &str = "echo \"value $LOCKRUN_VALUE\"; until [ -e \"$0\" ]; do sleep 0.02; done; exit \"$(cat \"$0\")\"";
 
-/// A call that reserves a value of the sequence `seq`, the first of which is `from`.
+/// Returns a call that reserves a value of the sequence `seq`, whose first value is `from`.
 pub(crate) fn reserve(store: &Store, from: &str) -> Lockrun {
     at(&store.url(), from)
 }
 
-/// The same in the store at this URL.
+/// Returns the same call for the store at this URL.
 pub(crate) fn at(url: &str, from: &str) -> Lockrun {
-    // Tied to the option, a value that looks like one is a value all the same.
+    // Joined by `=`, so that a value that looks like an option is still a value.
     Lockrun::bare().args(["reserve", "--store", url]).key("seq").arg(format!("--from={from}"))
 }
 
-/// Uses up a value, and gives it.
+/// Uses up a value, and returns it.
 #[track_caller]
 pub(crate) fn next(call: &Lockrun) -> String {
     value_of(&call.clone().command(["printenv", "LOCKRUN_VALUE"]).run().exited(0).silent())
 }
 
-/// The value that would be next. Nothing is changed: the command fails, and its value is free again.
+/// Returns the value that would be next. Changes nothing: the command fails, and its value is free again.
 #[track_caller]
 pub(crate) fn peek(call: &Lockrun) -> String {
     let call = call.clone().args(["--on-failure", "free"]);
     value_of(&call.sh("echo \"$LOCKRUN_VALUE\"; exit 9").run().exited(9).silent())
 }
 
-/// Reserves a value for a command that fails with this status, and gives it.
+/// Reserves a value for a command that fails, and returns the value.
 #[track_caller]
 pub(crate) fn fail(call: &Lockrun) -> String {
     value_of(&call.clone().sh("echo \"$LOCKRUN_VALUE\"; exit 8").run().exited(8).silent())
@@ -46,7 +46,7 @@ fn value_of(output: &Output) -> String {
     output.stdout().strip_suffix('\n').expect("a line").to_owned()
 }
 
-/// A run that goes on until it is told how to end.
+/// A run that continues until [`Reserver::end`].
 pub(crate) struct Reserver {
     run: Running,
     directory: TempDir,
@@ -54,7 +54,7 @@ pub(crate) struct Reserver {
 }
 
 impl Reserver {
-    /// Reserves a value; returns when the command runs with it.
+    /// Reserves a value. Returns when the command runs with it.
     #[track_caller]
     pub(crate) fn begin(call: &Lockrun) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
@@ -79,7 +79,7 @@ impl Reserver {
     }
 }
 
-/// What `status --json` says of the sequence.
+/// Returns the sequence's object in `status --json`.
 #[track_caller]
 pub(crate) fn status(store: &Store) -> Value {
     let output = Lockrun::bare().args(["status", "--json", "--store", &store.url()]).run().exited(0).silent();
@@ -88,7 +88,7 @@ pub(crate) fn status(store: &Store) -> Value {
     all.into_iter().find(|one| one["key"] == "seq").unwrap_or_default()
 }
 
-/// The values that are reserved, by the same account.
+/// Returns the reserved values, according to `status --json`.
 #[track_caller]
 pub(crate) fn reserved(store: &Store) -> Vec<String> {
     let status = status(store);

@@ -14,7 +14,7 @@ use super::witness;
 
 pub(crate) const PROMPT: &str = "prompt$ ";
 
-/// An interactive shell on a terminal, as a person has one. `lockrun` is an alias of it.
+/// Starts an interactive shell on a terminal, with an alias for `lockrun`.
 pub(crate) fn shell(store: &Store) -> Terminal {
     let mut command = Command::new(find_program("bash"));
     command.args(["--norc", "--noprofile", "--noediting", "-i"]);
@@ -32,7 +32,7 @@ pub(crate) fn enter(terminal: &mut Terminal, line: &str) {
     terminal.type_keys(&format!("{line}\r"));
 }
 
-/// The process id that the command has written into this file.
+/// Waits for the process id that the command writes into this file, and returns it.
 #[track_caller]
 pub(crate) fn written(file: &Path) -> i32 {
     eventually_some(LONG, "the command has written its id", || {
@@ -41,7 +41,7 @@ pub(crate) fn written(file: &Path) -> i32 {
     })
 }
 
-/// A run in the foreground of a terminal whose command does not want to end, and another one that waits for the same lock.
+/// A run in the foreground of a terminal whose command is hard to end, and another run that waits for the same lock.
 pub(crate) struct OldAndNext {
     pub(crate) terminal: Terminal,
     pub(crate) next: Running,
@@ -49,7 +49,7 @@ pub(crate) struct OldAndNext {
 }
 
 impl OldAndNext {
-    /// The old command has these `children`, as a witness has. Returns when the next one waits.
+    /// Starts both. The old command has these `children` (see [`witness::command`]). Returns when the next run waits.
     #[track_caller]
     pub(crate) fn new(store: &Store, children: &[&str]) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
@@ -68,12 +68,12 @@ impl OldAndNext {
         Self { terminal, next, directory }
     }
 
-    /// Fails if one of as many old processes still lived when the next one began.
+    /// Asserts that the old command had so many processes, and that all were dead when the next command began.
     #[track_caller]
     pub(crate) fn the_old_one_was_dead(&mut self, processes: usize) {
         let record = self.directory.path().join("record");
         eventually(LONG, "the next one stamps", || witness::lives(&record).len() == 2);
-        // For as long as it takes the next one to stamp a hundred milliseconds more, the old one could, too.
+        // Time for the old command to stamp, too, if it still lives: until the next one has stamped for another 100 ms.
         let last_stamp = || witness::lives(&record)[1].last;
         let until = last_stamp() + 100_000_000;
         eventually(LONG, "the next one stamps on", || last_stamp() >= until);

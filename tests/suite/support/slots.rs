@@ -1,4 +1,4 @@
-//! Runs that share a lock with several slots, and the judge of their record.
+//! Runs that share a lock with several slots, and the check of their record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::lockrun::{Lockrun, Running};
 use super::queue::{Queue, read_time};
 use super::store::Store;
 
-/// What a waiter's command does to tell its slot: between the stamps that it began and ended.
+/// The body of a waiter's command that records its slot, between the stamps of its beginning and its end.
 pub(crate) const TELL: &str = "echo \"slot $tag $LOCKRUN_SLOT $LOCKRUN_FENCE\" >>\"$file\"";
 
-/// The same, and then waits until so many have begun: those are running at once.
+/// Returns a body like [`TELL`] that then waits until so many commands have begun, so that they run at once.
 pub(crate) fn tell_and_wait_for(count: usize) -> String {
     format!("{TELL}; until [ $(grep -c ^in \"$file\") -ge {count} ]; do sleep 0.01; done")
 }
 
-/// A run that holds a slot until it is told to end. Dropped, it and its command are killed.
+/// A run that holds a slot until [`Slot::end`]. It and its command are killed when this is dropped.
 pub(crate) struct Slot {
     run: Running,
     pub(crate) number: String,
@@ -26,7 +26,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Takes a slot by this call; returns when the command runs.
+    /// Acquires a slot by this call. Returns when the command runs.
     #[track_caller]
     pub(crate) fn take(call: &Lockrun) -> Self {
         let mut run = call.clone().sh("echo $LOCKRUN_SLOT $LOCKRUN_FENCE; echo ready; exec sleep 600").spawn();
@@ -40,7 +40,7 @@ impl Slot {
         self.run.pid()
     }
 
-    /// Kills lockrun alone, and gives its command, which lives on.
+    /// Kills lockrun alone. Returns the process id of its command, which lives on.
     #[track_caller]
     pub(crate) fn leave_an_orphan(&mut self) -> i32 {
         self.run.signal(Signal::SIGKILL);
@@ -48,7 +48,7 @@ impl Slot {
         self.run.command()
     }
 
-    /// Kills the run with all that it has started.
+    /// Kills the run and everything that it has started.
     pub(crate) fn kill(mut self) {
         self.run.kill_everything();
     }
@@ -69,15 +69,15 @@ pub(crate) struct Shared {
     pub(crate) began: Duration,
 }
 
-/// Who ran, in the order in which they began; and how many at once at the most.
+/// The runs, in the order in which they began, and the most that ran at once.
 pub(crate) struct SharedRecord {
     pub(crate) runs: Vec<Shared>,
     pub(crate) most: usize,
 }
 
 impl SharedRecord {
-    /// Reads what waiters have written that [`TELL`] and have all ended. Fails if more than `slots` ran at once, if two had
-    /// the same slot at once, or if a later holder of a slot had no greater fence.
+    /// Reads what waiters with the body [`TELL`] have written, which must all have ended. Fails if more than `slots` ran at once, if two
+    /// had the same slot at once, or if a later holder of a slot had no greater fence.
     #[track_caller]
     pub(crate) fn read(written: &str, slots: usize) -> Self {
         let (mut running, mut most) = (BTreeMap::new(), 0);
@@ -114,7 +114,7 @@ impl SharedRecord {
         Self { runs, most }
     }
 
-    /// These have run, once each, in some order.
+    /// Asserts that these have run, once each, in any order.
     #[track_caller]
     pub(crate) fn in_any_order(self, numbers: impl IntoIterator<Item = usize>) -> Self {
         let mut ran: Vec<usize> = self.runs.iter().map(|run| run.tag.parse().expect("a number")).collect();
@@ -125,7 +125,7 @@ impl SharedRecord {
         self
     }
 
-    /// The run with this number.
+    /// Returns the run with this number.
     #[track_caller]
     pub(crate) fn run(&self, number: usize) -> &Shared {
         let tag = number.to_string();
@@ -133,10 +133,10 @@ impl SharedRecord {
     }
 }
 
-/// The options of all. The lease is so long that its renewals are not among what is counted.
+/// The options of all runs. The lease is so long that no renewal is counted among the requests.
 const EIGHT: [&str; 4] = ["--slots", "8", "--ttl", "10m"];
 
-/// Lets as many wait for eight slots that are held, all of which then come free.
+/// Acquires all eight slots of a lock, and starts so many waiters for them. Returns the queue and the holders.
 pub(crate) fn wait_for_eight<'a>(store: &'a Store, key: &str, count: usize) -> (Queue<'a>, Vec<Slot>) {
     let call = Lockrun::new(store).key(key).args(EIGHT);
     let held = (0..8).map(|_| Slot::take(&call)).collect();

@@ -1,4 +1,4 @@
-//! A run that is led from one system call to the next, to be looked at or killed at any of them.
+//! A run that is stopped at each system call, so that a test can inspect or kill it there.
 
 use std::fs;
 
@@ -10,9 +10,9 @@ use nix::unistd::Pid;
 
 use super::lockrun::{Open, Running};
 
-/// Lets the command of `run` end, and halts lockrun before and after each system call that it makes from then on. `kill` sees the
-/// number of each stop, from 0, and the call's number, and says whether to kill lockrun there. Gives the run, and whether
-/// it was killed.
+/// Ends the command of `run`, and stops lockrun before and after each system call that it makes from then on. `kill` gets the
+/// number of each stop, from 0, and the number of the system call, and returns whether to kill lockrun there. Returns the run, and
+/// whether it was killed.
 #[track_caller]
 pub(crate) fn end_in_steps(run: Open, mut kill: impl FnMut(usize, libc::c_long) -> bool) -> (Running, bool) {
     let pid = Pid::from_raw(run.run.pid());
@@ -37,14 +37,14 @@ pub(crate) fn end_in_steps(run: Open, mut kill: impl FnMut(usize, libc::c_long) 
     (run, false)
 }
 
-/// The number of the system call at which a process is.
+/// Returns the number of the system call at which a process is stopped.
 fn call(pid: Pid) -> libc::c_long {
     let line = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it is stopped");
     line.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
 }
 
-/// Halts `run`, lets this happen `meanwhile`, and leads `run` to where it makes a process that is to share its memory, and sees to it that it gets one with a copy, as an emulator
-/// may give it.
+/// Stops `run`, calls `meanwhile`, and continues `run` until it clones a process that is to share its memory. Removes that flag from the
+/// call, so that the process gets a copy, as under some emulators.
 #[cfg(target_arch = "x86_64")]
 #[track_caller]
 pub(crate) fn give_it_a_copy(run: &Running, meanwhile: impl FnOnce()) {
@@ -60,7 +60,7 @@ pub(crate) fn give_it_a_copy(run: &Running, meanwhile: impl FnOnce()) {
         match waitpid(pid, None).expect("our own child") {
             WaitStatus::PtraceSyscall(_) => {
                 let mut registers = ptrace::getregs(pid).expect("it is stopped");
-                // At the beginning of the call its result stands for "no such call".
+                // At the entry to a call, the result register contains "no such call".
                 let begins = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
                 if begins && registers.orig_rax.cast_signed() == libc::SYS_clone && registers.rdi & shares != 0 {
                     registers.rdi &= !shares;

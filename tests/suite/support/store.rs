@@ -1,4 +1,4 @@
-//! The stores over which one contract is tested.
+//! The stores on which each contract is tested.
 
 use std::path::PathBuf;
 
@@ -15,12 +15,12 @@ use super::redis::Redis;
 pub(crate) enum Store {
     File(TempDir),
     Redis(Redis),
-    /// The primary that Sentinels know.
+    /// A primary that Sentinels monitor.
     Sentinel(Service),
     /// A cluster, of one node.
     Cluster(SingleNode),
     Postgres(Postgres),
-    /// The same behind a connection pooler in transaction mode.
+    /// A PostgreSQL behind a connection pooler in transaction mode.
     Pooled(Pooled),
     Etcd(Etcd),
 }
@@ -30,7 +30,7 @@ impl Store {
         Self::File(TempDir::new().expect("a temporary directory"))
     }
 
-    /// One that keeps what it was told, also when its server is killed.
+    /// Starts a Redis that keeps its data even when its server is killed.
     pub(crate) fn redis() -> Self {
         Self::Redis(Redis::durable())
     }
@@ -55,7 +55,7 @@ impl Store {
         Self::Etcd(Etcd::start())
     }
 
-    /// Another store of the same kind, as empty as this one was.
+    /// Starts another, empty store of the same kind.
     pub(crate) fn another(&self) -> Self {
         match self {
             Self::File(_) => Self::file(),
@@ -75,7 +75,7 @@ impl Store {
         }
     }
 
-    /// The same with a user who is to have this password, at the server of a lease store.
+    /// Returns the URL of a lease store with a user and this password.
     pub(crate) fn url_with_password(&self, password: &str) -> String {
         let url = self.url();
         let (scheme, place) = url.split_once("://").expect("the URL of a server");
@@ -83,7 +83,7 @@ impl Store {
         format!("{scheme}://u:{password}@{host}")
     }
 
-    /// Its name, for what a test names after it.
+    /// Returns its name, for anything that a test names after it.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::File(_) => "file",
@@ -96,17 +96,17 @@ impl Store {
         }
     }
 
-    /// Whether a lock outlives its holder until its lease has run out.
+    /// Returns whether locks are leases, which outlive a dead holder until they expire.
     pub(crate) fn has_leases(&self) -> bool {
         self.lease_server().is_some()
     }
 
-    /// The server of a lease store.
+    /// Returns the server of a lease store.
     pub(crate) fn server(&self) -> &dyn LeaseServer {
         self.lease_server().expect("a lease store has a server")
     }
 
-    /// The same, or none where locks are no leases.
+    /// Returns the server, or `None` if this is no lease store.
     pub(crate) fn lease_server(&self) -> Option<&dyn LeaseServer> {
         match self {
             Self::File(_) => None,
@@ -119,12 +119,12 @@ impl Store {
         }
     }
 
-    /// A network before the server of a lease store.
+    /// Starts a proxy in front of the server of a lease store.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy::before(self.server())
     }
 
-    /// The directory of the file store: the only thing that it may create.
+    /// Returns the directory of the file store: the only one that it may create.
     pub(crate) fn locks(&self) -> PathBuf {
         let Self::File(directory) = self else {
             panic!("only the file store has a directory");
@@ -155,7 +155,7 @@ impl Store {
         }
     }
 
-    /// The PostgreSQL server, whatever is before it.
+    /// Returns the PostgreSQL server, even behind a pooler.
     pub(crate) fn as_postgres(&self) -> Option<&Postgres> {
         match self {
             Self::Postgres(postgres) => Some(postgres),
@@ -165,7 +165,7 @@ impl Store {
     }
 }
 
-/// Makes a test of a contract for every lease store there is: another one joins by a line here.
+/// Makes a test of a contract for each lease store. A new store needs one test here.
 macro_rules! tests_of_lease_stores {
     ($contract:ident) => {
         #[test]
@@ -201,7 +201,7 @@ macro_rules! tests_of_lease_stores {
 }
 pub(crate) use tests_of_lease_stores;
 
-/// Writes one contract and makes a test of it for every lease store there is.
+/// Defines a contract and makes a test of it for each lease store.
 macro_rules! on_every_lease_store {
     ($name:ident, |$store:ident| $contract:expr) => {
         mod $name {
@@ -218,7 +218,7 @@ macro_rules! on_every_lease_store {
 }
 pub(crate) use on_every_lease_store;
 
-/// Writes one contract and makes a test of it for every store there is.
+/// Defines a contract and makes a test of it for each store.
 macro_rules! on_every_store {
     ($name:ident, |$store:ident| $contract:expr) => {
         mod $name {
@@ -240,7 +240,7 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
-/// Makes a test of what is Redis's own.
+/// Makes a test for Redis alone.
 macro_rules! on_redis {
     ($name:ident, |$store:ident, $redis:ident| $contract:expr) => {
         #[test]
@@ -258,7 +258,7 @@ macro_rules! on_redis {
 }
 pub(crate) use on_redis;
 
-/// Makes a test of what is PostgreSQL's own.
+/// Makes a test for PostgreSQL alone.
 macro_rules! on_postgres {
     ($name:ident, |$store:ident, $postgres:ident| $contract:expr) => {
         #[test]
@@ -276,7 +276,7 @@ macro_rules! on_postgres {
 }
 pub(crate) use on_postgres;
 
-/// Makes a test of what is PostgreSQL's own behind a connection pooler.
+/// Makes a test for PostgreSQL behind a connection pooler alone.
 macro_rules! on_pooled {
     ($name:ident, |$store:ident, $pooled:ident| $contract:expr) => {
         #[test]

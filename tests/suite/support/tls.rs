@@ -1,4 +1,4 @@
-//! Certificates for one test: an authority, a server and a client that it vouches for, and a stranger.
+//! Certificates for one test: of an authority, of a server and a client that it has issued, and of another authority.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,19 +27,19 @@ impl Certificates {
         made
     }
 
-    /// Adds another authority, `modern`, that signs by Ed25519, and a server that it vouches for, `unbound`: the algorithm has no hash of its
-    /// own, so no channel binding is defined.
+    /// Adds another authority, `modern`, which signs with Ed25519, and a server certificate that it has issued, `unbound`: the algorithm has
+    /// no hash of its own, so no channel binding is defined.
     pub(crate) fn add_unbound(&self) {
         self.authority("modern", "ed25519");
         self.issue("unbound", "modern", "subjectAltName=IP:127.0.0.1,DNS:localhost");
     }
 
-    /// The part of a URL by which a client knows the servers, and shows who it is.
+    /// Returns the parameters of a URL with which a client verifies the servers, and presents its certificate.
     pub(crate) fn client_query(&self) -> String {
         format!("?ca={}&cert={}&key={}", self.path("ca.crt"), self.path("client.crt"), self.path("client.key"))
     }
 
-    /// The options by which a Redis server uses them and asks its clients for theirs.
+    /// Returns the options with which a Redis server uses the certificates, and requires its clients' certificates.
     pub(crate) fn server_options(&self) -> Vec<String> {
         [
             ("--tls-cert-file", self.path("server.crt")),

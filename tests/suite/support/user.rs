@@ -1,11 +1,11 @@
-//! Users other than the one who runs the tests. They are numbers that no machine has given to anybody.
+//! Users other than the one who runs the tests. Their uids are not in use on any usual machine.
 
 use tempfile::TempDir;
 
 use super::lockrun::{Lockrun, program_for_all};
 use super::processes::need_root;
 
-/// A user who is in some groups, and a copy of the program that this user can execute.
+/// A user with some groups, and a copy of the program that this user can execute.
 pub(crate) struct User {
     setpriv: Vec<String>,
     program: String,
@@ -13,7 +13,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// The user with this uid, and with the same number for a group of the user's own, who is in these `groups` too.
+    /// Returns the user with this uid, a primary group of the same number, and these further `groups`.
     #[track_caller]
     pub(crate) fn new(uid: u32, groups: &[u32]) -> Self {
         need_root("become another user");
@@ -29,13 +29,13 @@ impl User {
         Self { setpriv, program, _place: place }
     }
 
-    /// The words, after which come lockrun's own, of a call by this user; `before` come those of another program that executes it.
+    /// Returns the words that precede lockrun's arguments in a call by this user. The words in `before` are a program that executes lockrun.
     pub(crate) fn words(&self, before: &[&str]) -> Vec<String> {
         let before = before.iter().map(|&word| word.to_owned());
         self.setpriv.iter().cloned().chain(before).chain([self.program.clone()]).collect()
     }
 
-    /// The same call by this user. To start by `alone` and the like.
+    /// Returns the same call by this user, to start with `alone` or the like.
     pub(crate) fn call(&self, call: &Lockrun) -> Lockrun {
         call.in_shell(&format!("shift; exec {} \"$@\"", self.words(&[]).join(" ")))
     }

@@ -1,4 +1,4 @@
-//! A command that is hard to end and writes down when it lived, and the judge of such records.
+//! A command that is hard to end and records when it lived, and checks of such records.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::processes::find_program;
 
-/// Ignores what asks it politely to end, prints `ready`, and appends the time of the boot clock every few
-/// milliseconds. With `fork` a child does the same, with `setsid` another one in a session of its own.
+/// Ignores TERM, HUP, INT and QUIT, prints `ready`, and appends the time of the boot clock every few milliseconds.
+/// With `fork` a child does the same, with `setsid` another one in a session of its own.
 const SCRIPT: &str = "
 import os, signal, sys, time
 path, tag = sys.argv[1], sys.argv[2]
@@ -31,7 +31,7 @@ while True:
     stamp()
 ";
 
-/// The words of a command that stamps its life into a file under this tag.
+/// Returns the words of a command that appends stamps to a file under this tag for as long as it lives.
 pub(crate) fn command(file: &Path, tag: &str, children: &[&str]) -> Vec<String> {
     let python = find_program("python3");
     let words = [python.as_path(), Path::new("-c"), Path::new(SCRIPT), file];
@@ -43,7 +43,7 @@ pub(crate) fn command(file: &Path, tag: &str, children: &[&str]) -> Vec<String> 
         .collect()
 }
 
-/// The life of all processes of one tag, in nanoseconds of the boot clock.
+/// When the processes of one tag lived, in nanoseconds of the boot clock.
 #[derive(Debug, Clone)]
 pub(crate) struct Life {
     pub(crate) tag: String,
@@ -55,14 +55,14 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// How long before this moment each of its processes has stamped for the last time.
+    /// Returns, for messages, how long before this moment the last stamp of each process was.
     pub(crate) fn ends_before(&self, moment: i64) -> String {
         let end = |(pid, last): (&String, &i64)| format!("process {pid}: {} ms before", (moment - last) / 1_000_000);
         self.ends.iter().map(end).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Reads a record: one life for each tag, in the order in which they began.
+/// Reads a record. Returns one life for each tag, in the order in which they began.
 pub(crate) fn lives(file: &Path) -> Vec<Life> {
     let record = fs::read_to_string(file).expect("there is a record");
     let mut found: BTreeMap<String, (i64, i64, BTreeMap<String, i64>)> = BTreeMap::new();
@@ -89,8 +89,8 @@ pub(crate) fn lives(file: &Path) -> Vec<Life> {
     lives
 }
 
-/// The smallest time in nanoseconds between one life's end and the next one's beginning: negative when two
-/// overlap, nothing when there are less than two.
+/// Returns the smallest time in nanoseconds between one life's end and the next one's beginning: negative if two
+/// overlap, `None` if there are fewer than two.
 pub(crate) fn smallest_margin(lives: &[Life]) -> Option<i64> {
     let mut latest_end = lives.first()?.last;
     let mut smallest = None;

@@ -9,13 +9,13 @@ use crate::support::redis::{Redis, free_port};
 use crate::support::redis_keys;
 use crate::support::tls::Certificates;
 
-/// How long a node must be silent before the others say that it has failed, in ms.
+/// How long a node must be silent before the others consider it failed, in ms.
 const NODE_TIMEOUT: &str = "1500";
 
 /// The last hash slot.
 const LAST: u32 = 16383;
 
-/// A node on ports that are free; one with certificates speaks TLS alone.
+/// Starts a node on free ports; with certificates it speaks only TLS.
 fn node(options: &[&str], certificates: Option<&Certificates>) -> Redis {
     let bus = free_port().to_string();
     let mut all = vec!["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", NODE_TIMEOUT];
@@ -29,14 +29,14 @@ fn node(options: &[&str], certificates: Option<&Certificates>) -> Redis {
     }
 }
 
-/// What a node says in `CLUSTER INFO`, by name.
+/// Returns a field of a node's `CLUSTER INFO`.
 fn info(node: &Redis, name: &str) -> String {
     let said = node.ask(&["CLUSTER", "INFO"]);
     let found = said.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
     found.expect("it says that")
 }
 
-/// The port on which a node speaks to the others.
+/// Returns the port on which a node talks to the others.
 fn bus(node: &Redis) -> String {
     node.ask(&["CONFIG", "GET", "cluster-port"]).words()[1].clone()
 }
@@ -45,7 +45,7 @@ fn id(node: &Redis) -> String {
     node.ask(&["CLUSTER", "MYID"]).text().to_owned()
 }
 
-/// One primary that has all slots, whose data are kept.
+/// A primary that has all slots and keeps its data.
 pub(crate) struct SingleNode(Redis);
 
 impl SingleNode {
@@ -70,7 +70,7 @@ impl LeaseServer for SingleNode {
         format!("redis+cluster://127.0.0.1:{port}")
     }
 
-    /// Where the node is, as its clients are told.
+    /// Replaces the node's address in `CLUSTER NODES`.
     fn rewritten(&self, port: u16) -> Option<(String, String)> {
         let place = |port| format!(":{port}@");
         Some((place(self.port()), place(port)))
@@ -113,12 +113,12 @@ impl LeaseServer for SingleNode {
         self.0.requests()
     }
 
-    /// The node is asked for the primary, and with each request but the first one for a confirmation.
+    /// One round trip asks the node for the primary, and each request but the first one also for a confirmation.
     fn round_trips(&self, requests: u64) -> u64 {
         1 + self.0.round_trips(requests) + requests - 1
     }
 
-    /// It is asked for the primary over another one.
+    /// The witness connection, and the one for requests.
     fn connections_of_a_client(&self) -> u64 {
         2
     }
@@ -138,7 +138,7 @@ impl LeaseServer for SingleNode {
     }
 }
 
-/// Three primaries, each with a replica that has all its data.
+/// Three primaries, each with an up-to-date replica.
 pub(crate) struct Cluster {
     /// The primaries, then the replicas in the same order.
     nodes: Vec<Redis>,
@@ -149,7 +149,7 @@ impl Cluster {
         Self::of(None)
     }
 
-    /// The same over TLS alone.
+    /// Starts a cluster that speaks only TLS.
     pub(crate) fn with_certificates(certificates: &Certificates) -> Self {
         Self::of(Some(certificates))
     }
@@ -192,18 +192,18 @@ impl Cluster {
         &self.nodes
     }
 
-    /// The slot of a lock.
+    /// Returns the hash slot of a lock.
     pub(crate) fn slot(&self, key: &str) -> u32 {
         let slot = self.nodes[0].ask(&["CLUSTER", "KEYSLOT", &redis_keys::fence(key)]).number();
         u32::try_from(slot).expect("a slot")
     }
 
-    /// Which of the first primaries a lock belongs to.
+    /// Returns the number of the initial primary that has the lock.
     pub(crate) fn shard(&self, key: &str) -> usize {
         usize::try_from(self.slot(key) / (LAST / 3 + 1)).expect("one of three")
     }
 
-    /// A key of each shard.
+    /// Returns a key of each shard.
     pub(crate) fn keys(&self) -> Vec<String> {
         let mut keys = BTreeMap::new();
         for key in (0..100).map(|number| format!("key-{number}")) {
@@ -212,7 +212,7 @@ impl Cluster {
         keys.into_values().collect()
     }
 
-    /// Waits until the replica of this shard is its primary, as all know that live.
+    /// Waits until the `living` nodes know the replica of this shard as its primary.
     pub(crate) fn is_replaced(&self, shard: usize, living: &[usize]) {
         let id = id(&self.nodes[3 + shard]);
         eventually(LONG, "the replica is the primary", || {

@@ -1,4 +1,4 @@
-//! Redis servers of which another one can become the primary.
+//! Groups of Redis servers in which a replica can become the primary.
 
 mod cluster;
 mod sentinel;

@@ -23,23 +23,23 @@ pub(crate) struct Service {
     sentinels: Vec<Redis>,
     /// The first primary, then its replicas.
     servers: Vec<Redis>,
-    /// The ports at which the Sentinels monitor a proxy before the primary, each as a service of its own.
+    /// The ports of the proxies in front of the primary that the Sentinels monitor, each as a service of its own.
     proxies: RefCell<BTreeSet<u16>>,
 }
 
 impl Service {
-    /// One without replicas, whose data are kept.
+    /// Starts a service without replicas that keeps its data.
     pub(crate) fn alone() -> Self {
         Self::of(vec![Redis::durable()], SENTINELS, plain)
     }
 
-    /// The same over TLS alone.
+    /// Starts a service without replicas that speaks only TLS.
     pub(crate) fn with_certificates(certificates: &Certificates) -> Self {
         let primary = Redis::with_certificates(certificates, &[]);
         Self::of(vec![primary], SENTINELS, |lines| Redis::sentinel_with_certificates(lines, certificates))
     }
 
-    /// The same with so many Sentinels, which know each other.
+    /// Starts a service without replicas, with so many Sentinels that know each other.
     pub(crate) fn watched_by(sentinels: usize) -> Self {
         let service = Self::of(vec![Redis::durable()], sentinels, plain);
         eventually(LONG, "the Sentinels know each other", || {
@@ -51,14 +51,14 @@ impl Service {
         service
     }
 
-    /// The same whose Sentinels ask for a password.
+    /// Starts a service without replicas whose Sentinels require a password.
     pub(crate) fn with_secret_sentinels(password: &str) -> Self {
         Self::of(vec![Redis::start()], SENTINELS, |lines| {
             Redis::sentinel(&format!("{lines}requirepass {password}\n"), Some(password))
         })
     }
 
-    /// One with two replicas that have all the data. The Sentinels know them, and each other.
+    /// Starts a service with two up-to-date replicas. The Sentinels know them, and each other.
     pub(crate) fn replicated() -> Self {
         let primary = Redis::with_options(&["--repl-diskless-sync-delay", "0"]);
         let port = primary.port().to_string();
@@ -75,7 +75,7 @@ impl Service {
         service
     }
 
-    /// Of these servers, with so many Sentinels, each made with this configuration.
+    /// Starts a service of these servers with so many Sentinels, each started by `sentinel` with its configuration.
     fn of(servers: Vec<Redis>, sentinels: usize, sentinel: impl Fn(&str) -> Redis) -> Self {
         let mut lines = Self::monitoring(&servers[0]);
         // Long enough for a busy machine: a second failover would withhold all grants anew.
@@ -85,7 +85,7 @@ impl Service {
         Self { sentinels, servers, proxies: RefCell::default() }
     }
 
-    /// The line by which a Sentinel monitors this primary.
+    /// Returns the line of a configuration with which a Sentinel monitors this primary.
     pub(crate) fn monitoring(primary: &Redis) -> String {
         format!("sentinel monitor {SERVICE} 127.0.0.1 {} {QUORUM}\n", primary.port())
     }
@@ -94,12 +94,12 @@ impl Service {
         &self.sentinels
     }
 
-    /// The first primary, then its replicas.
+    /// Returns the first primary, then its replicas.
     pub(crate) fn servers(&self) -> &[Redis] {
         &self.servers
     }
 
-    /// The first primary.
+    /// Returns the first primary.
     pub(crate) fn first(&self) -> &Redis {
         &self.servers[0]
     }
@@ -108,26 +108,26 @@ impl Service {
         self.url_of(SERVICE)
     }
 
-    /// The URL that names the Sentinels at these ports.
+    /// Returns the URL that names the Sentinels at these ports.
     pub(crate) fn url_naming(ports: &[u16]) -> String {
         let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
     }
 
-    /// The URL with another name of the service.
+    /// Returns the URL with another name of the service.
     pub(crate) fn url_of(&self, service: &str) -> String {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
         format!("redis+sentinel://{}/{service}", hosts.join(","))
     }
 
-    /// Tells the Sentinels to watch another server, as who sets them up anew does.
+    /// Makes the Sentinels watch another server, as an administrator does who sets them up anew.
     #[track_caller]
     pub(crate) fn watch_instead(&self, other: &Redis) {
         self.watch_instead_as(SERVICE, other);
     }
 
-    /// The same for the service by which they watch a proxy at this port.
+    /// Makes the Sentinels watch another server instead of the proxy at this port.
     #[track_caller]
     pub(crate) fn watch_instead_of(&self, proxy: u16, other: &Redis) {
         self.watch_instead_as(&Self::name_behind(proxy), other);
@@ -141,12 +141,12 @@ impl Service {
         }
     }
 
-    /// The name of the service whose primary is a proxy at this port.
+    /// Returns the name of the service whose primary is a proxy at this port.
     fn name_behind(proxy: u16) -> String {
         format!("{SERVICE}-{proxy}")
     }
 
-    /// Waits until these Sentinels name another primary than the first one; returns it.
+    /// Waits until all Sentinels name the same primary, other than the first one. Returns it.
     pub(crate) fn next_primary(&self) -> &Redis {
         let mut port = 0;
         eventually(LONG, "the Sentinels name another primary", || {
@@ -162,19 +162,19 @@ fn plain(configuration: &str) -> Redis {
     Redis::sentinel(configuration, None)
 }
 
-/// What a Sentinel knows of the primary of a service, by name.
+/// Returns a field of what a Sentinel knows about the primary of a service.
 fn known(sentinel: &Redis, service: &str, what: &str) -> String {
     let words = sentinel.ask(&["SENTINEL", "MASTER", service]).words();
     let at = words.iter().position(|word| word == what).expect("it knows that");
     words[at + 1].clone()
 }
 
-/// Where a Sentinel says that the primary is.
+/// Returns the port at which a Sentinel says that the primary is.
 fn primary_of(sentinel: &Redis) -> u16 {
     sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).words()[1].parse().expect("a port")
 }
 
-/// Whether a replica is connected to its primary, and has all the data.
+/// Returns whether a replica is connected to its primary and has all the data.
 pub(super) fn is_up_to_date(replica: &Redis) -> bool {
     replica.ask(&["INFO", "replication"]).text().contains("master_link_status:up")
 }
@@ -193,7 +193,7 @@ impl LeaseServer for Service {
             for sentinel in &self.sentinels {
                 sentinel.ask(&["SENTINEL", "MONITOR", &service, "127.0.0.1", &port.to_string(), QUORUM]);
             }
-            // Afterwards all connections are clients'.
+            // So that all later connections are clients'.
             let knows = |sentinel| !known(sentinel, &service, "runid").is_empty();
             eventually(LONG, "the Sentinels have connected", || self.sentinels.iter().all(knows));
         }
@@ -254,7 +254,7 @@ impl LeaseServer for Service {
     }
 
     fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
-        // It is of all locks.
+        // This key belongs to all locks.
         let mut left = self.first().left(key, counts_what_goes);
         left.retain(|key| key != "lockrun:failover");
         left

@@ -1,4 +1,4 @@
-//! A client of PostgreSQL, as small as the tests need it: one statement, its rows as text. It speaks to whoever trusts it.
+//! A minimal client of PostgreSQL for the tests: one statement, its rows as text. It can only log in without a password.
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -13,7 +13,7 @@ pub(super) type Row = Vec<Option<String>>;
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
-/// Rows as text: a line each.
+/// Returns rows as text, one line per row.
 pub(super) fn lines(rows: &[Row]) -> String {
     let line = |row: &Row| row.iter().map(|value| value.as_deref().unwrap_or_default()).collect::<Vec<_>>().join("|");
     rows.iter().map(|row| line(row) + "\n").collect()
@@ -23,14 +23,14 @@ pub(super) fn lines(rows: &[Row]) -> String {
 pub(crate) struct Client(BufReader<Box<dyn Stream>>);
 
 impl Client {
-    /// Over the socket in this directory, to the database `postgres`.
+    /// Connects over the socket in this directory, to the database `postgres`.
     pub(super) fn local(directory: &Path, port: u16) -> io::Result<Self> {
         let stream = UnixStream::connect(directory.join(format!(".s.PGSQL.{port}")))?;
         stream.set_read_timeout(Some(LONG))?;
         Self::over(Box::new(stream), "postgres")
     }
 
-    /// Over the loopback interface, to this database.
+    /// Connects over the loopback interface, to this database.
     pub(super) fn at(port: u16, database: &str) -> io::Result<Self> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_read_timeout(Some(LONG))?;
@@ -48,7 +48,7 @@ impl Client {
         Ok(client)
     }
 
-    /// The rows that a statement brings.
+    /// Runs a statement. Returns its rows.
     pub(super) fn ask(&mut self, statement: &str) -> io::Result<Vec<Row>> {
         self.send(Some(b'Q'), format!("{statement}\0").as_bytes())?;
         self.rows()
@@ -65,7 +65,7 @@ impl Client {
         let (mut rows, mut error) = (Vec::new(), None);
         loop {
             let (kind, body) = match self.message() {
-                // A server that ends a session says why, and hangs up.
+                // A server that ends a session sends the reason, then closes the connection.
                 Err(end) if end.kind() == ErrorKind::UnexpectedEof => return Err(error.unwrap_or(end)),
                 message => message?,
             };
@@ -91,12 +91,12 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // As a client says that it goes.
+        // The Terminate message.
         let _ = self.send(Some(b'X'), &[]);
     }
 }
 
-/// The columns of a row: their number, then the length and the text of each; the length of null is -1.
+/// Reads a row. It consists of the number of columns, then the length and the text of each; null has the length -1.
 fn row(body: &[u8]) -> Row {
     let mut rest = &body[2..];
     let mut columns = Vec::new();

@@ -1,5 +1,5 @@
-//! A PostgreSQL server of the test's own: on a free port of the loopback interface, with its data in a directory that goes with
-//! it. See `pooled` for the same behind a connection pooler.
+//! A PostgreSQL server of the test's own: on a free port of the loopback interface, with its data in a directory that is removed
+//! with it. See `pooled` for a server behind a connection pooler.
 
 mod client;
 mod pooled;
@@ -29,15 +29,15 @@ use super::tls::Certificates;
 
 pub(crate) use self::pooled::{Pooled, SESSIONS};
 
-/// What every server is started with. It keeps what it was told when its processes are killed; for want of fsync not when the
-/// machine is, which no test does.
+/// The settings of every server. Without fsync its data survives a kill of its processes, though not a crash of the machine, which
+/// no test causes.
 const SETTINGS: [&str; 10] = [
     "listen_addresses=127.0.0.1",
     "max_connections=500",
     "shared_buffers=8MB",
     "fsync=off",
     "max_wal_size=32MB",
-    // In its directory, so that nothing stays behind when it is killed.
+    // In its directory, so that nothing remains when the server is killed.
     "dynamic_shared_memory_type=mmap",
     "huge_pages=off",
     "shared_preload_libraries=pg_stat_statements",
@@ -45,20 +45,20 @@ const SETTINGS: [&str; 10] = [
     "log_checkpoints=off",
 ];
 
-/// In what a server differs from the others.
+/// How a server differs from the default.
 #[derive(Clone, Default)]
 pub(crate) struct Setup {
-    /// Settings as `NAME=VALUE`.
+    /// Settings of the form `NAME=VALUE`.
     pub(crate) settings: Vec<String>,
-    /// Lines of `pg_hba.conf` for those who come over the network; by default everybody is trusted.
+    /// Lines of `pg_hba.conf` for connections over the network; by default all are trusted.
     pub(crate) access: Vec<String>,
-    /// It offers TLS with these.
+    /// The certificates for TLS, if the server offers it.
     pub(crate) certificates: Option<Certificates>,
-    /// It is a standby, which takes no writes: of the server at this port, or of none if that is 0.
+    /// If the server is a standby, which accepts no writes: the port of its primary, or 0 if it has none.
     pub(crate) follows: Option<u16>,
 }
 
-/// A running server; it is ended when this is dropped.
+/// A running server. It is stopped when this is dropped.
 pub(crate) struct Postgres {
     directory: TempDir,
     port: u16,
@@ -86,7 +86,7 @@ impl Postgres {
         panic!("postgres does not start");
     }
 
-    /// A server that wants a password from all who come over the network, and has this user.
+    /// Starts a server that requires a password for connections over the network, and has this user.
     pub(crate) fn with_password(method: &str, user: &str, password: &str) -> Self {
         let access = vec![format!("host all all 127.0.0.1/32 {method}")];
         let settings = vec![format!("password_encryption={method}")];
@@ -96,18 +96,18 @@ impl Postgres {
         postgres
     }
 
-    /// A server that offers TLS, and lets those in who come as these lines of its `pg_hba.conf` say.
+    /// Starts a server that offers TLS, with these lines in its `pg_hba.conf`.
     pub(crate) fn with_tls(access: &[&str]) -> Self {
         let access = access.iter().map(|&line| line.to_owned()).collect();
         Self::with(&Setup { access, certificates: Some(Certificates::make()), ..Setup::default() })
     }
 
-    /// A server that copies all that this one stores, and takes no writes until it is promoted.
+    /// Starts a standby that replicates this server, and accepts no writes until it is promoted.
     pub(crate) fn standby_of(primary: &Self) -> Self {
         Self::with(&Setup { follows: Some(primary.port), ..Setup::default() })
     }
 
-    /// Writes what it reads when it starts.
+    /// Writes the files that the server reads when it starts.
     fn configure(&self) {
         let write = |name: &str, text: &str| {
             let path = self.data().join(name);
@@ -137,7 +137,7 @@ impl Postgres {
         }
     }
 
-    /// Starts the server; false when it ended again, as it does when another took the port.
+    /// Starts the server. Returns false if it has ended again, as when another program took the port.
     fn launch(&self) -> bool {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
         let mut command = unprivileged(&find_server_program("postgres"), self.directory.path());
@@ -160,7 +160,7 @@ impl Postgres {
         !ended
     }
 
-    /// Whether it is this process that takes connections, as its lock file says.
+    /// Returns whether this process accepts connections, according to its lock file.
     fn is_ready(&self, pid: u32) -> bool {
         let file = fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
         let lines: Vec<&str> = file.lines().collect();
@@ -176,12 +176,12 @@ impl Postgres {
         self.directory.path().join("data")
     }
 
-    /// The directory of its socket.
+    /// Returns the directory of the server's socket.
     pub(crate) fn sockets(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Lets it show another of its certificates from now on.
+    /// Makes the server present another of its certificates from now on.
     pub(crate) fn shows(&self, name: &str) {
         for kind in ["crt", "key"] {
             let text = fs::read(self.certificates().path(&format!("{name}.{kind}"))).expect("it was made");
@@ -192,7 +192,7 @@ impl Postgres {
         let before = reloads();
         self.ask("SELECT pg_reload_conf()");
         eventually(LONG, "it has read them", || reloads() > before);
-        // It says so before it does.
+        // The log line comes before the reload itself.
         self.ask("SELECT pg_sleep(0.1)");
     }
 
@@ -200,42 +200,42 @@ impl Postgres {
         self.setup.certificates.as_ref().expect("a server with TLS")
     }
 
-    /// The URL under which this user reaches it, with these parameters.
+    /// Returns the URL for this user, with these parameters.
     pub(crate) fn url_as(&self, user: &str, parameters: &str) -> String {
         let separator = if parameters.is_empty() { "" } else { "?" };
         format!("postgres://{user}@127.0.0.1:{}/postgres{separator}{parameters}", self.port)
     }
 
-    /// The same for the user who may do everything.
+    /// Returns the URL for the superuser.
     pub(crate) fn url(&self) -> String {
         self.url_at(self.port)
     }
 
-    /// The call with an environment in which psql finds the server.
+    /// Returns the call with variables by which psql finds the server.
     pub(crate) fn known_to(&self, call: Lockrun) -> Lockrun {
         let port = self.port.to_string();
         call.env("PGHOST", "127.0.0.1").env("PGPORT", port).env("PGUSER", "postgres").env("PGDATABASE", "postgres")
     }
 
-    /// What a statement answers: a line for each row.
+    /// Runs a statement. Returns its rows, one per line.
     #[track_caller]
     pub(crate) fn ask(&self, statement: &str) -> String {
         let rows = self.try_ask(statement).unwrap_or_else(|error| panic!("{statement}: {error}"));
         lines(&rows)
     }
 
-    /// The number that a statement answers.
+    /// Runs a statement that returns one number.
     #[track_caller]
     pub(crate) fn count(&self, statement: &str) -> u64 {
         self.ask(statement).trim().parse().expect("a number")
     }
 
-    /// The rows that a statement brings.
+    /// Runs a statement. Returns its rows.
     fn try_ask(&self, statement: &str) -> io::Result<Vec<Row>> {
         let client = match self.client.take() {
             Some(client) => Ok(client),
             None => Client::local(self.directory.path(), self.port).and_then(|mut client| {
-                // What the tests ask is not among the requests that they count.
+                // So that the tests' own statements are not among the requests that they count.
                 client.ask("SET pg_stat_statements.track = 'none'")?;
                 Ok(client)
             }),
@@ -246,7 +246,7 @@ impl Postgres {
         Ok(answer)
     }
 
-    /// A transaction of somebody else, with this statement carried out; it is rolled back when this is dropped.
+    /// Begins a transaction of another client, and runs this statement in it. It is rolled back when it is dropped.
     #[track_caller]
     pub(crate) fn transaction(&self, statement: &str) -> Transaction {
         let mut client = Client::local(self.directory.path(), self.port).expect("the server accepts");
@@ -254,7 +254,7 @@ impl Postgres {
         Transaction(client)
     }
 
-    /// Makes it a standby of nobody, which takes no writes.
+    /// Makes the server a standby without a primary, which accepts no writes.
     pub(crate) fn demote(&self) {
         self.stop_in_peace();
         let signal = self.data().join("standby.signal");
@@ -263,7 +263,7 @@ impl Postgres {
         self.start_again();
     }
 
-    /// Stops it as an administrator does, who lets it write down everything.
+    /// Stops the server by a fast shutdown, as an administrator does: it writes all its data first.
     pub(crate) fn stop_in_peace(&self) {
         self.client.take();
         let mut child = self.server.take().expect("the server runs");
@@ -271,7 +271,7 @@ impl Postgres {
         eventually(LONG, "it has stopped", || child.try_wait().expect("our own child").is_some());
     }
 
-    /// The rows that a statement brings, none while there are no tables.
+    /// Runs a statement. Returns its rows, or none while there are no tables.
     #[track_caller]
     fn stored(&self, statement: &str) -> Vec<Row> {
         match self.try_ask(statement) {
@@ -282,7 +282,7 @@ impl Postgres {
         }
     }
 
-    /// Changes what is kept of a lock.
+    /// Changes the state of a lock.
     #[track_caller]
     pub(crate) fn edit(&self, key: &str, change: impl FnOnce(&mut Value)) {
         let key = quoted(key);
@@ -293,7 +293,7 @@ impl Postgres {
         self.ask(&format!("UPDATE lockrun.locks SET state = {state} WHERE key = {key}"));
     }
 
-    /// Adds a waiter that never looks at the lock.
+    /// Adds a waiter that never checks the lock.
     #[track_caller]
     pub(crate) fn add_waiter(&self, key: &str, waiter: &Value) {
         let token = quoted(waiter["token"].as_str().expect("a token"));
@@ -304,12 +304,12 @@ impl Postgres {
         ));
     }
 
-    /// Its first process: the parent of all others, which alone makes new ones.
+    /// Returns the first process: the parent of all others, and the only one that starts new ones.
     fn postmaster(&self) -> i32 {
         self.server.borrow().as_ref().expect("the server runs").id().cast_signed()
     }
 
-    /// Ends it, and waits until the last of its processes is gone.
+    /// Stops the server, and kills what is left of it after 10 s.
     fn end(&self) {
         self.client.take();
         let Some(mut child) = self.server.take() else { return };
@@ -318,7 +318,7 @@ impl Postgres {
         for pid in others.iter().chain([&postmaster]) {
             send(*pid, Signal::SIGCONT);
         }
-        // At once, without a checkpoint; but so that its shared memory goes too.
+        // An immediate shutdown: no checkpoint, but shared memory is removed.
         send(postmaster, Signal::SIGQUIT);
         if !happens_within(Duration::from_secs(10), || !matches!(child.try_wait(), Ok(None))) {
             for pid in others {
@@ -355,7 +355,7 @@ impl LeaseServer for Postgres {
             send(pid, Signal::SIGSTOP);
             eventually(LONG, "it stands still", || matches!(state(pid), None | Some('T' | 'Z')));
         };
-        // From then on there are no new ones.
+        // So that no new ones are started.
         stop(postmaster);
         children(postmaster).into_iter().for_each(stop);
     }
@@ -370,7 +370,7 @@ impl LeaseServer for Postgres {
     }
 
     fn start_again(&self) {
-        // One that was left behind names a process that is gone; its number may be another's by now.
+        // A leftover file names a process that is gone; another process may have its id by now.
         let _ = fs::remove_file(self.data().join("postmaster.pid"));
         assert!(self.launch(), "postgres does not start again");
     }
@@ -383,7 +383,7 @@ impl LeaseServer for Postgres {
     }
 
     fn forget_everything(&self) {
-        // Who uses a table at this moment may wait for another one that is gone already.
+        // A client that uses one table may wait for another that is already dropped.
         let drop = "SET lock_timeout = '1s'; DROP SCHEMA IF EXISTS lockrun CASCADE";
         eventually(LONG, "everything is deleted", || self.try_ask(drop).is_ok());
     }
@@ -401,13 +401,12 @@ impl LeaseServer for Postgres {
     }
 
     fn word(&self) -> &'static str {
-        // The whole of a statement: `READ COMMITTED` stands in the first message. What only reads, or shows that a waiter is alive, has
-        // another one.
+        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads and heartbeats end differently.
         "\0COMMIT\0"
     }
 
     fn requests(&self) -> u64 {
-        // Each locks a lock's row, shows that a waiter is alive, or only reads.
+        // Requests that lock a lock's row, heartbeats, and reads.
         self.count(
             "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
              WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET looked_at_ms%' OR query LIKE 'BEGIN % READ ONLY%'",
@@ -415,7 +414,7 @@ impl LeaseServer for Postgres {
     }
 
     fn round_trips(&self, requests: u64) -> u64 {
-        // The server's own welcome, then the lock's row and what becomes of it.
+        // The server's own handshake, then the two halves of each transaction.
         1 + 2 * requests
     }
 
@@ -426,8 +425,8 @@ impl LeaseServer for Postgres {
     }
 
     fn asleep(&self) -> usize {
-        // A session that listens has a lock of its own, and waits for its client to speak; one that cannot listen looks again
-        // before the time comes that it has named.
+        // A waiter that listens has an advisory lock, and its session is idle. One that cannot listen sleeps until the time that is in
+        // its row.
         let sessions = self.stored(
             "SELECT w.token FROM lockrun.waiters w
              WHERE NOT w.is_granted AND NOT w.is_unresponsive AND CASE WHEN w.session IS NULL
@@ -460,8 +459,8 @@ impl LeaseServer for Postgres {
     }
 }
 
-/// What is kept of a lock besides its fence and its last run. What was noted about requests that may be on their way holds
-/// nothing, and goes by itself.
+/// Returns what is stored of a lock besides its fence and its last run. Notes about requests that may still arrive are left out: they
+/// hold nothing, and expire.
 fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = String> {
     let none = Vec::new();
     let holders = state["holders"].as_array().unwrap_or(&none);
@@ -471,7 +470,7 @@ fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = Str
     holders.into_iter().chain(sequence)
 }
 
-/// A text in a statement.
+/// Quotes a text for a statement.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }

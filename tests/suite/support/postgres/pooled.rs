@@ -1,4 +1,4 @@
-//! A PostgreSQL server behind pgbouncer in transaction mode: a client has another session in each transaction.
+//! A PostgreSQL server behind pgbouncer in transaction mode: each transaction may run in another session.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -17,10 +17,10 @@ use crate::support::memory;
 use crate::support::processes::{find_program, send, state};
 use crate::support::redis::free_port;
 
-/// How many sessions the pooler has at the server, however many clients it has.
+/// The number of sessions that the pooler opens at the server, however many clients it has.
 pub(crate) const SESSIONS: u64 = 10;
 
-/// A server and its pooler; both are ended when this is dropped.
+/// A server and its pooler. Both are stopped when this is dropped.
 pub(crate) struct Pooled {
     pooler: Pooler,
     postgres: Postgres,
@@ -31,24 +31,24 @@ impl Pooled {
         Self::before(Postgres::start())
     }
 
-    /// A pooler before this server.
+    /// Starts a pooler in front of this server.
     pub(crate) fn before(postgres: Postgres) -> Self {
         let pooler = Pooler::before(postgres.port);
         Self { pooler, postgres }
     }
 
-    /// The server behind the pooler.
+    /// Returns the server behind the pooler.
     pub(crate) fn postgres(&self) -> &Postgres {
         &self.postgres
     }
 
-    /// What a statement answers in each session that the pooler has at this moment, as far as they are free.
+    /// Runs a statement in each of the pooler's sessions. Returns each answer.
     pub(crate) fn ask_each_session(&self, statement: &str) -> Vec<String> {
         let mut clients = self.take_all_sessions();
         clients.iter_mut().map(|client| lines(&client.ask(statement).expect(statement))).collect()
     }
 
-    /// Clients that keep all sessions that the pooler has at the server, until they are dropped.
+    /// Returns clients that occupy all of the pooler's sessions until they are dropped.
     pub(crate) fn take_all_sessions(&self) -> Vec<Client> {
         let take = |_| {
             let mut client = Client::at(self.pooler.port, "postgres").expect("the pooler accepts");
@@ -58,13 +58,13 @@ impl Pooled {
         (0..SESSIONS).map(take).collect()
     }
 
-    /// The pooler alone.
+    /// Returns the pooler.
     pub(crate) fn pooler(&self) -> &Pooler {
         &self.pooler
     }
 }
 
-/// A running pooler; it is killed when this is dropped.
+/// A running pooler. It is killed when this is dropped.
 pub(crate) struct Pooler {
     directory: TempDir,
     port: u16,
@@ -103,13 +103,13 @@ impl Pooler {
             "pool_mode = transaction",
             &format!("default_pool_size = {SESSIONS}"),
             "max_client_conn = 2000",
-            // By default it lets its clients wait for 15 s after the server has come back.
+            // By default it lets its clients wait up to 15 s after the server is back.
             "server_login_retry = 1",
         ];
         write("pgbouncer.ini", &lines.join("\n"));
     }
 
-    /// Starts the pooler; false when it ended again, as it does when another took the port.
+    /// Starts the pooler. Returns false if it has ended again, as when another program took the port.
     fn launch(&self) -> bool {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
         let mut command = unprivileged(&find_program("pgbouncer"), self.directory.path());
@@ -124,7 +124,7 @@ impl Pooler {
         !ended
     }
 
-    /// A command for the pooler itself.
+    /// Runs a command of the pooler's admin console.
     fn console(&self, command: &str) -> io::Result<()> {
         Client::at(self.port, "pgbouncer")?.ask(command).map(drop)
     }
@@ -135,7 +135,7 @@ impl Pooler {
         pid
     }
 
-    /// Kills it: its port refuses connections.
+    /// Kills the pooler: its port refuses connections.
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -143,7 +143,7 @@ impl Pooler {
         }
     }
 
-    /// Starts it again after `kill`, on the same port.
+    /// Starts the pooler again after `kill`, on the same port.
     pub(crate) fn start_again(&self) {
         assert!(self.launch(), "pgbouncer does not start again");
     }
@@ -155,7 +155,7 @@ impl Drop for Pooler {
     }
 }
 
-/// What happens to the server happens to the pooler, too; what is stored is the server's.
+/// Faults hit the server and the pooler; what is stored is the server's.
 impl LeaseServer for Pooled {
     fn port(&self) -> u16 {
         self.pooler.port
@@ -187,7 +187,7 @@ impl LeaseServer for Pooled {
     }
 
     fn hang_up(&self) {
-        // It closes the connections of its clients, and those to the server.
+        // Closes the connections of the clients, and those to the server.
         self.pooler
             .console("KILL postgres")
             .and_then(|()| self.pooler.console("RESUME postgres"))

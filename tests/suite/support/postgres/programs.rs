@@ -1,4 +1,4 @@
-//! The programs of PostgreSQL, and of the pooler before it.
+//! The programs of PostgreSQL, and of the pooler in front of it.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -11,9 +11,9 @@ use nix::unistd::{Uid, User};
 use crate::support::birth::Birth;
 use crate::support::processes::{self, find_program};
 
-/// A call of a program of the server in this directory, which is its own from then on. It ends when the test does.
+/// Returns a command that runs a server program in this directory, and ends with the test.
 ///
-/// Where the tests run as root, it is `nobody`'s: neither server runs as root.
+/// If the tests run as root, it runs as `nobody`, to whom the directory is given: neither server runs as root.
 pub(super) fn unprivileged(program: &Path, directory: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", processes::PATH).env("LC_ALL", "C").current_dir(directory).stdin(Stdio::null());
@@ -38,14 +38,14 @@ fn nobody() -> Option<User> {
         .then(|| User::from_name("nobody").expect("users can be looked up").expect("there is nobody"))
 }
 
-/// As many open files as a pooler with thousands of clients needs.
+/// Returns the limit of open files that a pooler with thousands of clients needs.
 fn files() -> (nix::sys::resource::Resource, u64, u64) {
     use nix::sys::resource::{Resource, getrlimit};
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits can be read");
     (Resource::RLIMIT_NOFILE, most.min(8192), most)
 }
 
-/// What a program prints; it has to succeed.
+/// Runs a program, which must succeed. Returns what it prints.
 #[track_caller]
 pub(super) fn output_of(command: &mut Command) -> String {
     let output = command.output().expect("the program starts");
@@ -53,7 +53,7 @@ pub(super) fn output_of(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Where a program of the server lies: Debian has those of each version in a directory of their own.
+/// Returns the path of a program of the server. Debian keeps each version's programs in a directory of their own.
 pub(super) fn find_server_program(name: &str) -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let found = versions.map(|version| version.path().join("bin").join(name)).find(|path| path.is_file());

@@ -1,4 +1,4 @@
-//! The data of an empty PostgreSQL server, made once for all tests: to copy it takes a twentieth of the time.
+//! The data of an empty PostgreSQL server, created once for all tests: a copy takes a twentieth of the time.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,18 +11,19 @@ use tempfile::TempDir;
 use super::programs::{find_server_program, output_of, unprivileged};
 use crate::support::memory;
 
-/// How it is made. Small, since each test has a copy.
+/// The options of initdb. The data is small, since each test has a copy.
 const INITDB: [&str; 9] = ["-N", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--wal-segsize=1"];
 
-/// By what the tests count requests.
+/// The extension with which the tests count requests.
 const EXTENSION: &str = "CREATE EXTENSION pg_stat_statements";
 
-/// Copies the data of an empty server to this path, which is not there yet.
+/// Copies the data of an empty server to this path, which must not exist yet.
 pub(super) fn copy_to(data: &Path) {
     output_of(Command::new("cp").arg("-a").arg(template()).arg(data));
 }
 
-/// Where it lies: with what Cargo builds, so that `cargo clean` removes it, and under a name that changes with what is in it.
+/// Returns its path, and creates it if necessary. It is in Cargo's target directory, so that `cargo clean` removes it, under a name that
+/// depends on how it is made.
 fn template() -> PathBuf {
     let version = output_of(Command::new(find_server_program("postgres")).arg("--version"));
     let mut hasher = DefaultHasher::new();
@@ -43,7 +44,7 @@ fn make(template: &Path) {
     let mut single = unprivileged(&find_server_program("postgres"), place.path());
     single.arg("--single").arg("-D").arg(&data).arg("postgres");
     output_of(single.stdin(fs::File::open(&statement).expect("a file of our own")));
-    // Another test may make it, too: the first one that has it complete wins.
+    // Another test may make it at the same time: the first complete copy is used.
     let copy = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary directory");
     output_of(Command::new("cp").arg("-a").arg(&data).arg(copy.path()));
     let moved = fs::rename(copy.path().join("data"), template);
