@@ -18,14 +18,14 @@ SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stamp.sh")
 
 METHOD = f"""\
 {WAITERS} waiters join one after the other while a holder has the lock; then each runs a command that sleeps
-{HOLD_US / 1000:.0f} ms. A gap is the time from one command's last stamp to the next one's first. {REPETITIONS} repetitions
-({FEWER} for etcdctl), the contenders taking turns at being first. "of flock" is the median over the repetitions of a
-repetition's median gap divided by flock's in the same repetition. Overlaps are runs that began while another one was
-going on; inversions are pairs of runs in another order than they joined. Clients and servers share this machine.
+{HOLD_US / 1000:.0f} ms. A gap is the time from one command's last stamp to the next one's first. There are {REPETITIONS} repetitions
+({FEWER} for etcdctl), and the contenders take turns at going first. "of flock" is the median over the repetitions of a
+repetition's median gap divided by flock's in the same repetition. Overlaps are runs that began during another run;
+inversions are pairs of runs in another order than they joined. Clients and servers share this machine.
 
-The command is a small static program that does nothing but stamp, so that the gap is next to nothing but the hand-off. Below,
-"shell script" is the same with a script that stamps by date(1): there the gap has in it what it takes to start a shell
-and a program, as it has for the commands in most crontabs. The limit is held against both."""
+The command is a small static program that does nothing but stamp, so that the gap consists of little but the hand-off. Below,
+"shell script" is the same with a script that stamps by date(1): there the gap includes the start of a shell and of a
+program, as for the commands in most crontabs. The limit applies to both."""
 
 HEADER = ["program", "median gap", "of flock", "95th percentile", "largest", "overlaps", "inversions", "not run"]
 

@@ -25,18 +25,18 @@ PATIENCE_POOLED = 1800
 
 KILL_METHOD = f"""\
 {WAITERS} waiters join one after the other; {KILLED} of them are killed with KILL, lockrun and its guardian at once, so that
-neither can say good-bye for the other. The rest must run in the order in which they joined. "some" are picked at random.
-"earlier" is {EARLIER} s before the holder lets go, so that the server has seen their connections close. "at that moment" is without a pause between the last kill and the
-holder's end, so that the server may still take them for alive: a race, so it is run {REPETITIONS} times. "one by one" is while
-the others run, for {SLOW_HOLD_US / 1000:.0f} ms each: from the later four fifths of the queue, the first of them first, so that none has
-acquired the lock."""
+neither can clean up after the other. The rest must run in the order in which they joined. "some" are picked at random.
+"earlier" means {EARLIER} s before the holder releases the lock, so that the server has seen their connections close. "at that
+moment" means without a pause between the last kill and the holder's end, so that the server may still take them for alive:
+a race, so it is run {REPETITIONS} times. "one by one" means while the others run, for {SLOW_HOLD_US / 1000:.0f} ms each: the victims are in the last
+four fifths of the queue and are killed from the front, so that none has acquired the lock."""
 
 HERD_METHOD = f"""\
-{HERD:,} shells sleep at one gate, and become {HERD:,} waiters when it opens, while a holder has the lock. When all stand in the
-queue, its order is read from the server, and the holder lets go; each then runs a command of {HOLD_US / 1000:.0f} ms. A lost
-place is a pair of runs in another order than the queue had. Time-outs and options are lockrun's defaults, and so are the
-servers' settings, except that PostgreSQL accepts {MAX_CONNECTIONS:,} connections. Behind a pooler a waiter is not woken, but
-looks at its own row up to ten times a second, far behind in the queue once a second; so that takes long."""
+{HERD:,} shells sleep at one gate, and become {HERD:,} waiters when it opens, while a holder has the lock. When all are in the
+queue, its order is read from the server, and the holder releases the lock; each waiter then runs a command of {HOLD_US / 1000:.0f} ms.
+A lost place is a pair of runs in another order than in the queue. Time-outs and options are lockrun's defaults, and so are
+the servers' settings, except that PostgreSQL accepts {MAX_CONNECTIONS:,} connections. Behind a pooler a waiter is not woken, but
+reads its own row up to ten times a second, and far behind in the queue once a second, so that takes long."""
 
 
 def measure_killed(bench):

@@ -15,10 +15,10 @@ LEASE = ["--ttl", "6s"]
 LIMITS = {"Redis": 2, "PostgreSQL": 6, "etcd": 6}
 
 METHOD = f"""\
-The proportional set size (PSS) of all processes of a run but COMMAND's own, summed, which counts a page that several
-processes share by parts. Taken every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On stores with leases the lease is 6 s,
-so that it is renewed while we look. At any time there is one lockrun on the machine, so it shares its program file's pages with
-nobody; flock shares the C library with all other processes. The largest is what the limits are held against."""
+The sum of the proportional set sizes (PSS) of all processes of a run but COMMAND's own; PSS counts a page that several
+processes share by parts. It is sampled every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On stores with leases the lease is
+6 s, so that it is renewed meanwhile. Only one lockrun runs on the machine at a time, so it shares the pages of its program file with
+no other process; flock shares the C library with all other processes. The limits apply to the largest sample."""
 
 
 def measure(bench):

@@ -22,24 +22,24 @@ MOST_IDLE = {"Redis": 0.5}
 
 METHOD = f"""\
 Waiters join one after the other (each is seen in the queue before the next one starts) while a holder has the lock; then
-each runs a command of {HOLD_US / 1000:.0f} ms. "with joining" is all that clients have sent, from before the first waiter's
-start to after the last one's end, divided by the number of waiters; "hand-off alone" leaves out what was sent until all of
-them slept.
+each runs a command of {HOLD_US / 1000:.0f} ms. "with joining" is the number of all requests of clients, from before the first waiter's
+start to after the last one's end, divided by the number of waiters; "hand-off alone" leaves out the requests until all
+waiters slept.
 
 On Redis a request is a command that a client has sent, by the server's own count (`INFO commandstats`), without those that
 its scripts call. The store's URL has neither a password nor a database here: each would add one command, in the same
 flight, for each connection.
 
 On PostgreSQL a request is what a client sends in one flight, and waits for: each half of a transaction, or a statement by
-itself. They are counted in the server's log of statements, which takes time in itself. Its own handshake is left out.
+itself. They are counted in the server's log of statements, which takes time itself. The handshake is left out.
 
 On etcd a request is a call of its API, by the server's own count (`grpc_server_started_total`). A watch counts once."""
 
 IDLE_METHOD = f"""\
-{IDLE_WAITERS} waiters wait for {IDLE_SECONDS} s behind a holder with the default lease. Counted are the requests that each
+{IDLE_WAITERS} waiters wait for {IDLE_SECONDS} s behind a holder with the default lease. The count is that of the requests that each
 waiter's connection sends in that time, by Redis's MONITOR without those that scripts call, and by PostgreSQL's log of
-statements. Through a pooler, whose connections are nobody's, and on etcd, which counts them all alike, they are all that were sent,
-the holder's two renewals and the like included, divided by the number of waiters."""
+statements. Through a pooler, whose connections belong to no client, and on etcd, which counts all requests alike, it is that of
+all requests, including the holder's two renewals and the like, divided by the number of waiters."""
 
 HEADER = ["store", "waiters", "with joining", "hand-off alone", "by kind, with joining", "overlaps", "inversions", "not run",
           "largest gap"]

@@ -17,17 +17,17 @@ ROUND_TRIP = 0.050
 RUNS = 9
 
 METHOD = f"""\
-{RUNS} runs each through a proxy on loopback that holds back all bytes for {ROUND_TRIP * 500:.0f} ms each way, and as many
-through the same proxy without delay. The Redis wants a password and a database other than 0; each run takes a key that
+{RUNS} runs each through a proxy on loopback that delays all bytes by {ROUND_TRIP * 500:.0f} ms each way, and as many
+through the same proxy without delay. The Redis requires a password and a database other than 0; each run uses a key that
 the server has never seen. "by time" is what the delay adds to the median time from lockrun's start to COMMAND's first
 instruction (to lockrun's end, less COMMAND's own time), divided by {ROUND_TRIP * 1000:.0f} ms. "by flights" is the median
 number of times that bytes from the client followed bytes from the server, or came first, until then. No proxy can delay
-the TCP handshake, which the kernel answers, so one round trip a connection is added for it, to both. In HTTP/2, which
-etcdctl speaks, either side may send without being asked: there the time is what counts.
+the TCP handshake, which the kernel answers, so one round trip per connection is added for it, to both. In HTTP/2, which
+etcdctl speaks, either side may send without being asked: there only the time counts.
 
-PostgreSQL's own handshake depends on how it lets clients in; here it asks for a password (SCRAM), and does not offer TLS,
-which both clients ask for. What it costs is what psql takes before COMMAND, less the one statement that it sends; psql
-takes leave of the server in the end, which nobody waits for. The tables are there already."""
+PostgreSQL's own handshake depends on its authentication; here it asks for a password (SCRAM), and does not offer TLS,
+which both clients ask for. The handshake's cost is what psql takes before COMMAND, less the one statement that it sends;
+psql says goodbye in the end, but does not wait for an answer. The tables exist already."""
 
 HEADER = ["program", "connections", "by time: before COMMAND", "in all", "by flights: before COMMAND", "in all"]
 

@@ -20,12 +20,12 @@ RARELY = 10
 METHOD = f"""\
 {ROUNDS} rounds; in each, every program runs `true` once under a lock that is free, and the order changes from round to
 round. A time is from before posix_spawn(3) to after wait(2) in one driver. "of flock" is the median over the rounds of a
-program's time divided by flock's time in the same round, and behind it the middle half of those ratios. `true` alone is
-what fork and exec cost without any lock. Programs that talk to a server, which is on the same machine, take part in
+program's time divided by flock's time in the same round, followed by the middle half of those ratios. `true` alone is
+the cost of fork and exec without any lock. Programs that talk to a server, which is on the same machine, take part in
 every {RARELY}th round.
 
-Instructions are those that the program's own process executes in user space, by callgrind, its loader included and
-COMMAND excluded. The kernel's share, most of the time of such a run, is not in them."""
+Instructions are those that the program's own process executes in user space, by callgrind, including its loader but not
+COMMAND. They do not include the kernel's share, which is most of the time of such a run."""
 
 
 def measure(bench):
