@@ -1,7 +1,7 @@
-//! A cgroup for COMMAND alone, where the system allows it: KILL then reaches all of its processes at once, however fast it forks.
+//! A cgroup for COMMAND alone, where the system allows it: KILL then reaches all of COMMAND's processes at once, however fast it forks.
 //!
-//! Only below a cgroup (version 2) that was delegated, which systemd marks by an extended attribute. Elsewhere lockrun must not
-//! change the tree of cgroups, and searches /proc instead.
+//! lockrun creates it only below a delegated cgroup (version 2), which systemd marks with an extended attribute. Elsewhere it must not
+//! change the cgroup tree, and searches /proc for processes instead.
 
 #![allow(unsafe_code)]
 
@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-/// The attributes by which a cgroup is marked as delegated: for a user's services, and for the system's.
+/// The attributes that mark a cgroup as delegated: for a user's services, and for the system's.
 const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
 
 /// The cgroup that COMMAND is started in.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
-    /// Open until COMMAND has entered.
+    /// Its `cgroup.procs`, open until COMMAND has entered.
     procs: Option<File>,
 }
 
-/// Where a cgroup may be created: in lockrun's own, if that was delegated.
+/// Where a cgroup may be created: below lockrun's own cgroup, if that was delegated.
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
@@ -34,15 +34,15 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Finds it. Changes nothing.
+    /// Returns the place, if there is one. Changes nothing.
     pub(super) fn find() -> Option<Self> {
         let shown = own_cgroup()?;
         let path = mount_of_cgroups()?.join(&shown);
         (is_delegated(&path) && path.join("cgroup.kill").exists()).then_some(Place { path, shown })
     }
 
-    /// Creates a cgroup there, under a name that no other run has. Returns `None` if lockrun was moved meanwhile: the limits on
-    /// lockrun must apply to COMMAND.
+    /// Creates a cgroup there, under a name that no other run has. Returns `None` if that fails, or if lockrun has been moved to another
+    /// cgroup since: the limits on lockrun must apply to COMMAND.
     pub(super) fn make(&self) -> Option<Cgroup> {
         if own_cgroup().as_ref() != Some(&self.shown) {
             return None;
@@ -59,25 +59,25 @@ impl Place {
 }
 
 impl Cgroup {
-    /// Returns where a process writes `0` to enter, until it is closed.
+    /// Returns the descriptor to which a process writes `0` to enter; `None` once it is closed.
     pub(super) fn entrance(&self) -> Option<RawFd> {
         self.procs.as_ref().map(File::as_raw_fd)
     }
 
-    /// Closes the entrance: no further process enters.
+    /// Closes the entrance: no other process can enter.
     pub(super) fn close_entrance(&mut self) {
         self.procs = None;
     }
 
-    /// Kills everything in it.
+    /// Kills every process in it.
     pub(super) fn kill(&self) {
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
     }
 
-    /// Removes it; its remaining processes move to the parent cgroup.
+    /// Moves its remaining processes to the parent cgroup, and removes it.
     ///
-    /// A process that is exiting cannot be moved, and the cgroup cannot be removed until the kernel is done with that process, which takes
-    /// milliseconds. A cgroup that is still in use then, or in which COMMAND has created others, is left in place.
+    /// An exiting process cannot be moved, and until the kernel is done with it, which takes milliseconds, the cgroup cannot be removed.
+    /// A cgroup that stays in use longer, or in which COMMAND has created others, is left in place.
     pub(super) fn dissolve(&self) {
         let Some(parent) = self.path.parent() else { return };
         for pause_ms in [1, 2, 4, 8, 16, 32, 64, 128] {
@@ -104,13 +104,13 @@ fn own_cgroup() -> Option<String> {
     cgroups.lines().find_map(|line| line.strip_prefix("0::/")).map(str::to_owned)
 }
 
-/// Returns the directory of the root of all cgroups.
+/// Returns the directory where the whole cgroup tree is mounted.
 fn mount_of_cgroups() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mounts.lines().find_map(|line| mount_point(line)).map(PathBuf::from)
 }
 
-/// Returns the mount point in a line of mountinfo, if it is that of the whole tree of cgroups: see proc(5).
+/// Returns the mount point in a line of mountinfo, if the whole cgroup tree is mounted there: see proc(5).
 fn mount_point(line: &str) -> Option<&str> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(3);
@@ -122,7 +122,7 @@ fn is_delegated(cgroup: &Path) -> bool {
     let Ok(path) = CString::new(cgroup.as_os_str().as_bytes()) else { return false };
     DELEGATED.iter().any(|attribute| {
         let mut value = [0_u8; 8];
-        // SAFETY: two terminated strings, and a buffer as large as said.
+        // SAFETY: two terminated strings, and a buffer of the given length.
         let length =
             unsafe { libc::getxattr(path.as_ptr(), attribute.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
         length == 1 && value[0] == b'1'

@@ -1,4 +1,4 @@
-//! COMMAND as lockrun's own child: no thread, no other process.
+//! COMMAND as lockrun's own child: without a guardian and without threads.
 
 use libc::pid_t;
 use nix::errno::Errno;
@@ -22,8 +22,8 @@ pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure>
     Ok(Running { supervisor, has_terminal, guard: None })
 }
 
-/// Waits for COMMAND and for signals until all is over, in a process that is both COMMAND's parent and lockrun itself. Calls `tell_stuck`, once,
-/// with the ids of processes that cannot be killed, if they are waited for.
+/// Waits for COMMAND and for signals until the run is over, in a process that is both lockrun and COMMAND's parent. If it has to wait for
+/// processes that cannot be killed, calls `tell_stuck` once with their ids.
 pub(super) fn watch(
     supervisor: &mut Supervisor,
     has_terminal: bool,
@@ -58,7 +58,7 @@ pub(super) fn watch(
         let is_set = alarm.as_mut().is_some_and(|alarm| alarm.set(wakes_at).is_ok());
         let waited = match &alarm {
             Some(alarm) if is_set => poll(&mut [readable(signals), readable(alarm)], PollTimeout::NONE),
-            // No timer is needed, or there is none: COMMAND runs already, and must be ended nevertheless.
+            // No timer is needed, or none could be created: then poll(2)'s own time-out ends COMMAND, which already runs.
             _ => poll(&mut [readable(signals)], time_until(wakes_at)),
         };
         match waited {

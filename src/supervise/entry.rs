@@ -1,7 +1,7 @@
 //! The entry point of the process.
 //!
 //! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit both. So
-//! lockrun has its own C entry point, and COMMAND finds everything as it was.
+//! lockrun has its own C entry point, and COMMAND inherits the signals and streams that lockrun was started with.
 
 #[cfg(not(any(test, fuzzing)))]
 use std::ffi::{CStr, OsStr, OsString};
@@ -20,7 +20,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 extern "C" fn main(count: libc::c_int, args: *const *const libc::c_char) -> libc::c_int {
     // SAFETY: the C library passes the vector that it got from the kernel.
     unsafe { note_command_line(count, args) };
-    // SAFETY: the same. Copied here because std knows them only where the C library passes them to initializers, as glibc does.
+    // SAFETY: the same. Copied here because std sees the arguments only if the C library passes them to initializers, as glibc does.
     crate::main_story(unsafe { words(count, args) })
 }
 
@@ -40,10 +40,10 @@ unsafe fn words(count: libc::c_int, args: *const *const libc::c_char) -> Vec<OsS
     (1..usize::try_from(count).unwrap_or(0)).map(word).collect()
 }
 
-/// The memory of the command line: its start, and its length in bytes with the last NUL.
+/// The memory of the command line: its start, and its length in bytes including the last NUL.
 static COMMAND_LINE: (AtomicPtr<u8>, AtomicUsize) = (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0));
 
-/// Notes where the command line is, for [`set_command_line`].
+/// Records where the command line is in memory, for [`set_command_line`].
 ///
 /// # Safety
 ///
@@ -60,7 +60,7 @@ unsafe fn note_command_line(count: libc::c_int, args: *const *const libc::c_char
         let args = std::slice::from_raw_parts(args, count);
         let (start, mut length) = (args[0], 0);
         for word in args {
-            // The kernel stores the words one behind the other, and /proc shows no others.
+            // The kernel stores the words contiguously; /proc shows only that memory.
             if *word != start.add(length) {
                 break;
             }
@@ -72,8 +72,8 @@ unsafe fn note_command_line(count: libc::c_int, args: *const *const libc::c_char
     COMMAND_LINE.1.store(length, Ordering::Relaxed);
 }
 
-/// Overwrites the command line that /proc shows for this process with `line`, truncated to the length of the old one, of which nothing
-/// is left. To be called while the process has one thread; [`std::env::args`] must not be used afterwards.
+/// Replaces the command line that /proc shows for this process by `line`, truncated to the length of the old one. Must be called while
+/// the process has one thread; [`std::env::args`] must not be used afterwards.
 #[allow(unsafe_code)]
 pub(super) fn set_command_line(line: &str) {
     let (start, length) = (COMMAND_LINE.0.load(Ordering::Relaxed), COMMAND_LINE.1.load(Ordering::Relaxed));
@@ -81,7 +81,7 @@ pub(super) fn set_command_line(line: &str) {
         return;
     }
     // SAFETY: the words are in writable memory of this process, and nothing refers to them: the parser works on copies. The last byte
-    // stays NUL; otherwise the kernel would show the environment behind it, too.
+    // stays NUL; otherwise the kernel would also show the environment, which follows it.
     unsafe {
         let line_bytes = std::slice::from_raw_parts_mut(start, length);
         let (room, _) = line_bytes.split_at_mut(length.saturating_sub(1));
@@ -92,13 +92,13 @@ pub(super) fn set_command_line(line: &str) {
 
 /// Returns whether standard output was closed when lockrun started, so that output to it is lost.
 pub fn stdout_was_closed() -> bool {
-    // Only a descriptor that [`fill_closed_standard_streams`] opened is closed on exec.
+    // Of the standard descriptors, only those that `fill_closed_standard_streams` opened have close-on-exec set.
     fcntl(std::io::stdout(), FcntlArg::F_GETFD)
         .is_ok_and(|flags| FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC))
 }
 
-/// Opens /dev/null on every closed standard descriptor, for lockrun alone: none of its files or sockets must become standard
-/// error. These descriptors are closed again in COMMAND.
+/// Opens /dev/null on every closed standard descriptor, so that none of lockrun's files or sockets becomes standard error. COMMAND
+/// does not inherit these descriptors.
 pub fn fill_closed_standard_streams() {
     use nix::fcntl::{OFlag, open};
     use nix::sys::stat::Mode;
@@ -108,7 +108,7 @@ pub fn fill_closed_standard_streams() {
         if null.as_raw_fd() > 2 {
             return;
         }
-        // Stays open for as long as the process lives.
+        // Leaked on purpose: it must stay open as long as the process lives.
         let _ = null.into_raw_fd();
     }
 }

@@ -1,4 +1,4 @@
-//! Ending as COMMAND ended.
+//! Ending lockrun's own process as COMMAND ended.
 
 #![allow(unsafe_code)]
 
@@ -6,16 +6,16 @@ use crate::lock::ending::Ending;
 
 use crate::sys::signals;
 
-/// Ends this process as COMMAND ended: returns the status to return from `main`, or is terminated by the signal, without a core file.
+/// Ends this process as COMMAND ended: returns the status for `main` to return, or is terminated by the signal, without a core file.
 pub fn end_as(ending: Ending) -> libc::c_int {
     let signal = match ending {
         Ending::Exited(status) => return status.into(),
         Ending::Signaled(signal) => signal,
     };
-    // COMMAND has left its core file if it was allowed to; one of lockrun would overwrite it.
+    // A core file of lockrun would overwrite COMMAND's.
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: plain system calls on ourselves with valid arguments. Setting the disposition and unblocking is what
-    // lets the signal kill this process.
+    // SAFETY: plain system calls on ourselves with valid arguments. The signal kills this process only once it has its default
+    // disposition and is unblocked.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -26,11 +26,11 @@ pub fn end_as(ending: Ending) -> libc::c_int {
         libc::sigaddset(&raw mut only, signal);
         libc::sigprocmask(libc::SIG_UNBLOCK, &raw const only, std::ptr::null_mut());
     }
-    // Reached only if the signal cannot kill this process. A shell reads the same from this status.
+    // Reached only if the signal cannot kill this process. A shell reports a death by the signal as this status.
     128 + signal
 }
 
-/// Ends this process at once, whatever its other threads do.
+/// Ends this process at once, without waiting for its other threads.
 pub fn end_now(ending: Ending) -> ! {
     let status = end_as(ending);
     // SAFETY: ends the process; nothing is left to be used.

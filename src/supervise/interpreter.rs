@@ -1,4 +1,4 @@
-//! Why a program that is there cannot be executed: the system says that there is no such file, and means its interpreter.
+//! Why executing an existing program fails with "no such file": its interpreter or loader is missing.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// As much of a script's first line as Linux reads (`BINPRM_BUF_SIZE` in linux/binfmts.h), in bytes.
+/// How much of a script's first line Linux reads, in bytes (`BINPRM_BUF_SIZE` in linux/binfmts.h).
 const LINE_MAX: u64 = 256;
 
-/// Returns why `program`, which could not be executed because something was not found, cannot be: `None` if it is the program itself that
-/// is not there.
+/// Returns why `program` could not be executed because something was not found; `None` if the program itself is missing, or if the
+/// reason cannot be determined.
 pub fn why_not_executed(program: &OsStr) -> Option<String> {
     let path = find(program)?;
     let mut first = Vec::new();
@@ -34,7 +34,7 @@ pub fn why_not_executed(program: &OsStr) -> Option<String> {
     Some(format!("its interpreter {:?} is missing{why}", interpreter.to_string_lossy()))
 }
 
-/// Returns the file that is executed as `program`: as execvp(3) finds it.
+/// Returns the file that execvp(3) would execute as `program`.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let is_program = |path: &PathBuf| {
         fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)

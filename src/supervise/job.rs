@@ -9,12 +9,12 @@ use super::tree::Motion;
 use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Caught, Missed, Signals};
 
-/// How long after a request to stop (Ctrl-Z) a stop of COMMAND by SIGSTOP counts as its effect: a program may need some time to
-/// restore the terminal first. A program that ignores the request must not leave it pending for ever: a SIGSTOP much later comes
-/// from another process, which will continue COMMAND alone. If COMMAND stops later than this, the next Ctrl-Z takes effect at once.
+/// How long after a request to stop (Ctrl-Z) a stop of COMMAND counts as its effect: a program may have to restore the terminal
+/// first. The request must not stay pending for ever, because COMMAND may ignore it: a much later SIGSTOP comes from another process,
+/// which will continue COMMAND alone. If COMMAND stops later than this, the next Ctrl-Z takes effect at once.
 const TAKES_EFFECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// The state of a run as a job of a shell.
+/// The state of a run as a shell's job.
 #[derive(Debug)]
 pub(super) struct JobControl {
     has_terminal: bool,
@@ -22,27 +22,28 @@ pub(super) struct JobControl {
     /// The last request to stop, if lockrun has neither stopped nor been continued since.
     requested_at: Option<Moment>,
     command: Motion,
-    /// Whether [`JobControl::follows`] has not seen `command` yet.
+    /// Whether `command` has changed since the last call of [`JobControl::follows`].
     is_new: bool,
-    /// What had come before there was COMMAND, or the guardian.
+    /// The signals that arrived before COMMAND, or the guardian, existed.
     missed: Missed,
 }
 
 impl JobControl {
-    /// Returns the state of a run whose COMMAND, or whose guardian, has `missed` some signals.
+    /// Returns the state of a run whose COMMAND, or guardian, has `missed` these signals.
     pub(super) fn new(has_terminal: bool, missed: Missed) -> Self {
         let leads_session = getsid(None) == Ok(getpid());
         JobControl { has_terminal, leads_session, requested_at: None, command: Motion::Running, is_new: false, missed }
     }
 
-    /// Reads the pending signals, and returns those that are to be relayed to COMMAND.
+    /// Reads the pending signals, and returns those to relay to COMMAND.
     pub(super) fn take_pending(&mut self, signals: &Signals) -> Vec<c_int> {
         let now = Moment::now();
         std::iter::from_fn(|| signals.next()).filter_map(|caught| self.take(caught, now)).collect()
     }
 
-    /// Handles one signal, and returns it if it is to be relayed. The terminal sends its signals to COMMAND, too, which shares the
-    /// process group; except HUP at a hang-up, which the kernel sends to the session's leader alone, and what had come before.
+    /// Handles one signal, and returns it if it must be relayed. COMMAND shares lockrun's process group on a terminal, so it gets the
+    /// terminal's signals itself, with two exceptions: at a hang-up the kernel sends HUP to the session's leader alone, and COMMAND has
+    /// not got the signals that arrived before it existed.
     fn take(&mut self, caught: Caught, now: Moment) -> Option<c_int> {
         let Caught { signal, sent } = caught;
         if signal == libc::SIGCONT {
@@ -65,12 +66,11 @@ impl JobControl {
 
     /// Returns whether lockrun must stop now because COMMAND has stopped.
     ///
-    /// After a request to stop, any stop of COMMAND counts, before it or after it: a program may catch TSTP and then stop itself by
-    /// SIGSTOP. On a terminal a stop by TSTP, TTIN or TTOU counts without a request, too: the shell waits for lockrun, and shows
-    /// its prompt only when lockrun stops. A SIGSTOP alone does not count: the process that sent it to COMMAND will continue COMMAND
-    /// alone.
+    /// With a request to stop, any stop of COMMAND counts, whichever came first: a program may catch TSTP and then stop itself by
+    /// SIGSTOP. On a terminal, a stop by TSTP, TTIN or TTOU counts even without a request: the shell waits for lockrun, and shows
+    /// its prompt only when lockrun stops. A SIGSTOP without a request does not count: its sender will continue COMMAND alone.
     ///
-    /// `is_stopped` is called last and returns whether COMMAND is stopped at this moment: [`JobControl::moved`] may be called late.
+    /// Calls `is_stopped` last, to ask whether COMMAND is stopped at this moment: [`JobControl::moved`] may have been called late.
     pub(super) fn follows(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
         let is_new = std::mem::take(&mut self.is_new);
         let Motion::Stopped { by_terminal } = self.command else { return false };
@@ -82,7 +82,7 @@ impl JobControl {
         follows
     }
 
-    /// Returns whether lockrun must stop although there is no COMMAND yet. A request counts once.
+    /// Returns whether lockrun must stop although COMMAND has not started. Each request counts once.
     pub(super) fn stops_alone(&mut self) -> bool {
         self.requested_at.take().is_some()
     }
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_came_before_command_is_relayed_once() {
-        // To this thread alone, which ends with it.
+        // Blocked in this thread alone, which ends with the test.
         signals::set_mask(&signals::full_set()).expect("signals can be blocked");
         nix::sys::signal::raise(nix::sys::signal::SIGINT).expect("it is this thread");
         let mut job = JobControl { leads_session: false, ..JobControl::new(true, Missed::until_now()) };

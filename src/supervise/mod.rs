@@ -2,7 +2,7 @@
 //!
 //! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
 //! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
-//! [`guardian`], a child of lockrun, which watches it ([`guardian::watched_by_lockrun`]): each ends COMMAND in time if the other cannot.
+//! [`guardian`], a child that lockrun watches ([`guardian::watched_by_lockrun`]): each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;
@@ -54,27 +54,27 @@ pub enum Descendants {
 pub struct Launch {
     /// The program and its arguments; the program is searched for in `PATH` as execvp(3) does.
     pub argv: Vec<OsString>,
-    /// Variables that are set for it in addition to lockrun's own environment.
+    /// Variables to set in addition to lockrun's own environment.
     pub env: Vec<(&'static str, String)>,
-    /// The time from TERM to KILL when it has to be ended.
+    /// The time between TERM and KILL.
     pub kill_after: Duration,
-    /// How long it may run.
+    /// The longest time that it may run; `None`: no limit.
     pub max_runtime: Option<Duration>,
     /// What to do with processes that it leaves behind.
     pub descendants: Descendants,
 }
 
-/// COMMAND before its start: everything that can be obtained before the lock is granted.
+/// Everything needed to start COMMAND that can be obtained before the lock is granted.
 pub struct Prepared<'a> {
     launch: &'a Launch,
     exec: Exec,
-    /// The guardian's share; `None` if COMMAND becomes a child of lockrun itself.
+    /// What the guardian needs; `None` if COMMAND becomes a child of lockrun itself.
     guard: Option<Guard>,
 }
 
 impl<'a> Prepared<'a> {
-    /// Prepares to start `launch` in this process, which is the `guardian` if there is one. Fails if no descriptor or no timer
-    /// is left.
+    /// Prepares to start `launch` from this process, which is the `guardian` if there is one. Fails if the system has no descriptor
+    /// or no timer left.
     pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
         let exec = Exec::new(launch, signals);
         Ok(Prepared { launch, exec, guard: guardian.map(Guard::new).transpose()? })
@@ -85,8 +85,8 @@ impl<'a> Prepared<'a> {
         self.exec.set(name, value);
     }
 
-    /// Starts COMMAND under a lock that was granted: under a lease with this `deadline`, if there is one. If the deadline
-    /// `ends_command`, COMMAND is ended by then; otherwise it only must not start after it.
+    /// Starts COMMAND under a granted lock, whose lease, if there is one, has this `deadline`. COMMAND does not start after the deadline;
+    /// if the deadline `ends_command`, COMMAND is also ended by then.
     pub fn start(self, deadline: Option<Deadline>, ends_command: bool) -> Result<Running, StartFailure> {
         match self.guard {
             Some(guard) => guard.start(self.exec, self.launch, deadline, ends_command),
@@ -95,17 +95,18 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// COMMAND, running. Ends only by [`Running::until_the_end`].
+/// COMMAND, running.
 pub struct Running {
     supervisor: Supervisor,
     has_terminal: bool,
-    /// Under a lease. Without it, the kernel holds the lock and passes it on to COMMAND.
+    /// Present under a lease. Without a lease, the kernel holds the lock, and COMMAND inherits it.
     guard: Option<Guard>,
 }
 
 impl Running {
-    /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. Calls `tell_stuck` with their ids, once, if some of its
-    /// processes cannot be killed; as long as the lock is held, they are waited for. To be called once.
+    /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. Must be called exactly once.
+    ///
+    /// If some of COMMAND's processes cannot be killed, calls `tell_stuck` once with their ids, and waits for them while the lock is held.
     pub fn until_the_end(&mut self, signals: &Signals, tell_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
         match &mut self.guard {
             Some(guard) => Ok(guard.watch(&mut self.supervisor, signals, tell_stuck)),
@@ -113,7 +114,7 @@ impl Running {
         }
     }
 
-    /// Returns where the renewer of a lease reports to, if there is a lease.
+    /// Returns the handle through which the renewer reports, if there is a lease.
     pub fn control(&self) -> Option<guardian::Control> {
         self.guard.as_ref().map(Guard::control)
     }

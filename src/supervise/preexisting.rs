@@ -1,16 +1,15 @@
-//! The processes below this one that are not COMMAND's.
+//! The descendants of this process that are not COMMAND's.
 //!
-//! After a shell's `exec lockrun`, the shell's children are lockrun's, which neither ends them nor waits for them. A process that such
-//! a child starts is below it until the child ends. Then it becomes a child of lockrun, which is a subreaper, and /proc does not show
-//! from where it came. A process that may be COMMAND's counts as COMMAND's, because that must not outlive the lock. So such an orphan
-//! is spared only if it is certainly not COMMAND's, in two cases: it was seen before COMMAND started; or it is in the process group
-//! that lockrun was started in, while COMMAND leads one of its own. (COMMAND's processes inherit COMMAND's group or create new ones,
-//! and no program joins the group of its grandparent.) Neither its session, its environment nor its start time distinguishes a late
-//! orphan from a daemon of COMMAND's.
+//! After a shell's `exec lockrun`, the shell's children are lockrun's children. lockrun neither ends them nor waits for them. When such
+//! a child ends, its own children become children of lockrun, which is a subreaper, and /proc does not show where they came from. A
+//! process that may be COMMAND's counts as COMMAND's, because COMMAND must not outlive the lock. So lockrun spares such an orphan only
+//! in two cases: it was seen before COMMAND started; or it is in the process group that lockrun was started in, while COMMAND leads
+//! its own. (COMMAND's processes inherit COMMAND's group or create new ones, and no program joins the group of its grandparent.)
+//! Neither session, environment nor start time distinguishes a late orphan from a daemon that COMMAND started.
 //!
 //! The remaining gap: an orphan that started after COMMAND counts as COMMAND's if it left lockrun's group, or if COMMAND shares that
-//! group, as it does with a terminal. The guardian is forked without children and has no such gap: on a store with leases it concerns
-//! only a lockrun that takes over from a killed guardian.
+//! group, as it does on a terminal. The guardian has no such gap, because it is forked without children: on a store with leases the gap
+//! concerns only a lockrun that takes over from a killed guardian.
 
 #![allow(unsafe_code)]
 
@@ -18,15 +17,15 @@ use libc::pid_t;
 
 use super::process::{self, Process, own_pid};
 
-/// The processes below this one before COMMAND started. Usually none.
+/// The descendants that this process had before COMMAND started. Usually none.
 #[derive(Debug)]
 pub(super) struct Preexisting {
     processes: Vec<Known>,
-    /// The process group that is certainly not COMMAND's, if any. It is lockrun's, so its id is not reused while lockrun lives.
+    /// A process group that is certainly not COMMAND's, if there is one: lockrun's, whose id is not reused while lockrun lives.
     group: Option<pid_t>,
 }
 
-/// What tells a process from all others.
+/// What identifies a process uniquely.
 #[derive(Debug)]
 struct Known {
     pid: pid_t,
@@ -34,7 +33,7 @@ struct Known {
 }
 
 impl Preexisting {
-    /// Records the present processes. To be called before COMMAND starts, which will lead an `own_group` or not.
+    /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will lead its own group.
     pub(super) fn note(own_group: bool) -> Self {
         let found = if has_children() { process::descendants(own_pid(), |_| false) } else { None };
         let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
@@ -49,7 +48,7 @@ impl Preexisting {
 
     /// Returns whether `process` is certainly not COMMAND's.
     pub(super) fn includes(&self, process: Process) -> bool {
-        // The start is read only of a process that has a known id: to read it may take long.
+        // Reading the start time may take long, so the ids are compared first.
         let is_known = |known: &Known| {
             known.pid == process.pid && known.started.is_some() && known.started == process::started(known.pid)
         };
@@ -71,7 +70,7 @@ pub(super) fn has_children_in(group: pid_t) -> bool {
 fn has_children_among(kind: libc::idtype_t, id: libc::id_t) -> bool {
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::uninit();
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WNOTHREAD;
-    // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no such child at all.
+    // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no such child.
     unsafe { libc::waitid(kind, id, info.as_mut_ptr(), options) != -1 }
 }
 

@@ -1,7 +1,7 @@
 //! Processes as /proc shows them, and signals to processes that are not children.
 //!
-//! They are read from /proc/PID/status. To read /proc/PID/stat of another process may take long: recent kernels let the reader wait for a process that
-//! is within execve(2), and on a busy machine that may itself wait for a processor for seconds, while the lease of the reader runs out.
+//! They are read from /proc/PID/status, because reading another process's /proc/PID/stat may take long: recent kernels make the reader
+//! wait for a process that is inside execve(2), which on a busy machine may wait for a processor for seconds, while the lease expires.
 
 #![allow(unsafe_code)]
 
@@ -24,13 +24,12 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Returns whether it is stopped, and would not see a signal before it is continued.
+    /// Returns whether it is stopped, so that it does not handle a signal before it is continued.
     pub(super) fn is_stopped(self) -> bool {
         if self.has_no_main_thread() { self.has_stopped_thread() } else { self.state == b'T' }
     }
 
-    /// Returns whether it has ended, and only waits to be reaped. A process lives as long as one of its threads does, and its main thread need
-    /// not be the last.
+    /// Returns whether it has ended and is waiting to be reaped. A process lives as long as any of its threads, not only the main one.
     pub(super) fn is_dead(self) -> bool {
         self.has_no_main_thread() && self.threads <= 1
     }
@@ -51,8 +50,8 @@ impl Process {
         unsafe { libc::getpgid(self.pid) }
     }
 
-    /// Sends it `signal`, unless it is gone, or its id belongs by now to a process that does not descend from this one. `family` are the descendants
-    /// among which it was found.
+    /// Sends it `signal`, unless it is gone, or its id has been reused by a process that does not descend from this one. `family` is the
+    /// list of descendants in which it was found.
     pub(super) fn signal(self, signal: libc::c_int, family: &[Process]) {
         // SAFETY: plain system calls; the new descriptor, if any, is ours alone.
         let pidfd = unsafe {
@@ -62,7 +61,7 @@ impl Process {
         if pidfd.is_none() && Errno::last() == Errno::ESRCH {
             return;
         }
-        // The descriptor refers to the process that had the id when it was opened, and that is the one that is read now, or it is gone.
+        // The descriptor refers to the process that had the id when it was opened. If that process still exists, it is the one read here.
         if !self.is_still_in(family) {
             return;
         }
@@ -73,13 +72,14 @@ impl Process {
             sent == 0 || Errno::last() == Errno::ESRCH
         });
         if !has_it {
-            // An older kernel has no such calls, and a sandbox may refuse them. Then there is no safer way than to check and send at once.
+            // An old kernel lacks these calls, and a sandbox may forbid them. Sending right after the check is then the safest way.
             // SAFETY: plain system call.
             unsafe { libc::kill(self.pid, signal) };
         }
     }
 
-    /// Returns whether the process that has its id now is a child of this process or of one of the `family`: its own parent may have ended.
+    /// Returns whether the process that has its id now is a child of this process or of one of the `family`. (Its original parent may
+    /// have ended.)
     fn is_still_in(self, family: &[Process]) -> bool {
         let is_parent = |parent| parent == own_pid() || family.iter().any(|process| process.pid == parent);
         read(self.pid).is_some_and(|now| is_parent(now.parent))
@@ -91,8 +91,8 @@ pub(super) fn own_pid() -> pid_t {
     unsafe { libc::getpid() }
 }
 
-/// Returns whether /proc shows the processes of this process's own PID namespace, by their ids in it. In a namespace of its own a
-/// process may see none, or that of the namespace outside, where the same number is another process.
+/// Returns whether /proc shows the processes of this process's own PID namespace, by their ids there. In a new PID namespace /proc may
+/// be missing, or still show the outer namespace, where the same number is another process.
 pub fn are_visible() -> bool {
     fs::read("/proc/self/status").is_ok_and(|status| {
         // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
@@ -101,8 +101,8 @@ pub fn are_visible() -> bool {
     })
 }
 
-/// Returns all descendants of `root`, parents before children, the dead that are not reaped included; without those that are
-/// `left_out`, and their descendants. `None` if /proc does not show them.
+/// Returns all descendants of `root`, parents before children, including zombies, but without those that `left_out` selects and their
+/// descendants. `None` if /proc does not show them.
 pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
     if !are_visible() {
         return None;
@@ -123,7 +123,8 @@ pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Op
     Some(found)
 }
 
-/// Returns every process that /proc shows; `None` if this process cannot open any more files, and may not see some of them.
+/// Returns every process that /proc shows; `None` if the list might be incomplete, because /proc cannot be read or no more files can be
+/// opened.
 fn all() -> Option<Vec<Process>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").ok()? {
@@ -133,7 +134,7 @@ fn all() -> Option<Vec<Process>> {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                 return None;
             }
-            // It has gone meanwhile.
+            // The process has ended meanwhile.
             Err(_) => {}
         }
     }
@@ -155,16 +156,16 @@ fn parse(pid: pid_t, status: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, state, threads })
 }
 
-/// Returns the value in a line `name: value` of /proc/PID/status. There each line is one, as the kernel escapes a newline in a process's name,
-/// which may otherwise hold anything.
+/// Returns the value in a line `name: value` of /proc/PID/status. A process's name cannot forge a line: it may contain anything, but the
+/// kernel escapes newlines in it.
 fn field<'a>(status: &'a [u8], name: &str) -> Option<&'a str> {
     let value = |line: &'a [u8]| line.strip_prefix(name.as_bytes())?.strip_prefix(b":");
     let value = status.split(|byte| *byte == b'\n').find_map(value)?;
     std::str::from_utf8(value).ok().map(str::trim)
 }
 
-/// Returns when the process `pid` started, in clock ticks after boot: together with the pid it identifies a process uniquely. May take long, as it reads
-/// /proc/PID/stat.
+/// Returns when the process `pid` started, in clock ticks after boot: together with the pid this identifies a process uniquely. May take
+/// long, because it reads /proc/PID/stat.
 pub(super) fn started(pid: pid_t) -> Option<u64> {
     fields(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.nth(19)?.parse().ok()
 }
@@ -174,8 +175,8 @@ pub(super) fn state(stat: &[u8]) -> Option<u8> {
     fields(stat)?.next()?.as_bytes().first().copied()
 }
 
-/// Returns the fields of a line of /proc/PID/stat behind the name, the state first. The name may hold anything, parentheses and newlines included,
-/// so they count from the last parenthesis.
+/// Returns the fields of a line of /proc/PID/stat that follow the name, beginning with the state. The name may contain anything,
+/// parentheses and newlines included, so it ends at the last parenthesis.
 fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     Some(std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace())

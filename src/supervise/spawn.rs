@@ -1,7 +1,7 @@
 //! Starting COMMAND: everything between lockrun's process and COMMAND's first instruction.
 //!
-//! The child shares lockrun's memory until it executes COMMAND (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) does), and lockrun is
-//! suspended: nothing is copied, and a failure is reported through memory.
+//! The child shares its parent's memory until it executes COMMAND (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) does), and the parent is
+//! suspended meanwhile: nothing is copied, and a failure is reported through memory.
 
 #![allow(unsafe_code)]
 
@@ -23,28 +23,28 @@ use crate::sys::signals::Signals;
 pub enum Failure {
     /// There is no such program.
     NotFound,
-    /// It exists, but the system cannot execute it.
+    /// The program exists, but the system cannot execute it.
     CannotExecute(Errno),
     /// Too little of the lease was left.
     TooLate,
     /// lockrun has died.
     Orphaned,
-    /// The timer that ends it with its lease cannot be created.
+    /// The timer that ends COMMAND with its lease cannot be created.
     NoTimer(Errno),
-    /// The preparations failed.
+    /// A descriptor, a timer or a process could not be obtained.
     Preparing(Errno),
 }
 
 /// How the child differs from its parent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
-    /// It leads a process group of its own.
+    /// It leads its own process group.
     pub(super) own_group: bool,
     /// The kernel kills it when its parent dies.
     pub(super) dies_with_parent: bool,
     /// It must not start at or after this moment.
     pub(super) not_after: Option<Moment>,
-    /// It enters a cgroup by writing here.
+    /// The descriptor to which it writes to enter its cgroup.
     pub(super) cgroup: Option<RawFd>,
 }
 
@@ -54,22 +54,22 @@ pub const FENCE: &str = "LOCKRUN_FENCE";
 /// The variable with the run's slot, if there are several.
 pub const SLOT: &str = "LOCKRUN_SLOT";
 
-/// The variable with the value of a sequence that is reserved for COMMAND.
+/// The variable with the sequence value that is reserved for COMMAND.
 pub const VALUE: &str = "LOCKRUN_VALUE";
 
-/// The size of the child's stack in units of 16 bytes, beside the second argument vector that the C library builds there for
-/// a script without an interpreter line: 32 KiB, as much as the C library's own posix_spawn(3) takes.
+/// The size of the child's stack in units of 16 bytes: 32 KiB, as much as the C library's own posix_spawn(3) takes. The argument vector
+/// that the C library builds on the stack for a script without an interpreter line comes on top.
 const STACK: usize = 2 * 1024;
 
 /// COMMAND in the form that clone(2) and execve(2) take.
 pub(super) struct Exec {
     argv: Vec<*const c_char>,
-    /// Without the null at its end, so that more can be added.
+    /// Without the terminating null until COMMAND is started, so that variables can be added.
     envp: Vec<*const c_char>,
     mask: libc::sigset_t,
     ignore_child_signal: bool,
     stack: Vec<u128>,
-    /// The strings that the pointers point to, except those in the process's own environment.
+    /// Owns the strings that the pointers point to, except those of the process's own environment.
     strings: Vec<CString>,
 }
 
@@ -85,7 +85,7 @@ impl Exec {
             stack: Vec::with_capacity(STACK + argv.len()),
             strings: argv,
         };
-        // Inherited from an enclosing run, they would be wrong for this one.
+        // The values of an enclosing run would be wrong for this one.
         exec.unset(SLOT);
         exec.unset(VALUE);
         for (name, value) in &launch.env {
@@ -105,14 +105,14 @@ impl Exec {
     /// Removes the variable `name` from COMMAND's environment.
     fn unset(&mut self, name: &str) {
         self.envp.retain(|known| {
-            // SAFETY: all of them point to strings: in the process's own environment, which is never changed, or in `strings`.
+            // SAFETY: all pointers are to strings: in the process's own environment, which is never changed, or in `strings`.
             let known = unsafe { CStr::from_ptr(*known) };
             let value = known.to_bytes().strip_prefix(name.as_bytes());
             !value.is_some_and(|value| value.starts_with(b"="))
         });
     }
 
-    /// Starts COMMAND and returns its process id. On return it is executing.
+    /// Starts COMMAND and returns its process id. By then COMMAND is executing.
     pub(super) fn spawn(&mut self, setup: Setup) -> Result<pid_t, Failure> {
         self.envp.push(ptr::null());
         // SAFETY: one past the end of the allocation, which is aligned to 16 bytes: the top of the child's stack.
@@ -132,7 +132,7 @@ impl Exec {
             )
         };
         let pid = Errno::result(pid).map_err(Failure::Preparing)?;
-        // SAFETY: the child may have written here while this thread slept, which the compiler does not know.
+        // SAFETY: valid memory. The read is volatile because the child may have written here without the compiler's knowledge.
         let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
         if failure == 0 {
             return Ok(pid);
@@ -147,20 +147,20 @@ impl Exec {
     }
 }
 
-/// What the child needs.
+/// What the child needs, in its parent's memory.
 struct Child<'a> {
     exec: &'a Exec,
     setup: Setup,
     parent: pid_t,
-    /// The error number, if it could not execute COMMAND.
+    /// The error number if the child could not execute COMMAND; otherwise 0.
     failure: c_int,
 }
 
 /// Runs in the child, until it executes COMMAND or ends.
 extern "C" fn run(child: *mut c_void) -> c_int {
-    // SAFETY: the pointer is to the parent's `Child`, which no other thread uses meanwhile, because the one that made it sleeps. Only
-    // system calls are made, and nothing is allocated. Signals are blocked until the inherited mask is set, and then do what they
-    // would do to COMMAND.
+    // SAFETY: the pointer is to the parent's `Child`, which nothing else uses, because the thread that created it is suspended. Only
+    // system calls are made, and nothing is allocated. Signals are blocked until the inherited mask is set, and then have the effect
+    // that they would have on COMMAND.
     unsafe {
         let child = &mut *child.cast::<Child<'_>>();
         if child.setup.own_group {
@@ -173,14 +173,14 @@ extern "C" fn run(child: *mut c_void) -> c_int {
             }
         }
         if let Some(entrance) = child.setup.cgroup {
-            // If it cannot enter, its processes are killed one by one.
+            // If this fails, COMMAND's processes are killed one by one.
             libc::write(entrance, c"0".as_ptr().cast(), 1);
         }
         if child.exec.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const child.exec.mask, ptr::null_mut());
-        // Check the clock one last time: lockrun may have been suspended since the lock was granted.
+        // A last look at the clock: this process may have been stopped since the lock was granted.
         if child.setup.not_after.is_some_and(|limit| Moment::now() >= limit) {
             ptr::write_volatile(&raw mut child.failure, libc::ETIME);
             libc::_exit(127);
@@ -191,8 +191,8 @@ extern "C" fn run(child: *mut c_void) -> c_int {
     }
 }
 
-/// Returns the word as a C string. Words come from argv, the environment or checked text, so none contains a NUL byte; if one did,
-/// it would end there.
+/// Returns the word as a C string. Words come from argv, the environment or checked text, so none contains a NUL byte; if one did, it
+/// would be cut off there.
 fn c_string(word: &OsString) -> CString {
     let bytes = word.as_bytes();
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());

@@ -1,4 +1,4 @@
-//! When to end COMMAND, and when it counts as ended: the rules for COMMAND's parent, whichever process that is.
+//! When to end COMMAND, and when it counts as ended: the rules for COMMAND's parent, whether that is lockrun or the guardian.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Missed;
 
-/// The least and the greatest pause between two rounds of KILL, for processes that were forked during the last round.
+/// The shortest and the longest pause between two rounds of KILL. A round may miss processes that are forked during it.
 const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
 
-/// Between those, a pause lasts this many times as long as the round before it: the killed processes need processor time to die, and
-/// lockrun and its guardian have priority over them.
+/// Within these limits, a pause lasts this many times as long as the round before it: the killed processes need processor time to die,
+/// and lockrun and its guardian have priority over them.
 const PAUSE_TO_ROUND: u32 = 3;
 
-/// The pause between two rounds of KILL for processes that are stuck.
+/// The pause between two rounds of KILL for stuck processes.
 const KILL_STUCK_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long after the first KILL the remaining processes count as stuck. A process that can die takes less time, even if it has to wait
-/// for a processor first. While the lock can be held, they are waited for nevertheless: they may still be at work.
+/// How long after the first KILL the remaining processes count as stuck. A process that can die does so sooner, even if it has to wait
+/// for a processor first. While the lock can be held, lockrun still waits for stuck processes: they may still be at work.
 const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.
@@ -30,7 +30,7 @@ const GIVE_UP: Duration = Duration::from_secs(20);
 pub enum Why {
     /// The lease was lost, or expired.
     Lost,
-    /// Its `--max-runtime` has passed.
+    /// The `--max-runtime` was exceeded.
     TimedOut,
     /// lockrun was killed.
     Orphaned,
@@ -45,13 +45,13 @@ pub enum Why {
 pub struct Finished {
     /// How COMMAND's own process ended; `None` if it could not be killed, or another process reaped it.
     pub command: Option<Ending>,
-    /// Why it was ended, if it did not end by itself.
+    /// Why processes were ended; `None` if COMMAND ended by itself and left none to end.
     pub why: Option<Why>,
-    /// Some processes had to be killed and could not be.
+    /// Whether some processes could not be killed.
     pub stuck: bool,
 }
 
-/// COMMAND's processes, as far as the rules ask about them and act on them.
+/// COMMAND's processes, as the rules see them.
 pub trait Processes {
     /// Returns how COMMAND ended, if it has.
     fn ended(&self) -> Option<Ending>;
@@ -62,11 +62,11 @@ pub trait Processes {
     /// Sends TERM to all processes.
     fn terminate(&self);
 
-    /// Sends KILL to all processes. Those forked meanwhile may have been missed: repeat it until none is left.
+    /// Sends KILL to all processes. May miss processes that are forked meanwhile: repeat it until none is left.
     fn kill(&self);
 }
 
-/// The rules, and what they know: a machine whose inputs are the time and events.
+/// The rules and their state: a machine whose inputs are the time and events.
 #[derive(Debug)]
 pub struct Supervisor<P = Tree> {
     tree: P,
@@ -74,31 +74,31 @@ pub struct Supervisor<P = Tree> {
     descendants: Descendants,
     stop_at: Option<Moment>,
     lease: Option<Deadline>,
-    /// The lease is lost, or over: from then on the lock is held for nobody.
+    /// The lease was lost or has expired: the remaining processes no longer hold the lock.
     is_lost: bool,
     stage: Stage,
-    /// KILL was sent, and [`Supervisor::has_killed`] has not said so yet.
+    /// The first KILL was sent, and [`Supervisor::has_killed`] has not reported it yet.
     unreported_kill: bool,
-    /// [`Supervisor::is_newly_stuck`] has said that some processes are stuck.
+    /// [`Supervisor::is_newly_stuck`] has reported that some processes are stuck.
     has_reported_stuck: bool,
 }
 
-/// How far COMMAND's processes are from their end. Each stage follows the one before it; when lockrun or its guardian is found dead, the end
-/// begins anew with KILL at once. All is over when no process is left, or when those that are left are stuck and hold no lock.
+/// How far the ending of COMMAND's processes has come. Each stage follows the one before it; when lockrun or its guardian is found dead,
+/// the ending starts again with KILL at once. Once begun, it is over when no process is left, or only stuck ones that do not hold the lock.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     /// Nothing ends them.
     Running,
     /// TERM was sent. KILL is sent at `kill_at`, or earlier if the lease demands it.
     Terminating { why: Why, kill_at: Moment },
-    /// KILL was sent, and is sent again at `again_at`. The processes that are left at `stuck_at` are stuck.
+    /// KILL was sent, and is sent again at `again_at`. Processes that remain at `stuck_at` count as stuck.
     Killing { why: Why, again_at: Moment, stuck_at: Moment },
-    /// The processes that are left cannot be killed. KILL is still sent again at `again_at`.
+    /// The remaining processes cannot be killed. KILL is still repeated, at `again_at`.
     Stuck { why: Why, again_at: Moment },
 }
 
 impl<P: Processes> Supervisor<P> {
-    /// Supervises `tree`, started at `now`, according to `launch`; under a lease if there is a deadline.
+    /// Supervises `tree`, started at `now`, according to `launch`. `lease` is the deadline of a lease that ends COMMAND, if there is one.
     pub fn new(tree: P, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
         Supervisor {
             tree,
@@ -113,7 +113,7 @@ impl<P: Processes> Supervisor<P> {
         }
     }
 
-    /// Ends `tree` at once, at `now`, because its own parent is dead.
+    /// Ends `tree` at once, at `now`, because COMMAND's parent, the guardian, is dead.
     pub fn ending(tree: P, now: Moment) -> Self {
         let mut supervisor = Supervisor {
             tree,
@@ -135,7 +135,7 @@ impl<P: Processes> Supervisor<P> {
         self.lease = Some(deadline);
     }
 
-    /// Returns when to call [`Self::proceed`] next, if nothing happens before.
+    /// Returns when to call [`Self::proceed`] next, if nothing happens until then.
     pub fn wakes_at(&self) -> Option<Moment> {
         let lapses_at = self.lease.map(|lease| lease.term_at);
         match self.stage {
@@ -146,14 +146,14 @@ impl<P: Processes> Supervisor<P> {
         }
     }
 
-    /// Does what is due at `now`. Returns how everything ended, once it has.
+    /// Does what is due at `now`. Once everything has ended, returns how.
     pub fn proceed(&mut self, now: Moment) -> Option<Finished> {
         if let Stage::Killing { why, again_at, stuck_at } = self.stage
             && now >= stuck_at
         {
             self.stage = Stage::Stuck { why, again_at };
         }
-        // A COMMAND that has ended by itself in time counts as such.
+        // First of all: a COMMAND that has already ended by itself must not be reported as ended by the clock.
         self.finished(now).or_else(|| {
             self.tick(now);
             self.finished(now)
@@ -187,21 +187,21 @@ impl<P: Processes> Supervisor<P> {
         }
     }
 
-    /// Sends KILL in a round that begins at `now`. Returns when the next one is due, after a pause of `least`.
+    /// Sends a round of KILL, which begins at `now`. Returns when the next one is due, after a pause of `least` or more.
     fn kill(&self, now: Moment, least: Duration) -> Moment {
         self.tree.kill();
         let end = Moment::now();
         end + (end.since(now) * PAUSE_TO_ROUND).min(KILL_AGAIN.1).max(least)
     }
 
-    /// Returns the deadline of the lease, if there is one, once KILL was sent for the first time since the last call.
+    /// Returns the deadline of the lease, if there is one, when KILL has begun since the last call. Repeated rounds do not count.
     pub fn has_killed(&mut self) -> Option<Deadline> {
         let has_killed = std::mem::take(&mut self.unreported_kill);
         self.lease.filter(|_| has_killed)
     }
 
-    /// Begins to end everything: TERM now, KILL `kill_after` later, and before the lease is over; if lockrun or the
-    /// guardian is dead, KILL at once.
+    /// Begins to end everything: TERM now, and KILL `kill_after` later, or earlier if the lease demands it. If lockrun or the guardian
+    /// is dead, KILL is due at once, even if the ending has begun already.
     pub fn end(&mut self, why: Why, now: Moment) {
         self.is_lost |= why == Why::Lost;
         let kill_at = match why {
@@ -215,7 +215,7 @@ impl<P: Processes> Supervisor<P> {
         self.stage = Stage::Terminating { why, kill_at };
     }
 
-    /// Returns how everything ended, once it has. May begin to end the processes that COMMAND left behind.
+    /// Once everything has ended, returns how. May begin to end the processes that COMMAND left behind.
     fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
         let (why, is_waited_for) = match self.stage {
@@ -227,7 +227,7 @@ impl<P: Processes> Supervisor<P> {
         (is_gone || !is_waited_for).then_some(Finished { command, why: Some(why), stuck: !is_gone })
     }
 
-    /// Does the same where COMMAND came to its end without lockrun.
+    /// Does the same for a COMMAND that ended by itself.
     fn finished_by_itself(&mut self, command: Ending, now: Moment) -> Option<Finished> {
         if self.descendants == Descendants::Leave || self.tree.is_gone() {
             return Some(Finished { command: Some(command), why: None, stuck: false });
@@ -238,14 +238,14 @@ impl<P: Processes> Supervisor<P> {
         None
     }
 
-    /// Returns, once, whether some processes cannot be killed, for which the lock stays held.
+    /// Returns `true` once when processes that hold the lock turn out to be stuck.
     pub fn is_newly_stuck(&mut self) -> bool {
         let is_stuck = matches!(self.stage, Stage::Stuck { why, .. } if self.holds(why));
         is_stuck && !std::mem::replace(&mut self.has_reported_stuck, true)
     }
 
-    /// Returns whether the lock is still held, and stays so for the processes that are left. What COMMAND leaves behind holds nothing unless that
-    /// is asked for.
+    /// Returns whether the remaining processes keep the lock held. Those that COMMAND left behind do so only with
+    /// [`Descendants::Wait`] or [`Descendants::Kill`].
     fn holds(&self, why: Why) -> bool {
         let can_hold = !self.is_lost && why != Why::Unguarded;
         can_hold && (self.tree.ended().is_none() || self.descendants != Descendants::Leave)
@@ -263,12 +263,12 @@ impl<P: Processes> Supervisor<P> {
 }
 
 impl Supervisor {
-    /// Returns the ids of the processes that live, as far as /proc shows them.
+    /// Returns the ids of the living processes, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<libc::pid_t> {
         self.tree.living()
     }
 
-    /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
+    /// Returns the signals that arrived before COMMAND was started, so that it has not got them from the terminal.
     pub(super) fn missed(&self) -> Missed {
         self.tree.missed()
     }
@@ -278,7 +278,7 @@ impl Supervisor {
         self.tree.forward(signal);
     }
 
-    /// Reaps children that have ended or stopped. Returns whether COMMAND runs or is stopped, if that has changed.
+    /// Reaps children that have ended, and notes those that have stopped. Returns whether COMMAND runs or is stopped, if that has changed.
     pub(super) fn reap(&mut self) -> Option<Motion> {
         self.tree.reap();
         self.tree.has_moved()

@@ -14,9 +14,8 @@ use nix::unistd::getsid;
 pub(super) fn is_controlling() -> bool {
     match open("/dev/tty", OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOCTTY, Mode::empty()) {
         Ok(_) => true,
-        // There is none.
         Err(Errno::ENXIO) => false,
-        // There is no such file, as where no /dev is mounted.
+        // /dev/tty is missing, perhaps because /dev is not mounted.
         Err(_) => {
             let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
             let has_our_session = |fd| tcgetsid(fd).is_ok_and(|session| getsid(None) == Ok(session));

@@ -1,7 +1,7 @@
-//! COMMAND's process tree: COMMAND and all processes that it started, as seen by its parent.
+//! COMMAND's process tree, as seen by its parent: COMMAND and all processes that it started.
 //!
-//! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, wherever it went with
-//! setsid(2) or setpgid(2). So the tree is gone exactly when the parent has no child left.
+//! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, even after setsid(2) or setpgid(2).
+//! So the tree is gone exactly when the parent has no child left, apart from [`preexisting`] ones.
 
 #![allow(unsafe_code)]
 
@@ -27,23 +27,23 @@ pub struct Tree {
     command: pid_t,
     /// COMMAND's process group when it started: its own, or the one that it shares with lockrun.
     group: pid_t,
-    /// COMMAND leads a process group of its own.
+    /// COMMAND leads its own process group.
     own_group: bool,
-    /// COMMAND was started by this process, so its id is not reused until it is reaped here.
+    /// This process started COMMAND, so COMMAND's id is not reused until it is reaped here.
     own_child: bool,
     /// How COMMAND ended, once it was reaped.
     ended: Option<Ending>,
-    /// Whether COMMAND is stopped, as far as is known.
+    /// Whether COMMAND is stopped, as last reported by the kernel.
     motion: Motion,
-    /// A change of it that [`Tree::has_moved`] has not returned yet.
+    /// A change of `motion` that [`Tree::has_moved`] has not returned yet.
     unreported: Option<Motion>,
-    /// No child is left.
+    /// No process of the tree is left.
     gone: bool,
-    /// The signals that had come before COMMAND was started.
+    /// The signals that arrived before COMMAND was started.
     missed: Missed,
-    /// The cgroup that COMMAND was started in, if it has one of its own.
+    /// COMMAND's own cgroup, if it was started in one.
     cgroup: Option<Cgroup>,
-    /// The processes that were below this one before. They are left alone.
+    /// The descendants that this process had before. They are left alone.
     before: Preexisting,
 }
 
@@ -86,7 +86,7 @@ impl Tree {
         })
     }
 
-    /// Returns the tree of a COMMAND whose own parent has died, which made its processes children of this one.
+    /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one.
     pub(super) fn adopt(command: pid_t, own_group: bool, before: Preexisting) -> Self {
         Tree {
             command,
@@ -108,15 +108,15 @@ impl Tree {
         self.command
     }
 
-    /// Returns the signals that had come before COMMAND was started, and that it therefore has not got from the terminal.
+    /// Returns the signals that arrived before COMMAND was started, so that it has not got them from the terminal.
     pub(super) fn missed(&self) -> Missed {
         self.missed
     }
 
     /// Relays a signal that was sent to lockrun: to all of COMMAND's processes or to COMMAND alone, depending on the signal.
     ///
-    /// All of COMMAND's processes are those of its process group; if it shares lockrun's group, only COMMAND's descendants in it,
-    /// because the others are not COMMAND's.
+    /// Here, all of COMMAND's processes means those in its process group. If COMMAND shares lockrun's group, it means only COMMAND and
+    /// its descendants in that group, because the group's other processes are not COMMAND's.
     pub(super) fn forward(&mut self, signal: c_int) {
         if signal == libc::SIGCONT && !self.own_group && !self.wants_continuing() {
             return;
@@ -128,17 +128,17 @@ impl Tree {
         self.send(signal, |process| process.group() == self.group || process.pid == self.command);
     }
 
-    /// Returns whether a CONT that reached lockrun must still be relayed, if COMMAND shares lockrun's group. A shell's `fg` continues
-    /// the whole group: then COMMAND has been continued already, and may even have been stopped by the next Ctrl-Z, which a relayed
-    /// CONT must not undo.
+    /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg` continues the whole
+    /// group: then COMMAND has been continued already, and may even have been stopped again by the next Ctrl-Z, which a relayed CONT
+    /// must not undo.
     fn wants_continuing(&mut self) -> bool {
         let was_stopped = matches!(self.motion, Motion::Stopped { .. });
         let heard = self.reap();
         was_stopped && !heard
     }
 
-    /// Sends `signal` to all processes that `is_meant` selects, which includes COMMAND's process group. Stopped ones also get CONT after
-    /// TERM, and on a terminal after HUP, as from the kernel at a hang-up, and from shells.
+    /// Sends `signal` to all processes that `is_meant` selects; it must select COMMAND's process group. Stopped processes also get CONT
+    /// after TERM, and on a terminal after HUP, as the kernel does at a hang-up, and shells do.
     fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
@@ -150,7 +150,7 @@ impl Tree {
             return;
         }
         let Some(found) = self.all() else {
-            // /proc is not readable (any more). Only COMMAND and its group are known.
+            // /proc cannot be read. Only COMMAND and its group are known.
             if !group_has_it {
                 self.signal_command(signal);
             }
@@ -169,10 +169,10 @@ impl Tree {
     }
 
     /// Reaps every child that has ended, and records whether COMMAND was stopped or continued. Never waits. Returns whether COMMAND
-    /// changed its state.
+    /// has changed its state.
     ///
-    /// Only for the main thread, which is COMMAND's parent and inherits all orphans. Children of other threads (a look-up of the
-    /// server's name) neither are reaped here nor count: those threads wait for them.
+    /// Must be called by the main thread, which is COMMAND's parent and inherits all orphans. Children of other threads (the getent that
+    /// looks up the server's name) are not reaped here and do not count: those threads wait for them.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
         loop {
@@ -182,7 +182,7 @@ impl Tree {
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
                 0 => {
-                    // Preexisting children are never all reaped; then /proc must show which processes are left.
+                    // Preexisting children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
                     let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
                     self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
@@ -211,7 +211,7 @@ impl Tree {
         }
     }
 
-    /// Leaves the remaining processes alone.
+    /// Moves the remaining processes out of COMMAND's cgroup, and otherwise leaves them alone.
     pub(super) fn dismiss(&self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.dissolve();
@@ -231,13 +231,13 @@ impl Tree {
         }
     }
 
-    /// Sends `signal` to COMMAND's process group at once, which no fork can outrun, if it is a group of its own. Returns whether it
-    /// did.
+    /// Sends `signal` to COMMAND's whole process group in one call, which no fork can outrun, if COMMAND leads its own group. Returns
+    /// whether it did.
     ///
-    /// A child of this process must be in the group, COMMAND or an orphan: only this process reaps it, and until then the group's id
-    /// is not reused.
+    /// Does so only if a child of this process is in the group, COMMAND or an orphan: only this process reaps that child, and until then
+    /// the group's id is not reused.
     fn signal_group(&self, signal: c_int) -> bool {
-        // If COMMAND's process id is not known, it is 0, which would mean this process's own group.
+        // 0 stands for a COMMAND whose process id is not known; kill(2) would take it for this process's own group.
         let reaches = self.own_group && self.group > 0 && preexisting::has_children_in(self.group);
         if reaches {
             // SAFETY: plain system call.
@@ -246,14 +246,13 @@ impl Tree {
         reaches
     }
 
-    /// Returns the ids of the processes that live, as far as /proc shows them.
+    /// Returns the ids of the living processes, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<pid_t> {
         let all = self.all().unwrap_or_default();
         all.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
     }
 
-    /// Returns everything that descends from this process and may be COMMAND's, the dead that are not reaped included; `None` if /proc
-    /// does not show it.
+    /// Returns all descendants of this process that may be COMMAND's, including zombies; `None` if /proc does not show them.
     fn all(&self) -> Option<Vec<Process>> {
         process::descendants(own_pid(), |process| self.before.includes(process))
     }
@@ -268,7 +267,7 @@ impl Processes for Tree {
         self.gone
     }
 
-    /// Sends TERM to all processes, and CONT to the stopped ones, which would not see TERM otherwise.
+    /// Sends TERM to all processes, and CONT to the stopped ones, which would not handle TERM otherwise.
     fn terminate(&self) {
         self.send(libc::SIGTERM, |_| true);
     }
@@ -280,20 +279,20 @@ impl Processes for Tree {
         for process in found.iter().filter(|process| !process.is_dead()) {
             process.signal(libc::SIGKILL, &found);
         }
-        // Last: the kernel may make it wait for another process that changes the tree of cgroups.
+        // Last: the kernel may make this process wait for another one that is changing the cgroup tree.
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
     }
 }
 
-/// A child of this process that is reaped nowhere else. Dropping it kills and reaps it.
+/// A child of this process that nothing else reaps. Dropping this kills and reaps it.
 #[derive(Debug)]
 pub struct Child(pub(super) pid_t);
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: plain system calls. The child is not reaped, so its id is not reused; the status is not requested.
+        // SAFETY: plain system calls. The child has not been reaped, so its id is not reused; the status is not requested.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             while libc::waitpid(self.0, ptr::null_mut(), 0) == -1 && Errno::last() == Errno::EINTR {}

@@ -1,7 +1,7 @@
 //! Messages from the guardian to lockrun, and from the renewer to the guardian's main thread, over socket pairs that keep messages
 //! whole and in order.
 //!
-//! A socket closes when the process that holds it ends, however it ends: that is how each learns of the other's death.
+//! A socket closes when its process ends, however that happens: so lockrun and the guardian learn of each other's death.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,11 +28,11 @@ pub(super) enum RenewerMessage {
 /// A message from the guardian to lockrun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuardianMessage {
-    /// The lock was acquired, and COMMAND is about to start; the lease does not end it.
+    /// The lock was acquired, and COMMAND is about to start. The lease does not end COMMAND.
     Granted,
-    /// The lease now has this deadline. The first such message means that COMMAND is about to start.
+    /// The lease now has this deadline, which ends COMMAND. The first such message means that COMMAND is about to start.
     Allowed(Deadline),
-    /// COMMAND is executing, as this process.
+    /// COMMAND is executing, with this process id.
     Started(i32),
     /// COMMAND could not be started: the lock is about to be released.
     NotStarted,
@@ -40,20 +40,20 @@ pub enum GuardianMessage {
     Moved(Motion),
     /// COMMAND has ended: the lock is about to be released.
     Finished(Finished),
-    /// The run is over: end in this way.
+    /// The run is over: lockrun must end in this way.
     Over(Ending),
 }
 
-/// One end of what connects lockrun and its guardian.
+/// One end of the connection between lockrun and its guardian.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    /// Carries the messages. No process polls it, so that sending costs no wake-up while waiters wait for this process.
+    /// Carries the messages. No process polls it, so sending does not wake lockrun while waiters wait for the guardian.
     messages: Channel,
-    /// Is polled, and rung for urgent messages.
+    /// Polled. Rung after urgent messages.
     bell: Channel,
 }
 
-/// One end of what connects the renewer and the guardian's main thread.
+/// One end of the connection between the renewer and the guardian's main thread.
 #[derive(Clone, Debug)]
 pub(super) struct RenewerChannel(Channel);
 
@@ -61,7 +61,7 @@ pub(super) struct RenewerChannel(Channel);
 #[derive(Clone, Debug)]
 struct Channel(Arc<OwnedFd>);
 
-/// A message: a number for its kind, and up to three more. Both ends are the same program.
+/// A message: a number for its kind, and up to three more. Both ends are the same program, so it has the native byte order.
 pub(super) type Frame = [u64; 4];
 
 const MESSAGE: usize = size_of::<Frame>();
@@ -81,14 +81,14 @@ mod code {
 }
 
 impl Link {
-    /// Two connected ends.
+    /// Creates two connected ends.
     pub(super) fn pair() -> nix::Result<(Link, Link)> {
         let (messages, bell) = (Channel::pair()?, Channel::pair()?);
         Ok((Link { messages: messages.0, bell: bell.0 }, Link { messages: messages.1, bell: bell.1 }))
     }
 
-    /// Sends lockrun a message, which it reads when it next wakes. Never waits. Not for repeated messages: unread ones would fill the
-    /// socket.
+    /// Sends lockrun a message, which it reads when it next wakes. Never waits. Must not be used for repeated messages: unread, they
+    /// would fill the socket.
     pub(super) fn send(&self, message: GuardianMessage) {
         self.messages.send(message.encode());
     }
@@ -105,13 +105,13 @@ impl Link {
         self.messages.receive().map(|frame| frame.and_then(GuardianMessage::decode))
     }
 
-    /// Returns whether lockrun is gone. (It sends no messages.) Never waits.
+    /// Returns whether lockrun is gone. (It sends no messages, so only a closed socket can be found here.) Never waits.
     pub(super) fn is_closed(&self) -> bool {
         self.bell.receive().is_err()
     }
 }
 
-/// Readable when the bell was rung, and when the other end is gone.
+/// Becomes readable when the bell is rung, and when the other end is gone.
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.0.as_fd()
@@ -119,7 +119,7 @@ impl AsFd for Link {
 }
 
 impl RenewerChannel {
-    /// Two connected ends.
+    /// Creates two connected ends.
     pub(super) fn pair() -> nix::Result<(RenewerChannel, RenewerChannel)> {
         Channel::pair().map(|(one, other)| (RenewerChannel(one), RenewerChannel(other)))
     }
@@ -135,7 +135,7 @@ impl RenewerChannel {
     }
 }
 
-/// Readable when there is a message.
+/// Becomes readable when there is a message.
 impl AsFd for RenewerChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.0.as_fd()
@@ -150,8 +150,8 @@ impl Channel {
 
     fn send(&self, frame: Frame) {
         let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds unread. Then the
-        // receiver is stopped, and ends COMMAND for want of the lost message (a renewal).
+        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds of messages unread. Such a
+        // receiver is stopped or hangs, and the lost message is a renewal, without which COMMAND is ended: safe.
         let _ = send(self.0.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
@@ -227,10 +227,10 @@ impl GuardianMessage {
     }
 }
 
-/// The reasons, in the order of their numbers.
+/// The reasons, in the order of their numbers in a message.
 const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
 
-/// Encodes an ending; none is 0.
+/// Encodes an ending; 0 stands for none.
 fn ending_word(ending: Option<Ending>) -> u64 {
     match ending {
         None => 0,
@@ -269,7 +269,7 @@ fn int(word: u64) -> i32 {
     i32::from_ne_bytes(word.to_le_bytes()[..4].try_into().map(u32::from_le_bytes).unwrap_or_default().to_ne_bytes())
 }
 
-/// A C integer as the lower half of a word.
+/// Conversion of a C integer into the lower half of a word.
 trait IntoWord {
     fn into_word(self) -> u64;
 }

@@ -2,7 +2,7 @@
 
 use super::backchannel::{Frame, GuardianMessage, RenewerMessage};
 
-/// A message: what is understood of one is the same when it is sent again.
+/// Checks that every message that can be decoded survives being encoded and decoded again.
 pub fn messages(data: &[u8]) {
     for bytes in data.chunks(size_of::<Frame>()) {
         let mut frame = Frame::default();

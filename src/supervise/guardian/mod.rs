@@ -55,17 +55,17 @@ pub struct Guardian {
 struct Lockrun {
     pid: pid_t,
     link: Link,
-    /// Its open stat file in /proc, which is read while waiters wait.
+    /// Its stat file in /proc, kept open so that reading it takes little time while waiters wait.
     stat: Option<Arc<File>>,
 }
 
 impl Guardian {
-    /// Makes this process, which lockrun with the process id `pid` has just forked, the guardian.
+    /// Makes this process, which lockrun (process id `pid`) has just forked, the guardian.
     fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
-        // A name and a command line of its own: neither `killall -9 lockrun` nor `pkill -9 -f lockrun` must take both.
+        // A name and a command line of its own, so that neither `killall -9 lockrun` nor `pkill -9 -f lockrun` kills both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
-        // The guardian ends with lockrun. If this signal comes too early or is ignored, the closed link shows the same.
+        // The guardian ends with lockrun. If lockrun died before this call, or the signal is ignored, the closed link shows it.
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
         let stat = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new);
         Guardian { lockrun: Lockrun { pid, link, stat }, has_terminal, wake: Arc::new(wake) }
@@ -76,30 +76,30 @@ impl Guardian {
         self.lockrun.is_stopped()
     }
 
-    /// Tells lockrun how to end, and ends in the same way.
+    /// Reports to lockrun how to end, and ends this process in the same way.
     pub fn end(self, ending: Ending) -> ! {
         self.lockrun.link.send_now(GuardianMessage::Over(ending));
         exit::end_now(ending)
     }
 }
 
-/// What the guardian starts and supervises COMMAND with.
+/// The means by which the guardian starts and supervises COMMAND.
 pub(super) struct Guard {
     lockrun: Lockrun,
     has_terminal: bool,
     alarm: Alarm,
-    /// Our end of the renewer's channel, and the renewer's.
+    /// The main thread's end of the renewer's channel, and the renewer's.
     renewer: (RenewerChannel, RenewerChannel),
-    /// Until COMMAND has ended.
+    /// Present until COMMAND has ended.
     last_line: Option<LastLine>,
-    /// Until COMMAND has started.
+    /// Where COMMAND's cgroup may be created. Taken when COMMAND starts.
     place: Option<Place>,
     /// Whether COMMAND is being ended.
     is_closing: Arc<AtomicBool>,
 }
 
 impl Guard {
-    /// Obtains all of it, before the lock is granted. Fails if no descriptor or no timer is left.
+    /// Obtains everything before the lock is granted. Fails if the system has no descriptor or no timer left.
     pub(super) fn new(guardian: &Guardian) -> Result<Self, Failure> {
         Ok(Guard {
             lockrun: guardian.lockrun.clone(),
@@ -113,7 +113,7 @@ impl Guard {
     }
 
     /// Starts COMMAND if lockrun is still alive and the `deadline`, if there is one, leaves time for it. If the deadline
-    /// `ends_command`, COMMAND is ended by then; otherwise only when lockrun dies.
+    /// `ends_command`, COMMAND is also ended by then.
     pub(super) fn start(
         mut self,
         mut exec: Exec,
@@ -132,7 +132,7 @@ impl Guard {
         if let Some(last_line) = &mut self.last_line {
             last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
         }
-        // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND.
+        // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND's processes.
         lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
         let place = self.place.take();
         let cgroup = place.as_ref().and_then(Place::make);
@@ -143,12 +143,12 @@ impl Guard {
             cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
         let started = Tree::start(&mut exec, setup, cgroup);
-        // lockrun may have put off a signal to stop meanwhile.
+        // Wakes lockrun, which may have deferred a request to stop meanwhile.
         let tree = started.inspect_err(|_| lockrun.link.send_now(GuardianMessage::NotStarted))?;
-        // Out of reach of a terminal's signals, and of `kill %1`, once COMMAND has inherited the group.
+        // Now that COMMAND has inherited the group, leave it: out of reach of the terminal's signals and of `kill %1`.
         // SAFETY: plain system call on ourselves.
         unsafe { libc::setpgid(0, 0) };
-        // COMMAND may be about to run on this processor. It goes first.
+        // COMMAND may be waiting for this processor: let it go first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
         lockrun.link.send_now(GuardianMessage::Started(tree.command()));
@@ -156,34 +156,34 @@ impl Guard {
         Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }
 
-    /// Moves the moment at which the timer, or lockrun, kills this process.
+    /// Moves the moment at which the timer or lockrun kills this process.
     fn allow_until(&mut self, deadline: Deadline) {
         // If the timer cannot be moved, it fires early, which is safe.
         let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
         self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
     }
 
-    /// Returns where renewals are reported.
+    /// Returns the handle through which the renewer reports.
     pub(super) fn control(&self) -> Control {
         let is_closing = Arc::clone(&self.is_closing);
         Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone(), is_closing }
     }
 
-    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until all is over. Calls `tell_stuck`, once, with
-    /// the ids of processes that cannot be killed, if they are waited for.
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND's processes have ended. If it has
+    /// to wait for processes that cannot be killed, calls `tell_stuck` once with their ids.
     pub(super) fn watch(
         &mut self,
         supervisor: &mut Supervisor,
         signals: &Signals,
         tell_stuck: &dyn Fn(&[pid_t]),
     ) -> Finished {
-        // COMMAND has started, without it.
+        // Only now, so that COMMAND does not inherit the priority.
         priority::raise();
         let mut orphaned = false;
         let mut missed = supervisor.missed();
         let finished = loop {
-            // Signals that lockrun relays; and those of COMMAND to its parent, which it takes for lockrun. Until COMMAND is started the
-            // terminal sends its signals to this process, too.
+            // Signals that lockrun relays, and those that COMMAND sends to its parent, which it takes for lockrun. The terminal's own
+            // signals, which reach this process only until COMMAND has started, are forwarded only if COMMAND has missed them.
             while let Some(caught) = signals.next() {
                 if missed.take(caught.signal) || caught.sent {
                     supervisor.forward(caught.signal);
@@ -232,7 +232,7 @@ impl Guard {
     }
 }
 
-/// Where the renewer of a lease reports to: the guardian's main thread.
+/// The renewer's handle to the guardian's main thread.
 #[derive(Clone)]
 pub struct Control {
     lockrun: Lockrun,
@@ -242,7 +242,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Reports that the lease was renewed, and until when.
+    /// Reports that the lease was renewed, and its new deadline.
     pub fn renewed(&self, deadline: Deadline) {
         self.guardian.send(RenewerMessage::Renewed(deadline));
     }
@@ -252,14 +252,14 @@ impl Control {
         self.guardian.send(RenewerMessage::Lost);
     }
 
-    /// Returns whether lockrun is stopped: then its run must not continue past the lease. A run that is being ended continues only because it
-    /// cannot be ended, and keeps its lease.
+    /// Returns whether the lease must not be renewed because lockrun is stopped. Always `false` while COMMAND is being ended: processes
+    /// that are still there may be stuck, and keep the lease.
     pub fn is_stopped(&self) -> bool {
         !self.is_closing.load(Ordering::Relaxed) && self.lockrun.is_stopped()
     }
 }
 
-/// Readable when lockrun has died.
+/// Becomes readable when lockrun has died.
 impl AsFd for Guardian {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.lockrun.as_fd()
@@ -267,14 +267,14 @@ impl AsFd for Guardian {
 }
 
 impl Lockrun {
-    /// Returns whether it is stopped; without /proc it is assumed to run.
+    /// Returns whether it is stopped. Without /proc, assumes that it is not.
     fn is_stopped(&self) -> bool {
         let mut line = [0; 512];
         let read = self.stat.as_ref().and_then(|stat| stat.read_at(&mut line, 0).ok()).unwrap_or(0);
         process::state(&line[..read]) == Some(b'T')
     }
 
-    /// Returns whether it has died. It sends no messages, so a closed link is all that there is to notice.
+    /// Returns whether it has died, which closes the link.
     fn is_dead(&self) -> bool {
         self.link.is_closed()
     }

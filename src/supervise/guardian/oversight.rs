@@ -1,6 +1,6 @@
-//! What lockrun knows of its guardian's work, by the guardian's messages: when to take over, and what is left to do.
+//! What lockrun knows from the guardian's messages: when to take over, and what is left to do.
 //!
-//! Pure: it is given the messages and the time.
+//! Pure: its only input is the messages.
 
 use libc::pid_t;
 
@@ -13,7 +13,7 @@ use crate::sys::clock::Moment;
 /// The guardian's progress, as last reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It waits for the lock, or releases it before COMMAND has started.
+    /// It waits for the lock, or releases it because COMMAND could not be started.
     Waiting,
     /// The lock was acquired, and COMMAND may have started.
     Granted,
@@ -23,16 +23,16 @@ pub enum Stage {
     Finished(Finished),
 }
 
-/// The guardian's progress, and by when it must have ended COMMAND.
+/// The guardian's progress, and the deadline by which it must have ended COMMAND.
 #[derive(Debug)]
 pub struct Oversight {
     stage: Stage,
-    /// By when COMMAND must be dead.
+    /// The deadline of the lease, if it ends COMMAND.
     deadline: Option<Deadline>,
 }
 
 impl Oversight {
-    /// Begins with a guardian that has just been forked.
+    /// Returns the state for a guardian that has just been forked.
     pub fn new() -> Self {
         Oversight { stage: Stage::Waiting, deadline: None }
     }
@@ -42,7 +42,7 @@ impl Oversight {
         self.stage
     }
 
-    /// Notes a message of the guardian's.
+    /// Records a message from the guardian.
     pub fn note(&mut self, message: GuardianMessage) {
         match message {
             GuardianMessage::Granted => self.stage = Stage::Granted,
@@ -61,7 +61,7 @@ impl Oversight {
         }
     }
 
-    /// Returns when to take over from a guardian that has not reported the end of COMMAND: it is stopped, or hangs.
+    /// Returns when to take over if the guardian has not reported the end of COMMAND by then, because it is stopped or hangs.
     pub fn takes_over_at(&self) -> Option<Moment> {
         let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
         self.deadline.filter(|_| may_run).map(last_line::fires_at)

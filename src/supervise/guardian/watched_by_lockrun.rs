@@ -1,16 +1,16 @@
-//! lockrun as the parent of its guardian, for locks that are leases: the caller waits for lockrun and sends it signals.
+//! lockrun as the parent of its guardian, for locks that are leases: lockrun relays signals and the exit status.
 //!
 //! ```text
 //! lockrun (signals, exit status) ── backchannel ── guardian (lock, lease, renewer's thread) ── COMMAND ── …
 //! ```
 //!
 //! The guardian, a child process, does the work from the first request for the lock to its release, so that a hand-off involves no
-//! other process. It is COMMAND's parent and a child subreaper, so all processes that COMMAND starts stay below it. When lockrun
-//! dies, the guardian kills COMMAND at once. While lockrun is stopped, it does not renew the lease, and ends COMMAND in time.
+//! other process. It is COMMAND's parent and a child subreaper, so all processes that COMMAND starts stay its descendants. When lockrun
+//! dies, the guardian kills COMMAND at once. While lockrun is stopped, the guardian does not renew the lease, and ends COMMAND in time.
 //!
 //! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND started become
 //! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, lockrun kills it before the lease
-//! ends; if lockrun is stopped as well, a timer does, and the kernel continues lockrun: see [`super::last_line`].
+//! ends. If lockrun is stopped as well, a timer kills the guardian, and the kernel continues lockrun: see [`super::last_line`].
 
 #![allow(unsafe_code)]
 
@@ -38,7 +38,7 @@ use crate::sys::priority;
 use crate::sys::signals::{self, Missed, Signals};
 use crate::sys::wait::{readable, time_until};
 
-/// The side of the fork that this process is on.
+/// Which side of the fork this process is.
 pub enum ForkSide {
     /// The guardian, which does the work.
     Guardian(Guardian),
@@ -49,11 +49,11 @@ pub enum ForkSide {
 /// lockrun while its guardian works.
 pub struct Parent {
     link: Link,
-    /// Kept open: through it the kernel continues lockrun when the guardian dies.
+    /// Kept open, so that the kernel continues lockrun when the guardian dies.
     _wake: OwnedFd,
     guardian: Child,
     has_terminal: bool,
-    /// The signals that had come before there was a guardian.
+    /// The signals that arrived before the guardian was forked.
     missed: Missed,
     before: Preexisting,
     oversight: Oversight,
@@ -64,15 +64,15 @@ pub struct Parent {
 pub enum End {
     /// It has done all its work, and lockrun must end in this way.
     Guarded(Ending),
-    /// It was killed before the lock was acquired.
+    /// It was killed before COMMAND could start, or after COMMAND could not be started.
     Gone,
-    /// It was killed while COMMAND may have been running. All of COMMAND's processes are dead now.
+    /// It was killed, perhaps by lockrun, while COMMAND may have been running. COMMAND's processes are dead now, except stuck ones.
     TakenOver(Finished),
-    /// It was killed after it had reported how COMMAND ended, and perhaps before it released the lock.
+    /// It was killed after it reported how COMMAND ended, and perhaps before it released the lock.
     Unreleased(Finished),
 }
 
-/// Forks the guardian. To be called while the process has one thread.
+/// Forks the guardian. Must be called while the process has one thread.
 pub fn fork() -> nix::Result<ForkSide> {
     let (ours, theirs) = Link::pair()?;
     let wake = Wake::new()?;
@@ -82,7 +82,7 @@ pub fn fork() -> nix::Result<ForkSide> {
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
     let missed = Missed::until_now();
-    // SAFETY: the process has one thread, so the child may do whatever its parent could.
+    // SAFETY: the process has one thread, so no lock is left held in the child, which may do whatever its parent could.
     let forked = Errno::result(unsafe { libc::fork() })?;
     if forked == 0 {
         drop(ours);
@@ -101,24 +101,24 @@ pub fn fork() -> nix::Result<ForkSide> {
 }
 
 impl Parent {
-    /// Relays signals and waits until the run is over. Takes over if the guardian dies.
+    /// Relays signals and waits until the run is over. Takes over if the guardian dies, is stopped or hangs.
     pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
         let mut stops = JobControl::new(self.has_terminal, self.missed);
         loop {
             for signal in stops.take_pending(signals) {
                 self.guardian.signal(signal);
-                // A stopped guardian would not see the signal. If there is a time to take over from it, that is waited for.
+                // A stopped guardian would not handle the signal. If there is a time for taking over from it, lockrun waits for that.
                 if self.oversight.takes_over_at().is_none() && signals::is_fatal(signal) {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
-            // Both looked at before the messages are read, so that these are complete if it has ended, and tell of every renewal before
-            // `now`. A closed link is not enough: a process that was stopped before it became COMMAND keeps the link open.
+            // Both are read before the messages, so that the messages are complete if the guardian has ended, and include every renewal
+            // before `now`. Waiting for the link to close is not enough: a child that was stopped before it executed COMMAND keeps it open.
             let (ended, now) = (self.guardian.has_ended(), Moment::now());
             loop {
                 match self.link.next_message() {
                     Ok(None) if !ended => break,
-                    // It has nothing left to do, even if it is killed now.
+                    // The guardian has nothing left to do, so killing it now does no harm.
                     Ok(Some(GuardianMessage::Over(ending))) => return Ok(End::Guarded(ending)),
                     Ok(Some(GuardianMessage::Moved(motion))) => stops.moved(motion),
                     Ok(Some(message)) => {
@@ -136,7 +136,7 @@ impl Parent {
                     }
                 }
             }
-            // While the guardian waits for the lock, there is no COMMAND to stop first.
+            // While the guardian waits for the lock, there is no COMMAND whose stop to wait for.
             if stops.follows(Moment::now(), || self.command_is_stopped())
                 || self.oversight.stage() == Stage::Waiting && stops.stops_alone()
             {
@@ -154,25 +154,25 @@ impl Parent {
         }
     }
 
-    /// Returns whether COMMAND is stopped at this moment: it may have been continued since the guardian's last report.
+    /// Returns whether COMMAND is stopped at this moment. (It may have been continued since the guardian's last report.)
     fn command_is_stopped(&self) -> bool {
         let Stage::Running(command) = self.oversight.stage() else { return false };
         process::read(command).is_some_and(Process::is_stopped)
     }
 
-    /// Kills the guardian with all its descendants, which become children of lockrun.
+    /// Kills the guardian and all its descendants, which become children of lockrun.
     fn take_over(self, signals: &Signals) -> nix::Result<End> {
         let now = Moment::now();
         let is_late = self.oversight.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
-        // It is reaped with the others. To wait for it first would let COMMAND's processes live until each of its threads has got a
-        // processor to end on, which may take longer than the lease on a busy machine.
+        // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
+        // threads has got a processor to end on, which on a busy machine may take longer than the lease.
         std::mem::forget(self.guardian);
         let why = if is_late { Why::Lost } else { Why::Unguarded };
         let command = if let Stage::Running(command) = self.oversight.stage() { command } else { 0 };
         let tree = Tree::adopt(command, !self.has_terminal, self.before);
         let mut supervisor = Supervisor::ending(tree, now);
-        // Those that it cannot kill it does not wait for: it renews nothing.
+        // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;
         Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
     }
@@ -180,7 +180,7 @@ impl Parent {
 
 impl Child {
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: plain system call. The child is not reaped, so the id is not another's.
+        // SAFETY: plain system call. The child has not been reaped, so its id is not reused.
         unsafe { libc::kill(self.0, signal) };
     }
 

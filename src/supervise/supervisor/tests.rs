@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::*;
 use crate::lock::lease::Terms;
 
-/// COMMAND alone, which cannot be killed.
+/// A COMMAND without other processes, which cannot be killed.
 struct Unkillable(Cell<Option<Ending>>);
 
 impl Processes for Unkillable {
@@ -32,7 +32,7 @@ fn deadline(sent_at: u64) -> Deadline {
     terms.deadline(at(sent_at))
 }
 
-/// A supervisor whose COMMAND may run for a second, and its end as of each of these seconds.
+/// A supervisor whose COMMAND may run for a second, under a lease granted at 0.
 fn supervisor(descendants: Descendants) -> Supervisor<Unkillable> {
     let launch = Launch {
         argv: Vec::new(),
@@ -44,7 +44,7 @@ fn supervisor(descendants: Descendants) -> Supervisor<Unkillable> {
     Supervisor::new(Unkillable(Cell::new(None)), &launch, Some(deadline(0)), at(0))
 }
 
-/// Lets it work from one second to another, with renewals or without. Returns when it ended, and how.
+/// Runs the supervisor once a second, with renewals or without. Returns when everything ended, and how.
 fn works(
     supervisor: &mut Supervisor<Unkillable>,
     seconds: std::ops::Range<u64>,
@@ -65,7 +65,7 @@ fn the_lock_is_held_for_what_cannot_be_killed() {
     assert!(!its.is_newly_stuck());
     assert_eq!(works(&mut its, 20..1000, true), None);
     assert!(its.is_newly_stuck() && !its.is_newly_stuck());
-    // The next round is after the end of the lease, if that is not renewed.
+    // Even if the lease is not renewed, the supervisor wakes by the time it ends.
     assert!(its.wakes_at().is_some_and(|wakes_at| wakes_at <= deadline(999).term_at));
     let (ended, finished) = works(&mut its, 1000..1100, false).expect("the lease lapses");
     assert!(at(ended) >= deadline(999).term_at && at(ended - 1) < deadline(999).term_at, "{ended}");
@@ -91,7 +91,7 @@ fn a_lease_that_is_over_does_not_wake_it_again_and_again() {
     let mut its = supervisor(Descendants::Leave);
     assert_eq!(works(&mut its, 0..100, true), None);
     assert!(its.is_newly_stuck());
-    // The lease is over before the processes, which are killed anew, count as stuck again.
+    // The lease expires before the processes, which are being killed again, count as stuck again.
     assert_eq!(works(&mut its, 100..115, false), None);
     its.end(Why::Orphaned, at(115));
     assert_eq!(works(&mut its, 115..130, false), None);
