@@ -1,38 +1,38 @@
-//! The names of users and groups, and their homes, in /etc/passwd and /etc/group. A static program cannot ask a directory service for those
-//! that only it knows, and a lock must not wait for it.
+//! Users, their home directories and groups, from /etc/passwd and /etc/group. Accounts that only a directory service knows are not found:
+//! a static program cannot ask such a service, and a lock must not wait for one.
 
 use std::fs;
 use std::path::PathBuf;
 
 use nix::unistd::{Gid, Uid};
 
-/// Where the number stands in a line of either file. The name stands first.
+/// The position of the number in a line of either file. The name comes first.
 const NUMBER: usize = 2;
 
-/// Where the home directory stands in a line of /etc/passwd.
+/// The position of the home directory in a line of /etc/passwd.
 const HOME: usize = 5;
 
-/// Returns the name of a user.
+/// Returns the name of a user, if it is known.
 pub fn user_name(uid: Uid) -> Option<String> {
     field("/etc/passwd", NUMBER, &uid.to_string(), 0)
 }
 
-/// Returns the home directory of a user.
+/// Returns the home directory of a user, if it is known.
 pub fn home_of(uid: Uid) -> Option<PathBuf> {
     field("/etc/passwd", NUMBER, &uid.to_string(), HOME).map(PathBuf::from)
 }
 
-/// Returns the name of a group.
+/// Returns the name of a group, if it is known.
 pub fn group_name(gid: Gid) -> Option<String> {
     field("/etc/group", NUMBER, &gid.to_string(), 0)
 }
 
-/// Returns the group that has this name.
+/// Returns the group that has this name, if it is known.
 pub fn group_named(name: &str) -> Option<Gid> {
     field("/etc/group", 0, name, NUMBER)?.parse().ok().map(Gid::from_raw)
 }
 
-/// Returns the field `wanted` of the first line of a file whose field `known` is `value`.
+/// Returns field `wanted` of the first line in `file` whose field `known` is `value`.
 fn field(file: &str, known: usize, value: &str, wanted: usize) -> Option<String> {
     let contents = fs::read(file).unwrap_or_default();
     contents

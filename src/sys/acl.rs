@@ -1,4 +1,4 @@
-//! Access control lists, which grant more or less than a mode shows: see acl(5).
+//! Access control lists, which may grant more or less than the mode shows: see acl(5).
 
 #![allow(unsafe_code)]
 
@@ -8,17 +8,17 @@ use std::ptr::null_mut;
 
 use nix::errno::Errno;
 
-/// The lists of a directory: of itself, and of what is created in it.
+/// The lists of a directory: for itself, and for what is created in it.
 const LISTS: [&CStr; 2] = [c"system.posix_acl_access", c"system.posix_acl_default"];
 
 /// Returns whether an open directory has an access control list, for itself or for what is created in it.
 pub fn has_any(directory: &impl AsFd) -> nix::Result<bool> {
     for list in LISTS {
-        // SAFETY: the name is a C string, and no value is stored in a buffer of 0 bytes.
+        // SAFETY: the name is a C string; with a size of 0 nothing is written to the buffer.
         let size = unsafe { libc::fgetxattr(directory.as_fd().as_raw_fd(), list.as_ptr(), null_mut(), 0) };
         match Errno::result(size) {
             Ok(_) => return Ok(true),
-            // It has none, or its file system has none.
+            // The directory has no such list, or its file system supports none.
             Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
             Err(errno) => return Err(errno),
         }

@@ -19,7 +19,7 @@ const LINKS_MAX: u32 = 40;
 /// A directory or a symbolic link on a path.
 #[derive(Debug)]
 pub struct Step {
-    /// Its own path, without symbolic links before the last name.
+    /// Its path, without symbolic links before the last name.
     pub path: PathBuf,
     /// Whether it is a symbolic link.
     pub is_link: bool,
@@ -27,7 +27,7 @@ pub struct Step {
     pub owner: u32,
     /// The gid of its group.
     pub group: u32,
-    /// Its mode; means nothing for a symbolic link.
+    /// Its mode; meaningless for a symbolic link.
     pub mode: u32,
 }
 
@@ -38,8 +38,8 @@ impl Step {
     }
 }
 
-/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it, the last being the
-/// file or directory at its end; and the metadata of that.
+/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it; the last step is
+/// the file or directory at the end of the path, whose metadata is also returned.
 pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     let mut here = PathBuf::from("/");
     let mut end = symlink_metadata(&here)?;

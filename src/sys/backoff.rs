@@ -1,20 +1,20 @@
-//! The pauses between two attempts at something that fails for a while.
+//! The growing pauses between attempts at something that fails for a while.
 
 use std::time::Duration;
 
 /// The first pause, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// Pauses, each twice as long as the one before.
+/// A sequence of pauses, each twice as long as the one before, up to the longest.
 pub struct Backoff(Duration);
 
 impl Backoff {
-    /// Begins with the shortest one.
+    /// Begins with the shortest pause.
     pub fn new() -> Self {
         Backoff(PAUSE.0)
     }
 
-    /// Returns the next one.
+    /// Returns the next pause.
     pub fn next(&mut self) -> Duration {
         let pause = self.0;
         self.0 = (pause * 2).min(PAUSE.1);

@@ -1,6 +1,6 @@
 //! The only clock that lockrun uses to measure time: `CLOCK_BOOTTIME`.
 //!
-//! It never steps, and it runs through suspend: a laptop must notice that it slept past its lease.
+//! It never steps, and it keeps running during suspend: a laptop must notice that it slept past its lease.
 
 use std::ops::Add;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,12 +36,12 @@ impl Moment {
         self.0
     }
 
-    /// Returns how long after `earlier` this moment is; zero if it is not.
+    /// Returns the time from `earlier` to this moment; zero if `earlier` is later.
     pub fn since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the moment `span` before this one, or boot if that is later.
+    /// Returns the moment `span` before this one, but not before boot.
     pub fn before(self, span: Duration) -> Moment {
         Moment(self.0.saturating_sub(span))
     }
@@ -55,8 +55,8 @@ impl Add<Duration> for Moment {
     }
 }
 
-/// A descriptor that becomes readable at a set moment of the boot clock, for use with poll(2), whose own time-outs
-/// do not count while the machine sleeps.
+/// A descriptor that becomes readable at a given moment of the boot clock, for use with poll(2), whose own time-outs
+/// do not count the time that the machine is suspended.
 #[derive(Debug)]
 pub struct Alarm {
     timer: TimerFd,
@@ -71,7 +71,7 @@ impl Alarm {
         Ok(Alarm { timer, set_for: None })
     }
 
-    /// Sets the alarm to `at`, or turns it off. A past moment makes it readable at once.
+    /// Sets the alarm to `at`, or turns it off if that is `None`. A past moment makes it readable at once.
     pub fn set(&mut self, at: Option<Moment>) -> nix::Result<()> {
         if at == self.set_for {
             return Ok(());

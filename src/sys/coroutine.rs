@@ -1,4 +1,4 @@
-//! Functions that are suspended in their middle and resumed: several stories on one thread, one at a time. Only in the unit tests.
+//! Functions that can be suspended and resumed: several of them take turns on one thread. Only for the unit tests.
 
 #![allow(unsafe_code)]
 
@@ -9,13 +9,13 @@ use std::ptr;
 
 use libc::ucontext_t;
 
-/// Deep enough for a panic's message. Untouched pages cost nothing.
+/// The size of a stack: enough for a panic's message. Untouched pages cost nothing.
 const STACK: usize = 512 * 1024;
 
-/// Below it lies a page that nobody may touch.
+/// The size of the inaccessible area below each stack.
 const GUARD: usize = 16 * 1024;
 
-/// A function that can be suspended. It must have ended before it is dropped, or what it owns is leaked.
+/// A function that can be suspended. If it is dropped before it has ended, what it owns is leaked.
 pub struct Coroutine(Box<State>);
 
 struct State {
@@ -27,14 +27,14 @@ struct State {
 }
 
 thread_local! {
-    /// The one that runs.
+    /// The coroutine that is running.
     static CURRENT: Cell<*mut State> = const { Cell::new(ptr::null_mut()) };
-    /// Stacks of those that have ended.
+    /// The stacks of coroutines that have ended, for reuse.
     static STACKS: RefCell<Vec<Stack>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Coroutine {
-    /// Returns a coroutine that runs `body`, which must not panic, when it is resumed.
+    /// Returns a coroutine that runs `body` when it is resumed. If `body` panics, the process aborts.
     pub fn new(body: impl FnOnce() + 'static) -> Self {
         let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_else(Stack::new);
         let (own, caller) = (MaybeUninit::zeroed(), MaybeUninit::zeroed());
@@ -52,7 +52,7 @@ impl Coroutine {
         Coroutine(state)
     }
 
-    /// Runs it until it suspends itself, or ends. Returns whether it has ended. On the thread that has created it.
+    /// Runs it until it suspends itself or ends. Returns whether it has ended. Must be called on the thread that created it.
     pub fn resume(&mut self) -> bool {
         assert!(!self.0.has_ended, "it has ended");
         let state: *mut State = &raw mut *self.0;
@@ -64,7 +64,7 @@ impl Coroutine {
     }
 }
 
-/// Suspends the coroutine that runs, until it is resumed.
+/// Suspends the running coroutine until it is resumed.
 pub fn suspend() {
     let state = CURRENT.get();
     assert!(!state.is_null(), "no coroutine runs");
@@ -78,7 +78,7 @@ extern "C" fn enter() {
     let body = unsafe { (*state).body.take() };
     let ended = catch_unwind(AssertUnwindSafe(|| body.into_iter().for_each(|body| body())));
     if ended.is_err() {
-        // There is nothing to unwind to.
+        // A panic cannot unwind past the coroutine's own stack.
         std::process::abort();
     }
     // SAFETY: as above.
@@ -91,7 +91,7 @@ impl Drop for Coroutine {
     fn drop(&mut self) {
         if self.0.has_ended {
             let stack = Stack(std::mem::replace(&mut self.0.stack.0, ptr::null_mut()));
-            // While the thread ends there is nowhere to keep it.
+            // While the thread is ending, the list may be gone; then the stack is unmapped.
             let _ = STACKS.try_with(|stacks| stacks.borrow_mut().push(stack));
         }
     }

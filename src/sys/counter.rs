@@ -1,4 +1,4 @@
-//! Where long work is: a line on a terminal that is refreshed in place, and gone when the work is done. Elsewhere nothing.
+//! Progress of long work: on a terminal, a line that is refreshed in place and erased when the work is done; elsewhere nothing.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use super::{stderr, terminal};
 /// Work that takes less time than this shows nothing.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// How often the line is written anew.
+/// The least time between two updates of the line.
 const REFRESH: Duration = Duration::from_millis(200);
 
-/// Counts what is done, and shows it.
+/// Counts the work done, and shows it.
 #[derive(Debug)]
 pub struct Counter {
-    /// What is done, such as `reading locks`.
+    /// What the work is, such as `reading locks`.
     doing: &'static str,
     done: usize,
     total: Option<usize>,
@@ -24,13 +24,13 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Begins to count the work, of which there is so much in all, if that is known.
+    /// Begins to count. `total` is the amount of work, if it is known.
     pub fn new(doing: &'static str, total: Option<usize>) -> Self {
         let on_terminal = terminal::stderr_width().is_some();
         Counter { doing, done: 0, total, on_terminal, draw_at: Moment::now() + QUIET, drawn: false }
     }
 
-    /// Counts so much more as done.
+    /// Adds `more` to the work done.
     pub fn add(&mut self, more: usize) {
         self.done += more;
         if !self.on_terminal || Moment::now() < self.draw_at || !terminal::is_ours() {
@@ -40,7 +40,7 @@ impl Counter {
         self.drawn = true;
         let of = self.total.map_or_else(String::new, |total| format!(" of {total}"));
         let line = format!("lockrun: {}: {}{of}", self.doing, self.done);
-        // A line that wraps could not be taken back.
+        // A line that wraps could not be erased.
         let width = terminal::stderr_width().unwrap_or_default();
         let line: String = line.chars().take(width.saturating_sub(1)).collect();
         stderr::write(&format!("\r{line}\x1b[K"));

@@ -1,4 +1,4 @@
-//! Reads files that a user has named, within limits of time and length; devices and other special files are rejected.
+//! Reads files that the user names, within limits on time and length; rejects devices and other special files.
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
@@ -16,11 +16,11 @@ use super::trust;
 /// The longest file, in bytes: far more than any configuration needs.
 const MAX_LEN: usize = 1 << 20;
 
-/// How long the writer of a pipe may take.
+/// How long the writer of a pipe may take in all.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads a regular file that no other user can have written, see [`trust::check`]. Returns its contents and metadata. Fails, with a
-/// reason that does not name the file, if it is not such a file, or longer than [`MAX_LEN`].
+/// Reads a regular file that no other user (except root) can have written, see [`trust::check`]. Returns its contents and metadata.
+/// Fails, with a reason that does not name the file, if it is not such a file or is longer than [`MAX_LEN`].
 pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
     let (file, metadata) = open(path)?;
     if !metadata.is_file() {
@@ -38,7 +38,7 @@ pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     read(&file, &metadata)
 }
 
-/// The same for a file that another user can have written.
+/// Does the same for a file that other users may have written.
 pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
     read(&file, &metadata)
@@ -53,8 +53,8 @@ pub fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
-/// Opens a regular file or a pipe, without waiting for a process at the other end of a FIFO. Nothing else is opened: opening some
-/// devices has effects.
+/// Opens a regular file or a pipe, without waiting for a process at the other end of a FIFO. Opens nothing else, because opening some
+/// devices has side effects.
 fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let there = fs::metadata(path)?.file_type();
     if !there.is_file() && !there.is_fifo() {
@@ -76,7 +76,7 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
     let give_up_at = Moment::now() + PATIENCE;
     let mut bytes = Vec::new();
     loop {
-        // A FIFO that no process has opened for writing yet reads as if it were at its end, which it is not.
+        // A FIFO that no process has opened for writing yet would read as if it were at its end: wait first.
         if !wait_for_news(pipe, give_up_at)? {
             let seconds = PATIENCE.as_secs();
             return Err(io::Error::other(if bytes.is_empty() {
@@ -89,7 +89,7 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
         match pipe.read(&mut part) {
             Ok(0) => return Ok(bytes),
             Ok(length) => bytes.extend(&part[..length]),
-            // Another process was quicker.
+            // Another reader was quicker, or a signal came.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The operating system: time, signals, waiting, descriptors, users, files that a user has named.
+//! The operating system: time, signals, waiting, descriptors, users, files that the user names.
 
 pub mod accounts;
 pub mod acl;

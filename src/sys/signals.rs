@@ -1,7 +1,7 @@
-//! Signals as a stream of events, and the state of signals for COMMAND.
+//! Signals as a stream of events, and the signal state that COMMAND inherits.
 //!
-//! All signals are blocked before there is any thread or child, and read from a descriptor. COMMAND gets the mask and the dispositions
-//! that lockrun was started with. A signal that was ignored stays ignored, for both.
+//! All signals are blocked before any thread or child exists, and read from a descriptor. COMMAND gets the mask and the dispositions
+//! that lockrun was started with. A signal that was ignored stays ignored for both, except SIGCHLD, which lockrun itself needs.
 
 #![allow(unsafe_code)]
 
@@ -12,10 +12,10 @@ use std::process::Command;
 
 use nix::errno::Errno;
 
-/// The highest signal number of the kernel.
+/// The kernel's highest signal number.
 pub const LAST: libc::c_int = 64;
 
-/// The signals that are meant for all of COMMAND's processes; the others are for COMMAND alone.
+/// The signals that are relayed to all of COMMAND's processes; the others go to COMMAND alone.
 pub const FOR_ALL: [libc::c_int; 7] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
 
@@ -24,19 +24,19 @@ pub const FOR_ALL: [libc::c_int; 7] =
 pub struct Caught {
     /// Its number.
     pub signal: libc::c_int,
-    /// Whether a process sent it, by kill(2) and the like; otherwise the kernel did, for a terminal or a child's end.
+    /// Whether a process sent it, with kill(2) or the like; otherwise the kernel did, for example on behalf of a terminal.
     pub sent: bool,
 }
 
-/// The blocked signals that had come before a process was created: it has not got them, wherever they were sent.
+/// The blocked signals that were pending when a process was created: it has not got them, not even those sent to its process group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missed(u64);
 
 impl Missed {
-    /// Returns those that have come until now. To be called just before the process is created.
+    /// Returns the signals that are pending now. Must be called just before the process is created.
     pub fn until_now() -> Self {
         let mut pending = MaybeUninit::uninit();
-        // SAFETY: sigpending initialises the set that it is given, unless it fails, which is checked.
+        // SAFETY: sigpending initialises the set unless it fails, which is checked.
         if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
             return Missed::default();
         }
@@ -47,7 +47,7 @@ impl Missed {
         Missed((1..=LAST).filter(is_pending).map(bit).sum())
     }
 
-    /// Returns whether `signal` is one of them. Each is said to be once.
+    /// Returns whether `signal` is one of them, and removes it.
     pub fn take(&mut self, signal: libc::c_int) -> bool {
         let was_missed = self.0 & bit(signal) != 0;
         self.0 &= !bit(signal);
@@ -59,7 +59,7 @@ fn bit(signal: libc::c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// Lockrun's signals, blocked and readable.
+/// lockrun's signals, blocked and readable.
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
@@ -69,8 +69,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks every signal that was not ignored when lockrun started, and makes them readable. To be called once, before any thread
-    /// or child exists.
+    /// Blocks every signal that was not ignored when lockrun started, and makes these signals readable. Must be called before any
+    /// thread or child exists.
     pub fn take_over() -> nix::Result<Self> {
         let mut taken = full_set();
         let mut child_was_ignored = false;
@@ -79,7 +79,7 @@ impl Signals {
                 continue;
             }
             if signal == libc::SIGCHLD {
-                // While SIGCHLD is ignored, the kernel reaps children itself, and their exit status is lost.
+                // While SIGCHLD is ignored, the kernel reaps children itself, and their exit statuses are lost.
                 child_was_ignored = true;
                 set_disposition(signal, libc::SIG_DFL);
             } else {
@@ -92,7 +92,8 @@ impl Signals {
         Ok(Signals { fd, taken, inherited, child_was_ignored })
     }
 
-    /// Returns the next signal that lockrun did not cause itself, if there is one. Never waits.
+    /// Returns the next signal that concerns lockrun, if there is one: not one that it caused itself, nor the end of a child, nor a
+    /// terminal's stop signal that the kernel would discard. Never waits.
     pub fn next(&self) -> Option<Caught> {
         loop {
             let info = self.read()?;
@@ -107,8 +108,7 @@ impl Signals {
         }
     }
 
-    /// Handles the signals that have come as any process would: stops lockrun for a stop signal, and returns a signal that would
-    /// terminate it.
+    /// Handles the pending signals as any process would: stops lockrun for a stop signal, and returns a signal that would terminate it.
     pub fn obey(&self) -> Option<libc::c_int> {
         while let Some(caught) = self.next() {
             if is_stop(caught.signal) {
@@ -120,7 +120,8 @@ impl Signals {
         None
     }
 
-    /// Makes `command` start with the mask and the disposition of SIGCHLD that lockrun was started with, and end with lockrun.
+    /// Makes `command` start with the mask and the disposition of SIGCHLD that lockrun was started with, and be killed when the calling
+    /// thread ends.
     pub fn hand_down(&self, command: &mut Command) {
         let (mask, child_was_ignored) = (self.inherited, self.child_was_ignored);
         let restore = move || {
@@ -132,7 +133,7 @@ impl Signals {
             }
             Ok(())
         };
-        // SAFETY: between fork and exec this only makes system calls, on values of its own.
+        // SAFETY: between fork and exec the closure only makes system calls, on its own values.
         unsafe { command.pre_exec(restore) };
     }
 
@@ -148,9 +149,9 @@ impl Signals {
         Some(unsafe { info.assume_init() })
     }
 
-    /// Returns whether `signal` is one of those that are read here: it was not ignored when lockrun was started.
+    /// Returns whether `signal` is read here. It is, unless it was ignored when lockrun was started (SIGCHLD always is).
     pub fn is_taken(&self, signal: libc::c_int) -> bool {
-        // SAFETY: the set is valid; of a number that is out of range it has none.
+        // SAFETY: the set is valid; a number out of range is reported as an error.
         unsafe { libc::sigismember(&raw const self.taken, signal) == 1 }
     }
 
@@ -171,8 +172,8 @@ impl AsFd for Signals {
     }
 }
 
-/// Returns whether lockrun caused a signal with this code and this sender itself: a write to a closed pipe, or beyond the limit of a file's
-/// size, sends this process a signal in its own name, and an alarm of its own may arrive late. May be called in a handler.
+/// Returns whether lockrun itself caused a signal with this code and sender: writing to a closed pipe, or beyond the limit on file size,
+/// sends this process a signal in its own name, and one of its own alarms may arrive late. May be called in a signal handler.
 pub fn is_own(signal: libc::c_int, code: libc::c_int, sender: u32) -> bool {
     match signal {
         libc::SIGPIPE | libc::SIGXFSZ => sender == std::process::id(),
@@ -181,7 +182,7 @@ pub fn is_own(signal: libc::c_int, code: libc::c_int, sender: u32) -> bool {
     }
 }
 
-/// Returns whether the default action of `signal` terminates a process. The mask is ignored.
+/// Returns whether the default action of `signal` terminates a process, whether or not it is blocked.
 pub fn is_fatal(signal: libc::c_int) -> bool {
     !matches!(
         signal,
@@ -196,7 +197,7 @@ pub fn is_fatal(signal: libc::c_int) -> bool {
     )
 }
 
-/// Returns whether a terminal, or a shell on its behalf, sends `signal` to the whole foreground process group.
+/// Returns whether a terminal, or a shell on its behalf, sends `signal` to a whole process group.
 pub fn is_terminals(signal: libc::c_int) -> bool {
     FOR_ALL.contains(&signal) || is_stop(signal)
 }
@@ -212,14 +213,14 @@ pub fn stop_self() {
     unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
 }
 
-/// Returns whether this process is in the process group of its session's leader. No shell could continue it, and the kernel does not
-/// stop processes of such an orphaned group on behalf of the terminal.
+/// Returns whether this process is in the process group of its session's leader. No shell could continue it there, and the kernel
+/// does not stop processes of such an orphaned group on behalf of the terminal.
 fn is_in_leaders_group() -> bool {
     // SAFETY: plain system calls on ourselves.
     unsafe { libc::getsid(0) == libc::getpgrp() }
 }
 
-/// Returns a non-blocking descriptor from which the signals of `set` are read.
+/// Returns a non-blocking descriptor for reading the signals of `set`.
 fn signal_fd(set: &libc::sigset_t) -> nix::Result<OwnedFd> {
     // SAFETY: the set is valid; -1 asks for a new descriptor.
     let fd = Errno::result(unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
@@ -230,17 +231,17 @@ fn signal_fd(set: &libc::sigset_t) -> nix::Result<OwnedFd> {
 /// Returns the set of all signals.
 pub fn full_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: sigfillset initialises the set that it is given.
+    // SAFETY: sigfillset initialises the set.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
         set.assume_init()
     }
 }
 
-/// Makes `mask` the thread's mask, and returns the previous one.
+/// Sets the calling thread's mask, and returns the previous one.
 pub fn set_mask(mask: &libc::sigset_t) -> nix::Result<libc::sigset_t> {
     let mut before = MaybeUninit::uninit();
-    // SAFETY: both point to sets of the right type; the old one is written on success, which is checked.
+    // SAFETY: both pointers are to sets; the old mask is written on success, which is checked.
     Errno::result(unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, before.as_mut_ptr()) })?;
     // SAFETY: written, as the call succeeded.
     Ok(unsafe { before.assume_init() })
@@ -249,7 +250,7 @@ pub fn set_mask(mask: &libc::sigset_t) -> nix::Result<libc::sigset_t> {
 /// Returns the disposition of `signal`: `SIG_DFL`, `SIG_IGN` or a handler; `None` if it cannot be queried.
 fn disposition(signal: libc::c_int) -> Option<libc::sighandler_t> {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: a null new action only asks; the old one is written on success.
+    // SAFETY: with a null action the call changes nothing; the present one is written on success.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
     // SAFETY: written, as the call succeeded.
     (asked == 0).then(|| unsafe { action.assume_init() }.sa_sigaction)
@@ -257,6 +258,6 @@ fn disposition(signal: libc::c_int) -> Option<libc::sighandler_t> {
 
 /// Sets `signal` to `SIG_DFL` or `SIG_IGN`.
 pub fn set_disposition(signal: libc::c_int, to: libc::sighandler_t) {
-    // SAFETY: both dispositions are valid for every signal that can be changed; others fail without effect.
+    // SAFETY: both dispositions are valid; for signals that cannot be changed the call fails without effect.
     unsafe { libc::signal(signal, to) };
 }

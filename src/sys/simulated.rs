@@ -1,4 +1,4 @@
-//! The clock and the waiting of a thread that is a simulation, in place of the system's. Only in the unit tests.
+//! Simulated time and waiting for a thread, in place of the system's. Only for the unit tests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,12 +6,12 @@ use std::rc::Rc;
 use super::clock::Moment;
 use super::wait::WakeReason;
 
-/// What simulated processes live in.
+/// The environment of simulated processes.
 pub trait Surroundings {
-    /// Returns the present moment for the process that runs.
+    /// Returns the present moment for the running process.
     fn now(&self) -> Moment;
 
-    /// Waits until `until`, if it is given, or until a signal comes.
+    /// Waits until `until`, if it is given, or until something wakes the process.
     fn wait(&self, until: Option<Moment>) -> WakeReason;
 }
 
@@ -19,7 +19,7 @@ thread_local! {
     static SURROUNDINGS: RefCell<Option<Rc<dyn Surroundings>>> = const { RefCell::new(None) };
 }
 
-/// Lets all that runs on this thread live in `surroundings` from now on; with `None`, on the real machine.
+/// Makes everything on this thread use `surroundings` from now on; with `None`, the real machine.
 pub fn enter(surroundings: Option<Rc<dyn Surroundings>>) {
     SURROUNDINGS.set(surroundings);
 }
@@ -28,12 +28,12 @@ fn surroundings() -> Option<Rc<dyn Surroundings>> {
     SURROUNDINGS.with_borrow(Clone::clone)
 }
 
-/// Returns the present moment in this thread's simulation, if it is one.
+/// Returns the present moment of this thread's simulation, if it has one.
 pub(super) fn now() -> Option<Moment> {
     surroundings().map(|surroundings| surroundings.now())
 }
 
-/// Waits in this thread's simulation, if it is one.
+/// Waits in this thread's simulation, if it has one.
 pub(super) fn wait(until: Option<Moment>) -> Option<WakeReason> {
     surroundings().map(|surroundings| surroundings.wait(until))
 }

@@ -1,5 +1,5 @@
-//! Standard error, without waiting for it: it may be a pipe whose reader stalls, a terminal that Ctrl-S has stopped, or one on a network
-//! that is cut. A write that waits for it keeps the lock, and the command from its end.
+//! Writing to standard error without waiting for long: it may be a pipe whose reader stalls, a terminal stopped by Ctrl-S, or one behind a
+//! broken network connection. While lockrun waited in a write, it would neither release the lock nor end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -19,24 +19,24 @@ use super::clock::Moment;
 /// How long a message waits for room.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// How long to pause where the kernel has announced room and then has none.
+/// How long to pause if the kernel has announced room and then has none.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Standard error, to be opened once more.
+/// The path by which standard error can be opened again.
 const PATH: &str = "/proc/self/fd/2";
 
-/// Whether a message must not wait for long: a lock is claimed or held, for which others wait.
+/// Whether a message must not wait for long, because others may be waiting for a lock that this run claims or holds.
 static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the last message found no room. The next one does not wait then: a run must not pay for each of its messages.
+/// Whether the last message found no room. Then the next one does not wait at all: a run must not be delayed by each of its messages.
 static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
-/// Lets messages wait for a short time only from now on. Until then they wait for as long as it takes.
+/// Limits how long messages wait from now on. Until this is called, they wait for as long as it takes.
 pub fn hurry() {
     IS_HURRIED.store(true, Ordering::Relaxed);
 }
 
-/// Writes `text`. In a hurry it waits a short time if there is no room; after that, the rest of it is lost.
+/// Writes `text`. After [`hurry`], waits at most [`WAIT`] for room; then the rest of the text is lost.
 pub fn write(text: &str) {
     let mut stderr = io::stderr();
     if !IS_HURRIED.load(Ordering::Relaxed) {
@@ -51,10 +51,10 @@ pub fn write(text: &str) {
     IS_STALLED.store(!is_written, Ordering::Relaxed);
 }
 
-/// Returns a description of standard error that is ours alone, and whose writes never wait; `None` if there is none. The mode of the other
-/// one is COMMAND's, too, and must not be changed.
+/// Opens standard error again, so that writes to this open file never wait; `None` if that fails or is not needed. The original is shared
+/// with COMMAND, so its mode must not be changed.
 ///
-/// A regular file needs none, and a second description would have another position.
+/// Only for a terminal or a pipe: writing to a regular file does not wait, and a second open file would have its own position.
 fn opened_anew() -> Option<File> {
     let is_pipe = || Path::new(PATH).metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
     if !io::stderr().is_terminal() && !is_pipe() {
@@ -64,20 +64,20 @@ fn opened_anew() -> Option<File> {
     OpenOptions::new().write(true).custom_flags(flags).open(PATH).ok()
 }
 
-/// Writes `bytes`. Returns whether there was room for them until `until`.
+/// Writes `bytes`. Returns `false` if there was no room for all of them by `until`.
 fn write_until(file: BorrowedFd<'_>, mut bytes: &[u8], until: Moment) -> bool {
     while !bytes.is_empty() {
         if !has_room(file, until) {
             return false;
         }
-        // A pipe that has room takes so much at once: where the description is not ours, the write does not wait either, unless another
-        // writer is quicker.
+        // A pipe that is ready takes this much at once: so even a write to the original open file does not wait, unless another writer is
+        // quicker.
         let piece = &bytes[..bytes.len().min(libc::PIPE_BUF)];
         match unistd::write(file, piece) {
             Ok(0) => return true,
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::EINTR) => {}
-            // Another writer was quicker, or a terminal has less room than the next character needs.
+            // Another writer was quicker, or the terminal has less room than the next character needs.
             Err(Errno::EAGAIN) if Moment::now() >= until => return false,
             Err(Errno::EAGAIN) => thread::sleep(PAUSE),
             // If it is closed, there is nowhere to report it.
@@ -87,7 +87,7 @@ fn write_until(file: BorrowedFd<'_>, mut bytes: &[u8], until: Moment) -> bool {
     true
 }
 
-/// Waits until a write has room or fails, or until `until`. Returns whether it has, or does.
+/// Waits until a write would find room or fail, but at most until `until`. Returns `false` if neither is so by then.
 fn has_room(file: BorrowedFd<'_>, until: Moment) -> bool {
     loop {
         let left = until.since(Moment::now());
@@ -95,7 +95,7 @@ fn has_room(file: BorrowedFd<'_>, until: Moment) -> bool {
         match poll(&mut [PollFd::new(file, PollFlags::POLLOUT)], timeout) {
             Ok(ready) => return ready > 0,
             Err(Errno::EINTR) => {}
-            // Without poll(2) there is no telling.
+            // Without poll(2), the write itself must show it.
             Err(_) => return true,
         }
     }

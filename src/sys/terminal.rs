@@ -17,7 +17,7 @@ pub fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| width(libc::STDOUT_FILENO))
 }
 
-/// Returns whether standard output is a terminal that is to get colours.
+/// Returns whether to use colours on standard output.
 pub fn stdout_has_colours() -> bool {
     let variable = |name| std::env::var_os(name);
     std::io::stdout().is_terminal() && colour::is_wanted(variable("NO_COLOR").as_deref(), variable("TERM").as_deref())
@@ -31,7 +31,7 @@ fn width(terminal: RawFd) -> usize {
     if asked == 0 && columns > 0 { columns } else { 80 }
 }
 
-/// Returns whether this process is in the foreground of the terminal on standard error, not a background job.
+/// Returns whether this process is in the foreground of the terminal on standard error, rather than a background job.
 pub fn is_ours() -> bool {
     // SAFETY: plain system calls.
     unsafe { libc::tcgetpgrp(libc::STDERR_FILENO) == libc::getpgrp() }

@@ -1,6 +1,6 @@
 //! Which configuration files are trusted. They decide which programs run and where locks live, so only root and the user that lockrun
-//! runs as may have been able to write them. ssh has the same rule for its files. The path of a directory that several users share is
-//! trusted by the same rule.
+//! runs as may be able to write them. ssh has the same rule for its files. It also applies to the path of a lock directory that several
+//! users share.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
@@ -14,14 +14,14 @@ use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
 use crate::text::escape::escaped_path;
 use crate::text::shell::{path_word, word};
 
-/// Standard input and the directories of descriptors: lockrun's caller has opened these, and is responsible for their contents.
+/// Standard input and the directories of descriptors: lockrun's caller opened these files and is responsible for their contents.
 const STANDARD_INPUT: &str = "/dev/stdin";
 const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
 
 /// The file system type of unnamed pipes: see statfs(2).
 const PIPEFS: FsType = FsType(0x5049_5045);
 
-/// Fails, with a reason that says what to do, if another user than root may have written or replaced the `file` that was opened at
+/// Fails, with a reason that says what to do, if a user other than root and this one can write or replace the `file` that was opened at
 /// `path`. `metadata` is that of the open file. The error is never `NotFound`.
 pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     if is_from_caller(path, file, metadata) {
@@ -41,12 +41,12 @@ pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails, with a reason that says what to do, if another user than root may put something else at `path`, whether there is something now
-/// or not.
+/// Fails, with a reason that says what to do, if a user other than root and this one can create or replace something at `path`. Nothing
+/// need exist there.
 pub fn check_above(path: &Path) -> io::Result<()> {
     for above in path.ancestors().skip(1) {
         match walk(above) {
-            // Who can create it is decided by the directory above it.
+            // The directory above decides who can create it.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             walked => return judge_steps(&walked.map_err(cannot_walk)?.0),
         }
@@ -54,8 +54,8 @@ pub fn check_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the first directory or symbolic link on the way to `path`, whether there is something at its end or not, that is not root's, or
-/// in which others than root can create something: what root does there may be led elsewhere. `None` if there is no such.
+/// Returns the first directory or symbolic link above `path` that does not belong to root, or that others can write to: they could
+/// redirect what root does at `path`. `None` if there is none. Nothing need exist at `path`.
 pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
     let is_roots = |step: &Step| step.owner == 0 && (step.is_link || step.mode & (GROUP_WRITES | OTHERS_WRITE) == 0);
     for above in path.ancestors().skip(1) {
@@ -67,7 +67,7 @@ pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Returns whether `path` is inaccessible because `home` is another user's, as when a service has changed its user but not HOME.
+/// Returns whether `path` is inaccessible because `home` is another user's, as after a service has changed its user but not HOME.
 pub fn is_in_foreign_home(home: &Path, path: &Path) -> bool {
     let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())
@@ -83,7 +83,7 @@ fn cannot_walk(error: io::Error) -> io::Error {
     io::Error::other(format!("cannot check the directories above it: {error}"))
 }
 
-/// Fails if something is wrong with one of these steps.
+/// Fails if this user cannot trust one of these steps.
 fn judge_steps(steps: &[Step]) -> io::Result<()> {
     let us = geteuid().as_raw();
     steps.iter().find_map(|step| judge_step(step, us)).map_or(Ok(()), refuse)
@@ -93,8 +93,8 @@ fn refuse(why: String) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
-/// Returns whether lockrun's caller has opened the file: its path names a descriptor, or it is an unnamed pipe, which no other process
-/// can open.
+/// Returns whether lockrun's caller opened the file: its path names a descriptor, or it is an unnamed pipe, which has no name by which
+/// another user could open it.
 fn is_from_caller(path: &Path, file: &File, metadata: &Metadata) -> bool {
     let is_in = |directory: &&str| path.parent() == Some(Path::new(directory));
     let is_pipe = || fstatfs(file).is_ok_and(|system| system.filesystem_type() == PIPEFS);
@@ -123,7 +123,7 @@ fn judge_step(step: &Step, us: u32) -> Option<String> {
             "the {kind} {path} on its path belongs to uid {owner}, who can replace it; change its owner, or use another path"
         ));
     }
-    // In a sticky directory only the owner of an entry can replace it, and the owner of every step is checked.
+    // In a sticky directory only the owners of an entry and of the directory can replace the entry, and the owner of every step is checked.
     let others_write = !is_link && mode & (GROUP_WRITES | OTHERS_WRITE) != 0 && mode & STICKY == 0;
     others_write.then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! Waiting, interruptible: by a deadline, and by the signals that would end lockrun.
+//! Waits that a deadline ends, or a signal that would terminate lockrun.
 
 #![allow(unsafe_code)]
 
@@ -21,16 +21,16 @@ use super::signals::{self, Signals};
 
 /// Observes a wait.
 pub trait WaitObserver: Send {
-    /// Returns how often to call [`WaitObserver::tick`]; `None`: never.
+    /// Returns the interval at which to call [`WaitObserver::tick`]; `None`: never.
     fn tick_every(&self) -> Option<Duration>;
 
     /// Called regularly during the wait, on this thread or on another.
     fn tick(&mut self);
 
-    /// Called before lockrun stops for the terminal.
+    /// Called before lockrun stops for a stop signal.
     fn pause(&mut self);
 
-    /// Returns whether lockrun, for which this process waits, is stopped. Then it does not wait: no lock must be acquired for it.
+    /// Returns whether lockrun, for which this process waits, is stopped. No lock must be acquired for it then.
     fn is_stopped(&self) -> bool {
         false
     }
@@ -41,12 +41,12 @@ pub trait WaitObserver: Send {
     }
 }
 
-/// The first signal that came during a call and would terminate lockrun; 0 if none did. One thread at a time waits in a call: the main one.
+/// The first signal during a call that would terminate lockrun; 0 if there was none. Only the main thread waits in a call.
 static CAME: AtomicI32 = AtomicI32::new(0);
 
 /// Records a signal that would terminate lockrun, unless lockrun caused it itself. Its arrival makes the blocking call return.
 extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid record to a handler with SA_SIGINFO. Where the signal has no sender, the number says nothing.
+    // SAFETY: the kernel passes a valid record to a handler with SA_SIGINFO. If the signal has no sender, the number is meaningless.
     let (code, sender) = unsafe { ((*info).si_code, (*info).si_pid()) };
     if !signals::is_own(signal, code, sender.cast_unsigned()) {
         let _ = CAME.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
@@ -54,10 +54,10 @@ extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_vo
     interrupt(signal);
 }
 
-/// Does nothing while no signal is recorded: the arrival of an alarm makes the blocking call return.
+/// Handles an alarm, whose arrival makes the blocking call return. If a signal has been recorded, also sets the next alarm.
 ///
-/// A signal that was recorded may have come just before the call blocked, so an alarm follows, and another one until the wait is over.
-/// That replaces an alarm from before lockrun was executed, which is COMMAND's: but COMMAND will not be started.
+/// A recorded signal may have come just before the call blocked, so it is followed by an alarm, and that by further ones, until the wait
+/// is over. They replace an alarm that was set before lockrun was executed, which COMMAND would inherit: but COMMAND will not be started.
 extern "C" fn interrupt(_signal: c_int) {
     if CAME.load(Ordering::Relaxed) != 0 {
         // SAFETY: async-signal-safe, and cannot fail.
@@ -65,28 +65,29 @@ extern "C" fn interrupt(_signal: c_int) {
     }
 }
 
-/// Returns whether a signal is caught during a call. Those of a fault are not: a handler that returns would meet the same fault for ever.
+/// Returns whether to catch a signal during a call. Fault signals are not caught: a handler that returns would cause the same fault for ever.
 fn is_caught(signal: c_int) -> bool {
     let is_fault =
         matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS);
     signals::is_fatal(signal) && !is_fault
 }
 
-/// What makes a blocking call return: signals that would terminate lockrun, and the alarm of a deadline.
+/// What interrupts a blocking call: signals that would terminate lockrun, and the alarm of a deadline.
 ///
-/// The signals have a handler, because their default action is nothing for the first process of a PID namespace, and the inherited mask may
-/// block them. A thread that waits for them beside the call would need no handlers, but it would cost each waiter a stack.
+/// The signals have a handler, because their default action does nothing in the first process of a PID namespace; they are unblocked
+/// during the call, even those that the inherited mask blocks. A second thread that waits for them would need no handlers, but would cost
+/// each waiter a stack.
 struct Interruptions {
     blocked: libc::sigset_t,
     deadline: Option<Timer>,
     before: Vec<(c_int, libc::sigaction)>,
 }
 
-/// The alarm of a deadline repeats at this interval: a single one could come just before the call blocks.
+/// The interval at which the alarm of a deadline repeats: a single alarm could come just before the call blocks.
 const ALARM_AGAIN: Duration = Duration::from_millis(20);
 
 impl Interruptions {
-    /// Sets the alarm to `until`, if that is given, and the handlers of the signals.
+    /// Sets the alarm to `until`, if that is given, and installs the signal handlers.
     fn start(until: Option<Moment>, signals: &Signals) -> nix::Result<Self> {
         let deadline = until.map(alarm).transpose()?;
         CAME.store(0, Ordering::Relaxed);
@@ -98,13 +99,13 @@ impl Interruptions {
                 action.sa_sigaction = note as *const () as libc::sighandler_t;
                 action.sa_flags = libc::SA_SIGINFO;
             } else if signal == libc::SIGALRM {
-                // Ours come all the same.
+                // lockrun's own alarms must interrupt the call even if SIGALRM was ignored.
                 action.sa_sigaction = interrupt as *const () as libc::sighandler_t;
                 action.sa_flags = 0;
             } else {
                 continue;
             }
-            // The C library keeps a few for itself, and nobody catches KILL.
+            // Fails for KILL, and for the few signals that the C library keeps for itself.
             if let Ok(old) = swap_action(signal, &action) {
                 before.push((signal, old));
                 // SAFETY: a valid set and signal number.
@@ -114,7 +115,7 @@ impl Interruptions {
         Ok(Interruptions { blocked: signals::set_mask(&mask)?, deadline, before })
     }
 
-    /// Returns the signal that came, if one did that would terminate lockrun.
+    /// Returns the recorded signal, if there is one.
     fn signal() -> Option<c_int> {
         Some(CAME.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
@@ -130,7 +131,7 @@ impl Interruptions {
     }
 }
 
-/// Returns a timer that sends SIGALRM from the moment `first` on, again and again.
+/// Returns a timer that sends SIGALRM at `first`, and then every [`ALARM_AGAIN`].
 fn alarm(first: Moment) -> nix::Result<Timer> {
     let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
     let mut timer = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
@@ -139,7 +140,7 @@ fn alarm(first: Moment) -> nix::Result<Timer> {
     Ok(timer)
 }
 
-/// Returns an action with no flags and an empty mask: without `SA_RESTART`, so that the call is interrupted.
+/// Returns an action with an empty mask and no flags, in particular without `SA_RESTART`, so that the call is interrupted.
 fn plain_action() -> libc::sigaction {
     // SAFETY: all bits zero is a valid action: SIG_DFL, no flags, empty mask, no restorer.
     unsafe { std::mem::zeroed() }
@@ -148,18 +149,18 @@ fn plain_action() -> libc::sigaction {
 /// Sets the action for `signal`, and returns the previous one.
 fn swap_action(signal: c_int, action: &libc::sigaction) -> nix::Result<libc::sigaction> {
     let mut before = plain_action();
-    // SAFETY: both point to actions; the handler, if any, only does what is async-signal-safe.
+    // SAFETY: both pointers are to actions; the handlers are async-signal-safe.
     Errno::result(unsafe { libc::sigaction(signal, action, &raw mut before) })?;
     Ok(before)
 }
 
-/// Returns the entry that polls `source` for data to read.
+/// Returns a poll(2) entry that waits for `source` to become readable.
 pub fn readable(source: &impl AsFd) -> PollFd<'_> {
     PollFd::new(source.as_fd(), PollFlags::POLLIN)
 }
 
-/// Returns the time-out of a poll(2) that lasts until `at`, or for as long as poll(2) allows if that is less. Unlike an [`Alarm`], it does
-/// not count while the machine sleeps.
+/// Returns a time-out for poll(2) that lasts until `at`, or as long as poll(2) allows if that is less. Unlike an [`Alarm`], it does not
+/// count the time that the machine is suspended.
 pub fn time_until(at: Option<Moment>) -> PollTimeout {
     let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
     span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
@@ -168,32 +169,32 @@ pub fn time_until(at: Option<Moment>) -> PollTimeout {
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeReason {
-    /// There is something to read, or the call has succeeded.
+    /// There is something to read, or the call succeeded.
     Ready,
     /// The time has passed.
     Time,
-    /// The terminal stopped lockrun, and it was continued.
+    /// A stop signal stopped lockrun, and it was continued.
     Resumed,
-    /// This signal came, which would terminate lockrun.
+    /// A signal with this number came, which would terminate lockrun; or the observer's lifeline ended the wait.
     Signal(c_int),
 }
 
-/// Waits repeatedly: until there is something to read, a deadline passes, or a signal comes that would terminate lockrun.
+/// Waits until there is something to read, a deadline passes, or a signal comes that would terminate lockrun. Can be used repeatedly.
 pub struct Waiter<'a> {
     signals: &'a Signals,
-    /// Created when it is first needed.
+    /// Created when first needed.
     alarm: Option<Alarm>,
 }
 
 impl<'a> Waiter<'a> {
-    /// Creates a waiter. Takes nothing from the system before the first wait.
+    /// Creates a waiter. Uses no descriptor before the first wait.
     pub fn new(signals: &'a Signals) -> Self {
         Waiter { signals, alarm: None }
     }
 
     /// Waits until there is something to read from `source`, until `until` if it is given, or until a signal comes that would terminate
-    /// lockrun. A signal that would stop lockrun does so; the caller must then check what has changed meanwhile. Fails if the process has
-    /// no descriptor left.
+    /// lockrun. A stop signal stops lockrun; when continued, this returns, and the caller must check what has changed meanwhile. Fails
+    /// if the process has no descriptor left.
     pub fn wait_for(
         &mut self,
         source: Option<BorrowedFd<'_>>,
@@ -248,11 +249,10 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Runs `call`, a system call that may wait, until it succeeds ([`WakeReason::Ready`]), fails, `until` has passed, or a signal comes that
-    /// would terminate lockrun. The call may have succeeded just then.
+    /// Runs `call`, a system call that may block, until it succeeds ([`WakeReason::Ready`]), fails, `until` has passed, or a signal comes
+    /// that would terminate lockrun. Even if a signal is returned, the call may have succeeded.
     ///
-    /// Meanwhile Ctrl-Z stops lockrun as it stops any process. So this is only for a wait that leaves nothing behind when lockrun is
-    /// stopped in its middle.
+    /// Meanwhile Ctrl-Z stops lockrun like any process, so this is only for waits that leave nothing behind when lockrun is stopped.
     pub fn wait_in_call(
         &self,
         until: Option<Moment>,
@@ -260,7 +260,8 @@ impl<'a> Waiter<'a> {
         call: impl FnMut() -> nix::Result<()>,
     ) -> nix::Result<WakeReason> {
         let Some(every) = observer.tick_every() else { return self.call(until, call) };
-        // In a thread, which gets none of the signals: a call that is interrupted for a tick would lose its place in the kernel's queue.
+        // Ticks come from a thread, in which all signals are blocked: interrupting the call for each tick would lose its place in the
+        // kernel's queue.
         thread::scope(|scope| {
             let (over, is_over) = mpsc::channel::<()>();
             let ticks = move || {
@@ -268,7 +269,7 @@ impl<'a> Waiter<'a> {
                     observer.tick();
                 }
             };
-            // Without a thread there are no ticks.
+            // If no thread can be created, there are no ticks.
             let _ = thread::Builder::new().spawn_scoped(scope, ticks);
             let result = self.call(until, call);
             drop(over);
@@ -290,7 +291,7 @@ impl<'a> Waiter<'a> {
             }
         };
         interruptions.end()?;
-        // One that came last counts, too: nobody else will hear of it.
+        // A signal that came last counts, too: nothing else would report it.
         Ok(Interruptions::signal().map_or(result?, WakeReason::Signal))
     }
 }
