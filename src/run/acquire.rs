@@ -1,4 +1,4 @@
-//! Acquires a lock, waiting as long as the user wants, and reports the result.
+//! Acquires a lock, waiting for as long as the user wants, and reports the result.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::text::escape::escaped;
 
-/// What to do when a lock is held.
+/// What to do if the lock is held.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// Whether to wait.
@@ -25,8 +25,8 @@ pub struct Patience {
     pub held_status: u8,
 }
 
-/// Takes the lock that `claim` names, as the `guardian` if this process is one. Without a grant, the reason has been reported, and the
-/// error is the outcome of the run.
+/// Acquires the lock that `claim` names; `guardian` is set if this process is one. If the lock is not granted, reports why, and returns
+/// the outcome of the run as the error.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
@@ -48,7 +48,7 @@ pub fn acquire(
             acquire_or_wait(store, claim, outer, wait, is_hopeless)
         }
     };
-    // One of several that hold the lock may hang, whichever the store has named.
+    // Any one of several holders may be the one that hangs, not only the one that the store has named.
     let answer = match answer {
         Ok(Answer::Held(held)) if matches!(on_held, OnHeld::Skip { held_less_than: Some(_) }) => {
             Ok(Answer::Held(longest_holder(store, claim, held)))
@@ -103,24 +103,24 @@ pub fn acquire(
     }
 }
 
-/// What has come of asking for a lock.
+/// The result of requesting a lock.
 enum Answer {
-    /// It is ours.
+    /// It was acquired.
     Mine(Grant),
-    /// Another holds it.
+    /// Another run holds it.
     Held(Held),
-    /// Another holds it, and it cannot be waited for: too many wait already, or the token shares it.
+    /// Another run holds it, and the claim cannot wait: the queue is full, or the claim's token already shares the lock.
     QueueFull(Held),
-    /// It is not wanted: a run has succeeded lately.
+    /// It is not needed: a run has succeeded recently.
     Done(Done),
-    /// It is held by the runs that this one is part of: it cannot come free before we end.
+    /// The enclosing runs hold it, so it cannot become free before this run ends.
     SelfDeadlock {
-        /// The last of them.
+        /// The last of these holders.
         held: Held,
-        /// How many slots there are, if there are several, all of which they hold.
+        /// How many slots there are, if there are several: the enclosing runs hold all of them.
         slots: Option<u32>,
     },
-    /// A signal of this number ended the wait.
+    /// A signal with this number ended the wait.
     Interrupted(i32),
 }
 
@@ -135,14 +135,15 @@ impl Answer {
     }
 }
 
-/// Whether a run is silently skipped because of this holder. If it is not known how long it has held the lock, it may have held it for
-/// too long.
+/// Returns whether the run is to be skipped because of this holder. A holder that has held the lock for an unknown time counts as one
+/// that has held it for too long.
 fn is_skipped(on_held: OnHeld, held: &Held) -> bool {
     let OnHeld::Skip { held_less_than } = on_held else { return false };
     held_less_than.is_none_or(|span| held.since.is_some_and(|since| since < span))
 }
 
-/// Takes the lock; if it is held, waits for it, unless that would be to wait for ourselves: as is known before, or seen of the holder.
+/// Acquires the lock, waiting if it is held, but not for an enclosing run, which would be a deadlock. Checks that first, and again for
+/// each holder that the store names.
 fn acquire_or_wait(
     store: &mut dyn Store,
     claim: &Claim,
@@ -163,27 +164,27 @@ fn acquire_or_wait(
     })
 }
 
-/// Returns that the claim cannot be granted beside the holders that we run under, if that is so. What the store does not tell is no reason
-/// not to wait.
+/// Returns a self-deadlock if the locks of the enclosing runs keep the claim from being granted. If the store cannot be read, assumes that
+/// they do not.
 fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Answer> {
     if outer.is_empty() {
         return None;
     }
     let status = store.list(Some(&claim.key)).ok()?.found.pop()?;
-    // One that was revoked can come free before its command has ended.
+    // A revoked lock can become free before its command has ended.
     let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.revoked;
     let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
     let last = around.last()?;
     let is_hopeless = match claim.mode {
         Mode::Slots(slots) => last.is_shared || around.len() >= slots as usize,
-        // Beside those that share it there is room, unless one waits ahead that does not: and that one waits for us.
+        // Shared holders leave room, unless an exclusive waiter may be ahead in the queue: that one waits for the enclosing run.
         Mode::Shared => !last.is_shared || !status.waiters.is_empty(),
     };
     let slots = claim.mode.several_slots().filter(|_| !last.is_shared);
     is_hopeless.then(|| Answer::SelfDeadlock { held: as_held(last, status.now_ms), slots })
 }
 
-/// Returns who has held the lock the longest; `held` if the store does not tell.
+/// Returns the holder that has held the lock the longest; `held` if the store cannot be read or names none.
 fn longest_holder(store: &mut dyn Store, claim: &Claim, held: Held) -> Held {
     let status = store.list(Some(&claim.key)).ok().and_then(|mut listing| listing.found.pop());
     let longest = status.and_then(|status| {
@@ -193,7 +194,7 @@ fn longest_holder(store: &mut dyn Store, claim: &Claim, held: Held) -> Held {
     longest.unwrap_or(held)
 }
 
-/// Returns a holder of the status as one that is in the way.
+/// Converts a holder in a status to the form in which a refused request names it.
 fn as_held(holding: &Holding, now_ms: u64) -> Held {
     Held {
         holder: Some(holding.who.clone()),

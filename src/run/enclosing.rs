@@ -1,11 +1,11 @@
-//! The locks of the enclosing runs: this process is part of their commands.
+//! The locks of the enclosing runs, whose commands include this process.
 
 use crate::lock::token::Token;
 
 /// The variable with the token of the innermost lock.
 pub const TOKEN: &str = "LOCKRUN_TOKEN";
 
-/// The variable with the tokens of the other locks, separated by blanks. Only set when locks are nested.
+/// The variable with the tokens of the other enclosing locks, separated by blanks. Only set when locks are nested.
 pub const OUTER: &str = "LOCKRUN_OUTER_TOKENS";
 
 /// The tokens of the locks that this process runs under.
@@ -13,12 +13,12 @@ pub const OUTER: &str = "LOCKRUN_OUTER_TOKENS";
 pub struct EnclosingLocks(Vec<Token>);
 
 impl EnclosingLocks {
-    /// Reads them from the environment.
+    /// Reads the tokens from the environment.
     pub fn of_this_process() -> Self {
         Self::read(&|name| std::env::var(name).ok())
     }
 
-    /// Reads them from the variables that `variable` looks up.
+    /// Reads the tokens from the variables that `variable` looks up.
     fn read(variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let outer = variable(OUTER).unwrap_or_default();
         let inner = variable(TOKEN);
@@ -26,7 +26,7 @@ impl EnclosingLocks {
         EnclosingLocks(words.filter_map(|word| Token::parse(word).ok()).collect())
     }
 
-    /// Returns whether there are none.
+    /// Returns whether this process runs under no lock.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -36,7 +36,7 @@ impl EnclosingLocks {
         token.is_some_and(|token| self.0.contains(token))
     }
 
-    /// Returns the value of [`OUTER`] for a command under one more lock; `None` if there is no enclosing run.
+    /// Returns the value of [`OUTER`] for a command under a further lock; `None` if there is no enclosing run.
     pub fn for_command(&self) -> Option<String> {
         (!self.is_empty()).then(|| self.0.iter().map(Token::as_str).collect::<Vec<_>>().join(" "))
     }

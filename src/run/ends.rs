@@ -1,4 +1,4 @@
-//! Reports of a COMMAND that was not started, or has ended.
+//! Reports that COMMAND was not started, or how it ended.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +15,7 @@ use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, Why, why_not_executed};
 use crate::text::escape::escaped;
 
-/// So many processes that cannot be killed are named.
+/// The most stuck processes that a message names.
 const STUCK_NAMED: usize = 5;
 
 impl Run<'_> {
@@ -67,7 +67,7 @@ impl Run<'_> {
         outcome
     }
 
-    /// Reports that some of COMMAND's processes, with these ids as far as they are known, cannot be killed, and are waited for.
+    /// Reports that some of COMMAND's processes cannot be killed, and that lockrun waits for them. `pids` are their ids, as far as known.
     pub(super) fn report_stuck(&self, pids: &[pid_t]) {
         let pids: Vec<String> = pids.iter().take(STUCK_NAMED).map(pid_t::to_string).collect();
         let named = if pids.is_empty() { String::new() } else { format!(" (process {})", pids.join(", ")) };
@@ -75,11 +75,12 @@ impl Run<'_> {
             "some of the command's processes cannot be killed{named}; the lock stays held until they have ended: end them, as root if need be"
         );
         let reporter = Arc::clone(&self.reporter);
-        // In a thread: the lease must be renewed even if nobody reads standard error. Without a thread it is not said.
+        // In a thread: a standard error that is not read must not delay the supervision of COMMAND. If no thread can be created, nothing is
+        // reported.
         let _ = thread::Builder::new().spawn(move || reporter.tell(Event::Failed { why: &why }));
     }
 
-    /// Returns the events that say how COMMAND ended.
+    /// Returns the events that report how COMMAND ended.
     pub(super) fn end_events(&self, finished: Finished) -> impl Iterator<Item = Event<'static>> + Clone {
         let reason = match finished.why {
             Some(Why::Lost) => Some(Reason::Lost),
@@ -91,7 +92,7 @@ impl Run<'_> {
         reason.map(Event::Killed).into_iter().chain([Event::Finished(finished.command)])
     }
 
-    /// Returns what was most likely meant by a program that does not exist, with a semicolon before it.
+    /// Returns a hint at what the user most likely meant by a program that does not exist, beginning with a semicolon; or nothing.
     fn meant(&self) -> String {
         let Some(program) = self.plan.argv.first() else { return String::new() };
         let alone = self.plan.argv.len() == 1;

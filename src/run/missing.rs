@@ -1,4 +1,4 @@
-//! Why a COMMAND that does not exist, or cannot be executed, most likely is none.
+//! The most likely reason why COMMAND does not exist or cannot be executed, for messages.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,22 +8,22 @@ use nix::errno::Errno;
 
 use crate::text::escape::escaped;
 
-/// The longest PATH that a message repeats. That of cron is shorter, and the first thing to look at.
+/// The longest PATH that a message repeats. cron's PATH is shorter, and the first thing to check.
 const PATH_SHOWN: usize = 120;
 
-/// Commands of a shell that are no programs, and the words that begin its compound ones.
+/// A shell's built-in commands that are not programs, and words that begin its compound commands.
 const OF_A_SHELL: [&str; 20] = [
     ".", ":", "{", "(", "!", "[[", "cd", "eval", "exec", "export", "for", "if", "set", "source", "trap", "ulimit",
     "umask", "unset", "until", "while",
 ];
 
-/// Units of time as a word of their own: the second half of a duration.
+/// Units of time: as a separate word, the second half of a duration that was written in two words.
 const UNITS: [&str; 16] = [
     "ms", "s", "sec", "second", "seconds", "m", "min", "minute", "minutes", "h", "hour", "hours", "d", "day", "days",
     "w",
 ];
 
-/// Returns what was most likely meant by a program of this name that does not exist. It stands `alone` if COMMAND has no other words.
+/// Returns a hint at what the user most likely meant by a program of this name, which does not exist. `alone`: COMMAND is this one word.
 pub(super) fn meant_by(program: &str, alone: bool) -> Option<&'static str> {
     let name = program.split('=').next().unwrap_or_default();
     let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
@@ -42,7 +42,7 @@ pub(super) fn meant_by(program: &str, alone: bool) -> Option<&'static str> {
     })
 }
 
-/// Returns where a program without a slash in its name was looked for.
+/// Returns where a program was searched for, if its name contains no slash.
 pub(super) fn path(program: &OsStr) -> Option<String> {
     if program.as_encoded_bytes().contains(&b'/') {
         return None;
@@ -52,7 +52,7 @@ pub(super) fn path(program: &OsStr) -> Option<String> {
     Some(if shown.len() > PATH_SHOWN { "it is not in PATH".to_owned() } else { format!("PATH is {}", escaped(&shown)) })
 }
 
-/// Returns why a file cannot be executed, where the system's own words say less.
+/// Returns why a file cannot be executed, if that says more than the system's own message.
 pub(super) fn why_forbidden(program: &OsStr, errno: Errno) -> Option<&'static str> {
     let file = Path::new(program);
     if errno != Errno::EACCES || !program.as_encoded_bytes().contains(&b'/') {

@@ -1,4 +1,4 @@
-//! The story of a run: acquire the lock, run COMMAND, release the lock, end as COMMAND ended.
+//! A run from beginning to end: acquire the lock, run COMMAND, release the lock, end as COMMAND ended.
 
 pub mod acquire;
 pub mod enclosing;
@@ -48,14 +48,14 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         }
     };
     start::check_proc(plan)?;
-    // The holder that others see is lockrun itself, not its guardian.
+    // Before the fork: the holder that others see is lockrun itself, not its guardian.
     let claim = claim(plan);
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
     match watched_by_lockrun::fork().context("cannot start lockrun's guardian process")? {
         ForkSide::Guardian(guardian) => {
-            // The guardian is in another PID namespace if one was created for lockrun's children (unshare --pid without --fork).
+            // Again, because the guardian may be in a PID namespace that was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);
             let done = checked.and_then(|()| Run::new(plan, claim).carry_out(store, signals, Some(&guardian)));
             let outcome = done.unwrap_or_else(|error| {
@@ -94,7 +94,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Opens the event log, which has a thread: to be called after the fork, in the process that reports.
+    /// Opens the event log, which starts a thread: must be called after the fork, in the process that reports.
     fn new(plan: &'a Plan, claim: Claim) -> Self {
         let reporter =
             Reporter::new(plan.key.clone(), plan.verbosity).with_event_log(plan.events.as_deref(), &claim.holder);
@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
             running.until_the_end(signals, &|pids| self.report_stuck(pids)).context("cannot wait for the command")?;
         let mut store = store.take_back();
         self.finish(&mut *store, finished, self.release_after(finished, granted_at));
-        // Only now, so that no waiter waits for this thread.
+        // Only after the release, so that no waiter waits for the thread to end.
         renewer.map_or(Ok(()), Renewer::finish)?;
         Ok(Outcome::of(finished))
     }
@@ -143,7 +143,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Acquires the lock, or reserves the next value of a sequence, which `prepared` gets as a variable.
+    /// Acquires the lock, or reserves the next value of a sequence and sets COMMAND's variable to it.
     fn acquire(
         &self,
         store: &mut dyn Backend,
@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
         acquire::acquire(store, &self.claim, patience, &self.enclosing, &self.reporter, signals, guardian)
     }
 
-    /// Starts to renew the lease, if it has to be renewed.
+    /// Starts to renew the lease, if there is one that has to be renewed.
     fn renew(
         &self,
         store: &SharedStore,

@@ -27,10 +27,10 @@ pub enum Found {
     Interrupted(i32),
 }
 
-/// Calls `program` with `value` as its only argument, and reads the one line that it prints. The error says what is wrong.
+/// Runs `program` with `value` as its only argument, and reads the one line that it prints. The error says what is wrong.
 pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, String> {
     let shown = escaped(&program.to_string_lossy());
-    // In a process group of its own, so that the processes it starts can be ended with it.
+    // In its own process group, so that the processes that it starts can be killed with it.
     let mut command = Command::new(program);
     signals.hand_down(command.arg(value).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0));
     let called = command.spawn();
@@ -50,23 +50,23 @@ pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, Str
     found.map_err(|why| format!("{shown}, called with \"{}\", {why}", escaped(value)))
 }
 
-/// The output of a program.
+/// The output of a program, or the signal that ended the wait for it.
 enum Output {
     All(Vec<u8>),
     Signal(i32),
 }
 
-/// The output of a program, and how it ended.
+/// The output of a program and its exit status, or the signal that ended the wait for them.
 enum Ended {
     All(Vec<u8>, ExitStatus),
     Signal(i32),
 }
 
-/// Reads to the end of the output, up to the length of a value.
+/// Reads to the end of the output. Fails if it is more than twice as long as a value, which leaves room for blanks around the value.
 fn read_output(mut output: ChildStdout, signals: &Signals) -> Result<Output, String> {
     let mut printed = Vec::new();
     loop {
-        // The program may take any time; a signal ends the wait.
+        // The program may take any amount of time; only a signal ends the wait.
         match wait(Some(output.as_fd()), None, signals)? {
             WakeReason::Signal(signal) => return Ok(Output::Signal(signal)),
             WakeReason::Ready => {}
@@ -84,7 +84,7 @@ fn read_output(mut output: ChildStdout, signals: &Signals) -> Result<Output, Str
     }
 }
 
-/// Waits for the end of a program that has closed its output: normally it has ended, or is about to.
+/// Waits for a program that has closed its output to end. Normally it has ended, or is about to.
 fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<Ended, String> {
     let mut pause = Duration::from_micros(100);
     loop {
@@ -103,7 +103,7 @@ fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals
     woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
 }
 
-/// Kills a program and the processes that it started. It is not reaped yet, so its group id is not reused.
+/// Kills a program and its process group, and reaps it. It has not been reaped before, so its group id has not been reused.
 fn kill(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
@@ -111,7 +111,7 @@ fn kill(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Returns the printed line if it is one, and a valid value.
+/// Returns the value, if the program succeeded and printed one line with a valid value.
 fn check(printed: &[u8], status: ExitStatus) -> Result<String, String> {
     if !status.success() {
         return Err(format!("ended with {status}"));
@@ -138,7 +138,7 @@ pub fn is_value(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Shows nothing while a program runs.
+/// An observer that shows nothing while the program runs.
 struct Patient;
 
 impl WaitObserver for Patient {

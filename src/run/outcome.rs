@@ -1,6 +1,6 @@
 //! Every way a run can end, and its exit status.
 //!
-//! The statuses are part of the command line's contract: scripts depend on them.
+//! The exit statuses are part of the command line's contract: scripts depend on them.
 
 use crate::lock::ending::Ending;
 use crate::supervise::{Finished, Why};
@@ -8,27 +8,27 @@ use crate::supervise::{Finished, Why};
 /// Every way a run of lockrun can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// COMMAND ran and ended by itself, or a signal terminated lockrun while it waited: end the same way.
+    /// COMMAND ran and ended by itself, or a signal interrupted lockrun before COMMAND started: lockrun ends the same way.
     Ended(Ending),
-    /// The lock was held, which `--skip` makes no failure.
+    /// COMMAND was not run: the lock was held and `--skip` applies, or a run had succeeded within `--once-per`.
     Skipped,
     /// The requested output was printed (help, version, status, a generated file).
     Printed,
-    /// `doctor` found something that makes locks weaker or slower, and nothing worse.
+    /// `doctor` found something that makes locks weaker or slower, but nothing worse.
     Weak,
-    /// `doctor` found that locks cannot be relied on.
+    /// `doctor` found that locks are unreliable.
     Unsafe,
     /// The command line or the configuration is wrong.
     BadUsage,
     /// The store cannot be reached, rejects the request, or does not answer in time. COMMAND was not started.
     StoreFailed,
-    /// The lock is held, or the wait timed out; the status is 75 unless `--conflict-exit-code` changed it.
+    /// The lock is held and was not waited for, or the wait timed out; the status is 75 unless `--conflict-exit-code` changed it.
     Held(u8),
-    /// The lease was lost while COMMAND ran, and COMMAND was stopped.
+    /// The lease was lost while COMMAND ran, and COMMAND was ended.
     Lost,
-    /// `--max-runtime` passed, and COMMAND was stopped.
+    /// COMMAND exceeded `--max-runtime` and was ended.
     TimedOut,
-    /// lockrun itself failed.
+    /// lockrun itself failed, or its guardian was killed.
     Failed,
     /// COMMAND was found but cannot be executed.
     CannotExecute,
@@ -36,7 +36,7 @@ pub enum Outcome {
     NotFound,
 }
 
-/// The status for a lock that is held, unless `--conflict-exit-code` says otherwise: `EX_TEMPFAIL` of sysexits.h.
+/// The exit status for a lock that is held, unless `--conflict-exit-code` changed it: `EX_TEMPFAIL` of sysexits.h.
 pub const HELD: u8 = 75;
 
 impl Outcome {

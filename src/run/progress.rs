@@ -1,5 +1,5 @@
-//! How a wait looks: a line on a terminal that is refreshed in place, and gone when the wait is over; elsewhere nothing, or
-//! one message with `--verbose`.
+//! What the user sees of a wait: on a terminal, a line that is refreshed in place and erased when the wait is over; elsewhere nothing,
+//! or one message with `--verbose`.
 
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,25 +17,25 @@ use crate::sys::terminal;
 use crate::sys::wait::WaitObserver;
 use crate::text::duration;
 
-/// The line changes with the seconds.
+/// How often the line is refreshed: it shows seconds.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// What is shown of one wait.
+/// The display of one wait.
 pub struct Progress<'a> {
     reporter: &'a Reporter,
-    /// Whether it is useless to wait for a holder.
+    /// Returns whether waiting for this holder is hopeless.
     is_hopeless: &'a (dyn Fn(&Held) -> bool + Sync),
     guardian: Option<&'a Guardian>,
     on_terminal: bool,
     began: Moment,
     told: bool,
-    /// What the store told last, and when.
+    /// The store's last answer, and when it came.
     latest: Option<(Held, Moment)>,
 }
 
 impl<'a> Progress<'a> {
-    /// A wait that begins now, of which `reporter` tells, and that ends when the lock has a holder for whom it `is_hopeless` to wait.
-    /// It is the `guardian` that waits, if there is one.
+    /// Returns the display of a wait that begins now. The wait ends when `is_hopeless` returns `true` for a holder of the lock.
+    /// `guardian` is set if this process is one.
     pub fn new(
         reporter: &'a Reporter,
         is_hopeless: &'a (dyn Fn(&Held) -> bool + Sync),
@@ -45,7 +45,7 @@ impl<'a> Progress<'a> {
         Progress { reporter, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
     }
 
-    /// Writes the line anew.
+    /// Refreshes the line.
     fn draw(&self) {
         let (true, Some((held, told_at))) = (self.on_terminal && terminal::is_ours(), &self.latest) else { return };
         let Some(width) = terminal::stderr_width() else { return };
@@ -54,12 +54,12 @@ impl<'a> Progress<'a> {
         let place = held.place.map_or_else(String::new, |place| format!(", number {} in the queue", place + 1));
         let waited = duration::say(now.since(self.began));
         let line = format!("lockrun: waiting {waited}{place}: held by {held}");
-        // A line that wraps could not be taken back.
+        // A line that wraps could not be erased.
         let line: String = line.chars().take(width.saturating_sub(1)).collect();
         stderr::write(&format!("\r{line}\x1b[K"));
     }
 
-    /// Takes the line back.
+    /// Erases the line.
     fn clear(&self) {
         if self.on_terminal && terminal::is_ours() && self.latest.is_some() {
             stderr::write("\r\x1b[K");

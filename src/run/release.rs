@@ -1,4 +1,4 @@
-//! How a run releases its lock and reports it.
+//! Releasing the lock at the end of a run, and reporting it.
 
 use std::time::Duration;
 
@@ -18,19 +18,19 @@ impl Run<'_> {
         let how = if is_lost { Release::at_once(finished.command) } else { how };
         let events = self.end_events(finished);
         events.clone().for_each(|event| self.reporter.log(&event));
-        // Before any message: it may have to wait for a standard error that nobody reads, and the next holder must not.
+        // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
         let released = (!finished.stuck).then(|| store.release(&self.claim.key, &self.claim.token, how));
         events.for_each(|event| self.reporter.print(&event));
         if finished.stuck {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.tell(Event::Failed { why });
         } else if let Some(released) = released.filter(|_| !is_lost) {
-            // After a loss only parts of it may be left in the store. If they cannot be removed, the loss was already reported.
+            // Not after a loss, which was already reported: then the release only removes what may be left in the store.
             self.report_released(how, released);
         }
     }
 
-    /// Releases the lock under which COMMAND was not started, and reports why. Returns the run's outcome.
+    /// Releases a lock under which COMMAND was not started, and reports why. Returns the run's outcome.
     pub(super) fn finish_unstarted(&self, store: &mut dyn Store, why: NotStarted) -> Outcome {
         let how = Release::at_once(None);
         // Before any message, as in `finish`.
@@ -40,8 +40,8 @@ impl Run<'_> {
         outcome
     }
 
-    /// Returns how to release the lock that was granted at `granted_at`, after COMMAND has `finished` in this way. A COMMAND that had to be
-    /// stopped has failed, whatever its status.
+    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way. A COMMAND that had to
+    /// be ended has failed, whatever its status.
     pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
         let succeeded = Outcome::of(finished) == Outcome::Ended(Ending::Exited(0));
         let keep = match &self.plan.sequence {
@@ -64,7 +64,7 @@ impl Run<'_> {
         self.report_released(how, store.release(&self.claim.key, &self.claim.token, how));
     }
 
-    /// Reports what came of the release.
+    /// Reports the result of the release.
     fn report_released(&self, how: Release, released: Result<Released, StoreError>) {
         match released {
             Ok(released) => self.report_freed(how, &released),
@@ -83,7 +83,7 @@ impl Run<'_> {
         }
     }
 
-    /// Reports whether the lock is free.
+    /// Reports whether the lock is free or retained.
     fn report_freed(&self, how: Release, released: &Released) {
         if let Released::Unrecorded(why) = released {
             self.reporter.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
@@ -98,7 +98,7 @@ impl Run<'_> {
         });
     }
 
-    /// Returns the consequence of a lock that is free without a record of the run.
+    /// Describes the consequence of a release that could not be recorded.
     fn what_is_lost(&self, how: Release) -> String {
         let what = match &self.plan.sequence {
             Some(_) => format!("the value of the sequence \"{}\"", self.key()),

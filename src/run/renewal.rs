@@ -1,4 +1,4 @@
-//! When a lease is renewed, and what each answer of the store changes.
+//! When to renew a lease, and what each answer of the store changes.
 //!
 //! Pure: it is given the time and the answers. The thread that asks the store is in [`super::renewer`].
 
@@ -6,12 +6,12 @@ use crate::lock::lease::{Answer, Deadline, Due, Lease};
 use crate::store::{Held, Renewed, StoreError};
 use crate::sys::clock::Moment;
 
-/// A lease that is renewed again and again.
+/// A lease and the state of its renewal.
 pub struct Renewal {
     lease: Lease,
-    /// Why the last attempt has failed, if it has.
+    /// The last error of an attempt, if there was one.
     failure: Option<StoreError>,
-    /// Why the lock is not ours any more, if the store has said so.
+    /// Why the lock is no longer ours, if the store has refused a renewal.
     refusal: Option<String>,
 }
 
@@ -20,9 +20,9 @@ pub struct Renewal {
 pub enum Next {
     /// Nothing until that moment.
     Sleep(Moment),
-    /// Ask the store for another ttl.
+    /// Renew the lease.
     Renew,
-    /// Report that the lease is lost, for this reason.
+    /// Report that the lease is lost for this reason, and end.
     GiveUp(String),
 }
 
@@ -32,7 +32,7 @@ impl Renewal {
         Renewal { lease, failure: None, refusal: None }
     }
 
-    /// Returns what has to be done at `now`.
+    /// Returns what to do at `now`.
     pub fn next(&mut self, now: Moment) -> Next {
         match self.lease.due(now) {
             Due::Sleep(until) => Next::Sleep(until),
@@ -61,7 +61,7 @@ impl Renewal {
         self.lease.answered(sent_at, answer, now)
     }
 
-    /// Skips a renewal that is due at `now`, because lockrun is stopped. It is due again as if the store had not answered.
+    /// Skips a renewal that is due at `now`, because lockrun is stopped. It becomes due again as if the store had not answered.
     pub fn skip(&mut self, now: Moment) {
         self.answered(now, Err(anyhow::anyhow!("lockrun is stopped")), now);
     }

@@ -1,7 +1,7 @@
 //! The renewer: the thread that renews a lease for as long as COMMAND runs.
 //!
-//! It decides nothing by itself: [`super::renewal`] says what is due, and the guardian, which receives every renewal, ends
-//! COMMAND when renewals stop, even if this thread has failed.
+//! It decides nothing itself: [`super::renewal`] says what is due, and the guardian's main thread, to which it reports every renewal,
+//! ends COMMAND when renewals stop, even if this thread has failed.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,10 +22,10 @@ use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
 use crate::sys::wait::readable;
 
-/// Requests need little stack, a TLS handshake more; untouched pages cost nothing.
+/// The thread's stack size: enough for a TLS handshake. Untouched pages cost nothing.
 const STACK: usize = 512 * 1024;
 
-/// A store that the renewer shares until the main thread takes it back. One thread at a time uses it.
+/// A store that the main thread and the renewer share until the main thread takes it back. One thread at a time uses it.
 pub struct SharedStore(Arc<Mutex<Option<Box<dyn Backend>>>>);
 
 impl SharedStore {
@@ -34,7 +34,7 @@ impl SharedStore {
         SharedStore(Arc::new(Mutex::new(Some(store))))
     }
 
-    /// Takes the store back, after which nothing is renewed. Waits for a renewal in progress.
+    /// Takes the store back, so that nothing is renewed any more. Waits for a renewal in progress.
     pub fn take_back(self) -> Box<dyn Backend> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it is taken back once")
     }
@@ -47,17 +47,17 @@ pub struct Renewer {
     work: SyncSender<Work>,
 }
 
-/// A lease that is to be renewed.
+/// A lease to renew, and what that needs.
 struct Work {
     store: SharedStore,
     claim: Claim,
     renewal: Renewal,
-    /// Where renewals are reported; `None` if a lost lease only causes a warning.
+    /// The handle to the guardian; `None` if a lost lease only causes a warning.
     control: Option<Control>,
     reporter: Arc<Reporter>,
 }
 
-/// The thread, at work.
+/// The state of the running thread.
 struct Renewing {
     work: Work,
     stop: Arc<EventFd>,
@@ -65,8 +65,8 @@ struct Renewing {
 }
 
 impl Renewer {
-    /// Creates the thread, which waits for [`Renewer::start`] and ends if the renewer is dropped before. Fails if no descriptor or
-    /// thread is left, which must be found out before COMMAND starts.
+    /// Creates the thread, which waits for [`Renewer::start`], and ends if the renewer is dropped before that. Fails if no descriptor or
+    /// thread is left, which must be known before COMMAND starts.
     pub fn prepare() -> Result<Self, anyhow::Error> {
         let what = "cannot prepare to renew the lease";
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).context(what)?);
@@ -81,7 +81,7 @@ impl Renewer {
         Ok(Renewer { thread: thread.context("cannot start the renewal thread")?, stop, work })
     }
 
-    /// Starts to renew. With a `control`, COMMAND is ended when the lease is lost; without, the loss is only reported.
+    /// Starts to renew. With a `control`, COMMAND is ended when the lease is lost; without one, the loss is only reported.
     pub fn start(
         &self,
         store: &SharedStore,
@@ -91,7 +91,7 @@ impl Renewer {
         reporter: Arc<Reporter>,
     ) {
         let store = SharedStore(Arc::clone(&store.0));
-        // If the thread has failed, nothing is renewed, and COMMAND is ended in time as under any lease that is not renewed.
+        // If the thread has failed, nothing is renewed, and the guardian ends COMMAND in time (not with `--on-lost warn`).
         let _ = self.work.send(Work { store, claim, renewal: Renewal::new(lease), control, reporter });
     }
 
@@ -120,7 +120,7 @@ impl Renewing {
         }
     }
 
-    /// Renews once. Returns `false` if the store was taken back meanwhile: nothing is to be renewed any more.
+    /// Renews once, unless lockrun is stopped. Returns `false` if the store was taken back, so that nothing is to be renewed any more.
     fn renew(&mut self) -> bool {
         let Work { store, claim, renewal, control, .. } = &mut self.work;
         if control.as_ref().is_some_and(Control::is_stopped) {
@@ -150,9 +150,9 @@ impl Renewing {
         self.stop.read().is_ok()
     }
 
-    /// Sleeps until `until`. Returns whether the renewer was stopped before.
+    /// Sleeps until `until`. Returns `true` if the thread must end: it was stopped meanwhile, or cannot set its alarm.
     fn must_stop_before(&mut self, until: Moment) -> bool {
-        // Without an alarm the lease cannot be renewed in time; without renewals COMMAND is surely ended in time.
+        // Without an alarm the lease cannot be renewed in time; without renewals, the guardian ends COMMAND in time.
         if self.alarm.set(Some(until)).is_err() {
             return true;
         }

@@ -15,10 +15,10 @@ use crate::sys::signals::Signals;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// How many values are tried before a search for a free one fails.
+/// How many values are tried before the search for a free one fails.
 const CANDIDATES_MAX: u32 = 10_000;
 
-/// A sequence of values, of which each run takes one.
+/// A sequence of values. Each run uses one.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     /// How one value follows another, and the first value.
@@ -41,13 +41,13 @@ pub enum Order {
     Program {
         /// The first value.
         from: String,
-        /// Called with a value, it prints the next.
+        /// The program, which prints the value that follows its argument.
         program: OsString,
     },
 }
 
-/// Reserves the next value of the key's sequence that no other run has reserved. Returns the grant and the value. If there is none,
-/// this has been reported, and the run's outcome is returned.
+/// Reserves the next value of the key's sequence that no other run has reserved. Returns the grant and the value. If that fails, reports
+/// why and returns the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
@@ -89,11 +89,11 @@ pub fn reserve(
     }
 }
 
-/// Why there is no value.
+/// Why no value was reserved.
 enum Failure {
     Store(RequestError),
     Nothing(String),
-    /// Nothing is reserved for so long, after a failover.
+    /// After a failover, the store reserves nothing for this long.
     Withheld(Duration),
     Interrupted(i32),
 }
@@ -119,7 +119,7 @@ fn count(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i64) -> Resu
     }
 }
 
-/// Returns the value that the program prints for another.
+/// Returns the value that the program prints for `value`.
 fn after(program: &OsString, value: &str, signals: &Signals) -> Result<String, Failure> {
     match next_value::run(program, value, signals) {
         Ok(Found::Value(next)) => Ok(next),
@@ -161,7 +161,7 @@ fn search(
 mod tests {
     use super::*;
 
-    /// A store in which the first values of a sequence are reserved, and which is only asked for more.
+    /// A store in which the first values of a sequence are reserved.
     struct Full {
         reserved: u32,
         asked: u32,
@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    /// What a search among so many reserved values finds, and how often the store was asked.
+    /// Returns what a search finds if the first `reserved` values are reserved, and how often the store was asked.
     fn search_among(reserved: u32) -> (Result<String, String>, u32) {
         let claim = Claim::example();
         let mut store = Full { reserved, asked: 0 };

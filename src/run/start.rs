@@ -1,7 +1,7 @@
 //! Preparing COMMAND before the lock is requested, and starting it under the lock.
 //!
-//! When a waiter's turn comes, others wait for it; and a run that lacks a descriptor or a thread must find that out before it
-//! holds a lock.
+//! Preparations come first, because others wait while a run holds the lock, and because a run that cannot get a descriptor or a thread
+//! must fail before it holds one.
 
 use std::path::Path;
 use std::thread;
@@ -22,14 +22,14 @@ use crate::sys::signals::Signals;
 /// Why COMMAND was not started under the lock.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NotStarted {
-    /// This signal came, which terminates lockrun.
+    /// A signal with this number came, which terminates lockrun.
     Interrupted(i32),
-    /// It could not be.
+    /// Starting it failed.
     Failed(StartFailure),
 }
 
 impl Run<'_> {
-    /// Prepares to start `launch`, and the renewer if the lease has to be renewed. A failure is reported.
+    /// Prepares to start `launch`, and the renewer if the lease has to be renewed. Reports a failure.
     pub(super) fn prepare<'l>(
         &self,
         launch: &'l Launch,
@@ -45,8 +45,8 @@ impl Run<'_> {
         Ok((prepared, renewer))
     }
 
-    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. A failure is not reported: the lock is released
-    /// first, because a message may have to wait.
+    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. Does not report a failure: the caller must first
+    /// release the lock, because a message may have to wait.
     pub(super) fn start(
         &self,
         mut prepared: Prepared<'_>,
@@ -68,13 +68,13 @@ impl Run<'_> {
     }
 }
 
-/// Returns by when COMMAND must be dead under a lease that was granted to a request sent at `lease_from`; `None`: the lease does not end it.
+/// Returns the deadline of a lease that counts from `lease_from`; `None` if there is no lease, or if it does not expire.
 fn deadline(plan: &Plan, lease_from: Option<Moment>) -> Option<Deadline> {
     lease_from.filter(|_| plan.expires).map(|from| plan.terms.deadline(from))
 }
 
-/// Fails if the run needs a /proc that it does not have: to find COMMAND's processes, so as to end them in time or to wait for them, or
-/// to keep a lock in files beyond the run. A plain run on files needs nothing of the kind: the kernel's lock passes to COMMAND.
+/// Fails if the run needs /proc and does not have it: to find COMMAND's processes in order to end them in time or wait for them, or to
+/// keep a lock of the file store after the run. A plain run on the file store does not need it: COMMAND inherits the kernel's lock.
 pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
     if !plan.store.has_leases() && (plan.keep || !plan.min_hold.is_zero()) {
         anyhow::ensure!(
@@ -106,7 +106,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// How often the guardian checks whether a stopped lockrun was continued.
 const STOPPED: Duration = Duration::from_millis(50);
 
-/// Waits while lockrun is stopped: nothing is started on its behalf. Returns the signal that terminates it, if one has come.
+/// Waits while lockrun is stopped, because nothing must be started for it then. Returns the signal that terminates it, if one has come.
 fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
     loop {
         let signal = signals.obey();

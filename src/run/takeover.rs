@@ -10,8 +10,8 @@ use crate::supervise::guardian::watched_by_lockrun::End;
 use crate::sys::clock::Moment;
 use crate::sys::stderr;
 
-/// Returns the outcome of a run whose guardian came to this `end`. Before that, cancels the claim or releases the lock if the guardian
-/// may not have done so. The guardian's requests may arrive after ours: only it knew whether all were answered.
+/// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the guardian may not
+/// have done so. The guardian's own requests may still arrive after that: only the guardian knew whether all were answered.
 pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     stderr::hurry();
     match end {
@@ -34,7 +34,7 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Back
             Outcome::of(finished)
         }
         End::Unreleased(finished) => {
-            // If the guardian has released the lock, releasing it again changes nothing.
+            // If the guardian has already released the lock, releasing it again changes nothing.
             if !finished.stuck {
                 let run = Run::new(plan, claim);
                 store.expect_late_requests();

@@ -1,5 +1,5 @@
-//! Waiting for a lock, above all stores: try, sleep and try again until the patience runs out, through stops of lockrun and
-//! outages of the store; and whatever ends the wait, nothing of the claim stays in the store.
+//! Waiting for a lock, the same for all stores: try, sleep and try again until the patience runs out, through stops of lockrun and
+//! outages of the store. Unless the lock is granted, the claim is cancelled, however the wait ends.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -12,61 +12,60 @@ use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// How long a waiter that has reached the store before tolerates an outage: a restart or a failover is over by then.
+/// How long an outage a waiter tolerates if it has reached the store before: a restart or a failover is over by then.
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
 
-/// How often a guardian whose lockrun is stopped checks whether it was continued.
+/// How often the guardian checks whether a stopped lockrun was continued.
 const STOPPED: Duration = Duration::from_millis(100);
 
 /// How to wait for a lock that is held.
 pub struct Wait<'a> {
-    /// Until when; `None`: for ever.
+    /// When to give up; `None`: never.
     pub until: Option<Moment>,
-    /// How many may wait already; `None`: any number.
+    /// The claim does not join the queue if this many already wait; `None`: no limit.
     pub max_waiting: Option<u32>,
-    /// The signals, some of which end the wait.
+    /// lockrun's signals. One that would terminate lockrun ends the wait.
     pub signals: &'a Signals,
-    /// Hears how the wait goes.
+    /// Observes the wait.
     pub watcher: &'a mut dyn Watcher,
 }
 
-/// Looks on while lockrun waits.
+/// Observes a wait for a lock.
 pub trait Watcher: WaitObserver {
-    /// The lock is held, and we wait: called when the wait begins, and whenever the store tells something newer.
-    /// Returns whether to go on waiting.
+    /// Called after each answer that the lock is held. Returns whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
-    /// The wait is over, and something of the claim may be left in the store for ever: what, in words.
+    /// Called when the wait is over, if the claim may have left something in the store for ever. `what` describes it.
     fn left_behind(&mut self, what: &str);
 }
 
-/// How a wait for a lock has ended.
+/// How a wait for a lock ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// The lock is ours.
+    /// The lock was acquired.
     Mine(Grant),
-    /// Another holds it, and the patience is at its end.
+    /// Another run holds it, and the time for waiting is over, or the watcher refused to wait for this holder.
     Held(Held),
-    /// Another holds it, and too many wait for it already.
+    /// Another run holds it, and the claim could not join the queue: see [`Tried::QueueFull`].
     QueueFull(Held),
-    /// The lock is not wanted: a run has succeeded lately.
+    /// The lock is not needed: a run has succeeded recently.
     Done(Done),
-    /// A signal of this number ended the wait.
+    /// A signal with this number ended the wait.
     Interrupted(i32),
 }
 
-/// Asks for the lock once, and does not wait. After an error the claim is cancelled.
+/// Requests the lock once, without waiting. After an error, cancels the claim.
 pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreError> {
     store.try_acquire(claim, IfHeld::Leave).map_err(|failed| failed.cancel(store, claim))
 }
 
-/// Acquires the lock, in turn with the other waiters. If it does not get it, the claim has left the queue and is cancelled.
+/// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has been cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, max_waiting, signals, watcher } = wait;
     let mut attempt = Attempt { store, claim, heard_at: None, held: None, may_hold: false };
     let acquired = attempt.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
     match acquired {
-        // Nothing to cancel: the claim has left the queue by its last request, or has not joined it.
+        // Nothing to cancel: the claim's last request has left the queue, or has not joined it.
         Ok(Over::Granted(grant)) => Ok(Acquired::Mine(grant)),
         Ok(Over::OutOfPatience(held)) => Ok(Acquired::Held(held)),
         Ok(Over::QueueFull(held)) => Ok(Acquired::QueueFull(held)),
@@ -88,28 +87,29 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
 
 /// Why a wait is over.
 enum Over {
-    /// The lock is ours.
+    /// The lock was acquired.
     Granted(Grant),
-    /// The lock was still held when the patience was at its end, and we have left the queue.
+    /// The lock was still held when the time for waiting was over, and the claim has left the queue.
     OutOfPatience(Held),
-    /// Too many wait already.
+    /// The claim could not join the queue: see [`Tried::QueueFull`].
     QueueFull(Held),
-    /// A run has succeeded lately.
+    /// A run has succeeded recently.
     NotWanted(Done),
-    /// The watcher does not want to wait for this holder, or the store had no time to answer once more.
+    /// The watcher refused to wait for this holder, or the store was too busy to answer the last request.
     Hopeless(Held),
-    /// A signal of this number came.
+    /// A signal with this number came.
     Signal(i32),
 }
 
-/// A claim that waits.
+/// A waiting claim.
 struct Attempt<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
-    /// When the store last said that we are in the queue, or that it is busy, or was found to be gone while we waited; before that, when
-    /// it was found to be slow. Before it has been heard of once, its absence is an error like any other.
+    /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it is busy, or when
+    /// the last sleep ended; if none of these has happened, when the store was first found slow. Until it is set, an unreachable store is
+    /// an error at once.
     heard_at: Option<Moment>,
-    /// Who held the lock when the store said so last.
+    /// The holder that the store last named.
     held: Option<Held>,
     /// Whether a try was not answered: it may have acquired the lock, or still do so. A place in the queue alone is not left for ever.
     may_hold: bool,
@@ -125,7 +125,7 @@ impl Attempt<'_> {
     ) -> Result<Over, RequestError> {
         let mut backoff = Backoff::new();
         loop {
-            // Until lockrun is continued, we do not listen; then we ask what has become of our place.
+            // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in the queue may be lost.
             while watcher.is_stopped() {
                 if let Some(signal) = pause(STOPPED, waiter, watcher)? {
                     return Ok(Over::Signal(signal));
@@ -148,14 +148,14 @@ impl Attempt<'_> {
                     self.held = Some(held);
                     match self.store.sleep(self.claim, until, waiter, watcher) {
                         Ok(Wakeup::TryAgain) => {
-                            // Until now nothing was wrong with it.
+                            // The store has worked until now.
                             self.heard_at = Some(Moment::now());
                             backoff = Backoff::new();
                             continue;
                         }
                         Ok(Wakeup::Signal(signal)) => return Ok(Over::Signal(signal)),
                         Err(failed) if failed.trouble == Trouble::Lasting => return Err(failed),
-                        // That it answered before is no proof that the next try will do better: the pauses grow.
+                        // Do not reset the pauses: the store answered before this failed sleep, too.
                         Err(_) => self.heard_at = Some(Moment::now()),
                     }
                 }
@@ -172,21 +172,21 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns whether to try again after a request that has met with this trouble.
+    /// Returns whether to try again after a request that failed with this trouble.
     fn bears_with(&mut self, trouble: Trouble) -> bool {
         let now = Moment::now();
         match trouble {
             Trouble::Lasting => return false,
             Trouble::Away => {}
-            // So many others come at once that the server had no time for us, or it hangs.
+            // The server is overloaded, or hangs.
             Trouble::Slow => self.heard_at = self.heard_at.or(Some(now)),
-            // So many others wait for this lock.
+            // The store works, but too many others request this lock.
             Trouble::Busy => self.heard_at = Some(now),
         }
         self.heard_at.is_some_and(|heard_at| now.since(heard_at) < OUTAGE_MAX)
     }
 
-    /// Leaves the queue, where no error tells what may be left if the store does not confirm that.
+    /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in this case.
     fn cancel_or_tell(&mut self, watcher: &mut dyn Watcher) {
         let is_clean = self.cancel();
         if let Some(left) = left_behind(self.claim, is_clean || !self.may_hold) {
@@ -194,13 +194,13 @@ impl Attempt<'_> {
         }
     }
 
-    /// Leaves the queue. Returns whether the store has confirmed that.
+    /// Cancels the claim. Returns whether the store has confirmed that.
     fn cancel(&mut self) -> bool {
         self.store.cancel(self.claim, false)
     }
 }
 
-/// Waits for `span`. Returns the signal that came, if one did that would end lockrun.
+/// Waits for `span`. Returns a signal that would terminate lockrun, if one came.
 fn pause(span: Duration, waiter: &mut Waiter<'_>, watcher: &mut dyn Watcher) -> Result<Option<i32>, StoreError> {
     match waiter.wait_for(None, Some(Moment::now() + span), watcher)? {
         WakeReason::Signal(signal) => Ok(Some(signal)),

@@ -1,4 +1,4 @@
-//! The loop on a store that answers as a test wants it.
+//! Tests of the waiting loop, on a store with scripted answers.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,11 +19,11 @@ const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None };
 struct Scripted {
     tries: VecDeque<Answer>,
     sleeps: VecDeque<Result<Wakeup, RequestError>>,
-    /// What it was asked for.
+    /// The requests that it got.
     asked: Vec<IfHeld>,
     /// How often the claim was cancelled.
     cancelled: u32,
-    /// It does not confirm that.
+    /// Whether it fails to confirm a cancellation.
     is_away: bool,
 }
 
@@ -66,12 +66,12 @@ impl Store for Scripted {
     }
 }
 
-/// Looks on, and goes on waiting or not.
+/// A watcher that goes on waiting or not.
 struct Onlooker {
     goes_on: bool,
-    /// As often it says that lockrun is stopped.
+    /// How many more times it says that lockrun is stopped.
     stops: Cell<u32>,
-    /// What it was told to be left in the store.
+    /// What was reported as left in the store.
     left: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ fn failed<T>(is_transient: bool, left_nothing: bool) -> Result<T, RequestError> 
     Err(RequestError { error: anyhow!("the store fails"), trouble, left_nothing })
 }
 
-/// Waits until `until` for a lock in a store that answers so. Returns what came of it, in words if it failed, and the store.
+/// Waits until `until` for a lock in a store with these answers. Returns the result, with an error as text, and the store.
 fn wait(
     tries: impl IntoIterator<Item = Answer>,
     sleeps: impl IntoIterator<Item = Result<Wakeup, RequestError>>,
@@ -136,7 +136,7 @@ fn wait(
     (acquired, store)
 }
 
-/// The same for ever.
+/// Does the same without a limit.
 fn wait_for_ever(tries: impl IntoIterator<Item = Answer>) -> (Result<Acquired, String>, Scripted) {
     wait(tries, [], None, true)
 }
@@ -200,7 +200,7 @@ fn slow() -> Answer {
 fn a_store_that_is_slow_is_waited_for() {
     let (acquired, store) = wait_for_ever([slow(), failed(true, true), HELD, slow(), MINE]);
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
-    // Not when the patience is at its end, and nothing is known of a holder.
+    // But not when the time for waiting is over and no holder is known.
     let (acquired, store) = wait([slow()], [], Some(Moment::now()), true);
     assert_eq!((acquired, store.cancelled), (Err("the store is slow".into()), 1));
 }
@@ -235,7 +235,7 @@ fn patience_with_a_slow_store_ends() {
 
 #[test]
 fn who_cannot_ask_once_more_at_the_end_was_kept_waiting() {
-    // The pauses between them grow to half a second.
+    // Few of these are needed: the pauses between them grow to half a second.
     let answers = [HELD].into_iter().chain(std::iter::repeat_with(busy).take(20));
     let (acquired, store) = wait(answers, [], Some(Moment::now() + Duration::from_millis(50)), true);
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Held(Held::default())), 1));
