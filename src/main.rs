@@ -1,6 +1,6 @@
 //! lockrun: run a command under a lock, on this machine and across servers.
 //!
-//! This file parses, dispatches and exits. The story of a run is in `run/mod.rs`.
+//! This file parses, dispatches and exits. `run/mod.rs` shows the course of a run.
 
 // Without Rust's own start-up: see `supervise::entry`.
 #![cfg_attr(not(test), no_main)]
@@ -45,17 +45,17 @@ use text::wrap::wrapped;
 /// The last line of a message about the command line.
 const MORE: &str = "For more information, try '--help'.";
 
-/// The most columns of a help.
+/// The greatest width of help texts, in columns.
 const HELP_WIDTH: usize = 100;
 
-/// The body of `main`, for the words of the command line after the program's name. Returns the exit status, or does not return because a
-/// signal terminates the process.
+/// The body of `main`. `args` are the words after the program's name. Returns the exit status, or does not return because a signal
+/// terminates the process.
 fn main_story(args: Vec<OsString>) -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
         report::say(&format!("internal error: {panic}"));
-        // No abort: a core file would contain the store's password. If this is one of two processes, the other handles this end like
-        // any other.
+        // Not abort(3): a core file would contain the store's password. If lockrun has a guardian, the other process handles this end
+        // like any other.
         supervise::end_now(Outcome::Failed.ending());
     }));
     let outcome = dispatch(args).unwrap_or_else(|error| {
@@ -97,13 +97,13 @@ fn run(args: Vec<OsString>) -> Result<Outcome> {
     run::run(&plan, &Signals::take_over().context("cannot block signals")?)
 }
 
-/// Returns the parser's message about a run's command line, worded by the full definition.
+/// Parses a run's command line again with the full definition, and returns the error, whose message has the full texts.
 fn with_full_texts(error: clap::Error, args: Vec<OsString>) -> clap::Error {
     let definition = if error.kind() == ErrorKind::DisplayHelp { cli::all() } else { cli::documented() };
     definition.try_get_matches_from(args).err().unwrap_or(error)
 }
 
-/// Runs the subcommand that `word`, the first of `args`, names.
+/// Runs the subcommand named by `word`, the first of `args`.
 fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if let Some(subcommand) = Subcommand::named(word) {
         let mut definition = subcommand.definition();
@@ -160,7 +160,7 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     input::text(input::read_trusted_file_or_pipe(path)?)
 }
 
-/// Returns the error for a first word that is not a known subcommand; `after` are the words behind it.
+/// Returns the error for a first word that is not a known subcommand; `after` are the words that follow it.
 fn unknown(word: &OsStr, after: &[OsString]) -> UsageError {
     let text = word.to_string_lossy();
     let next = after.first().and_then(|next| next.to_str());
@@ -176,7 +176,7 @@ fn unknown(word: &OsStr, after: &[OsString]) -> UsageError {
     format!("{}{meant}", none_of_ours(word)).into()
 }
 
-/// Says that a word is none of the known subcommands, and names the one that was most likely meant.
+/// Returns the message that a word is not a known subcommand, with the one that was most likely meant.
 fn none_of_ours(word: &OsStr) -> String {
     let names = Subcommand::ALL.map(Subcommand::name).join(", ");
     let text = word.to_string_lossy();
@@ -188,7 +188,7 @@ fn none_of_ours(word: &OsStr) -> String {
     format!("{word} is not one of lockrun's commands ({names}, help){meant}")
 }
 
-/// Prints the parser's message about a command line of this `definition`: help, or what is wrong.
+/// Prints the parser's message for this `definition`, which is requested help or an error. Returns the run's outcome.
 fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
@@ -201,7 +201,7 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     Outcome::BadUsage
 }
 
-/// Writes requested help to standard output, as wide as the terminal and at most [`HELP_WIDTH`]. If that is closed, there is nowhere to
+/// Writes requested help to standard output, as wide as the terminal but at most [`HELP_WIDTH`]. Ignores a failure, as there is nowhere to
 /// report it.
 fn print_help(text: &str) {
     let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));

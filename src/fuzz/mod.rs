@@ -1,7 +1,7 @@
-//! What is fuzzed: everything that reads what others have written. `make fuzz` looks for inputs that break one of these; those that have,
-//! and others of each kind, lie in `fuzz/corpus`, and are tried with each run of the tests.
+//! The fuzz targets: all code that parses input from outside. `make fuzz` searches for inputs that make a target panic. Inputs that once
+//! did, and examples of each kind, are in `fuzz/corpus`; every run of the tests tries them.
 //!
-//! A target is a function that panics if what it is about does not hold. The targets stand beside what they try.
+//! A target is a function that panics if an invariant does not hold. Each target is next to the code that it tests.
 
 #[cfg(test)]
 mod replay;
@@ -12,24 +12,24 @@ use crate::store;
 use crate::supervise::guardian;
 use crate::text;
 
-/// Something that is fuzzed.
+/// A fuzz target.
 pub struct Target {
-    /// Its name, and that of its directory in the corpus.
+    /// Its name, which is also that of its directory in the corpus.
     pub name: &'static str,
     run: fn(&[u8]),
 }
 
 impl Target {
-    /// Tries one input. Panics if it breaks something.
+    /// Tries one input. Panics if that breaks an invariant.
     pub fn run(&self, input: &[u8]) {
-        // One that has the password may have found it in the fuzzer's own comparisons, and says it anywhere.
+        // An input with the password, which the fuzzer can learn from comparisons, would put it into any output.
         if !String::from_utf8_lossy(input).contains(PASSWORD) {
             (self.run)(input);
         }
     }
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 14] = [
     Target { name: "url", run: store::fuzz::url },
     Target { name: "duration", run: text::fuzz::duration },
@@ -47,15 +47,15 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "guardian", run: guardian::fuzz::messages },
 ];
 
-/// A password that no input has by chance, and no message may have.
+/// A password that no input contains by chance, and no message may contain.
 pub const PASSWORD: &str = "pw0rd-0f-0urs";
 
-/// Checks that a text for people does not say the password.
+/// Checks that a text for people does not contain the password.
 pub fn check_secret(text: &str) {
     assert!(!text.contains(PASSWORD), "the password is said: {text:?}");
 }
 
-/// Checks that a text can be shown on a terminal: no control character but the end of a line, nor any that deceives its reader.
+/// Checks that a text is safe to show on a terminal: it has no control character except newline, and none that deceives its reader.
 pub fn check_harmless(text: &str) {
     let escaped = text::escape::escaped_lines(text);
     assert_eq!(escaped.trim_end_matches('\n'), text.trim_end_matches('\n'), "it is not escaped");

@@ -1,4 +1,4 @@
-//! The corpus, tried again by each run of the tests, and each of its inputs with some changes.
+//! Replays the corpus in every run of the tests: each input as it is, and with random changes.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -8,17 +8,17 @@ use fastrand::Rng;
 
 use super::{TARGETS, Target};
 
-/// How many changes of each input are tried.
+/// How many changed versions of each input are tried.
 const CHANGES: u64 = if cfg!(debug_assertions) { 100 } else { 1000 };
 
-/// The most of an input, so that reviewers can read it.
+/// The longest input in bytes, so that reviewers can read it.
 const LENGTH_MAX: usize = 8 * 1024;
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
 }
 
-/// Returns the names and the inputs of a target, in their order.
+/// Returns the inputs of a target with their file names, sorted by name.
 fn corpus(target: &Target) -> Vec<(String, Vec<u8>)> {
     let directory = directory().join(target.name);
     let entries = fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
@@ -32,7 +32,7 @@ fn corpus(target: &Target) -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
-/// Returns an input that is changed in a few places, or mixed with another one.
+/// Returns the input, changed in a few places or mixed with another one.
 fn changed(input: &[u8], inputs: &[(String, Vec<u8>)], random: &mut Rng) -> Vec<u8> {
     let mut input = input.to_vec();
     for _ in 0..random.usize(1..=4) {
@@ -60,7 +60,7 @@ fn try_one(target: &Target, name: &str, input: &[u8]) {
     assert!(tried.is_ok(), "{} breaks by {name}: {:?}", target.name, input.escape_ascii().to_string());
 }
 
-/// Tries the inputs of a target, and changes of them.
+/// Tries the inputs of a target, and changed versions of them.
 fn try_all(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).expect("is a target");
     let inputs = corpus(target);
@@ -76,7 +76,7 @@ fn try_all(name: &str) {
     }
 }
 
-/// A test for each target: they wait a part of their time.
+/// Defines one test for each target, so that they run in parallel.
 macro_rules! no_input_breaks {
     ($($target:ident)*) => {
         mod no_input_breaks {
@@ -107,7 +107,7 @@ fn every_directory_is_a_targets() {
     }
 }
 
-/// Returns the packages of a `Cargo.lock`, but for the one that it is of, each with its version.
+/// Returns the packages of a `Cargo.lock` except lockrun itself, each with its version.
 fn packages(lock: &str) -> Vec<(String, String)> {
     let value = |line: Option<&str>, name: &str| {
         let value = line.and_then(|line| line.strip_prefix(name)?.strip_prefix(" = ")).unwrap_or_default();
@@ -125,7 +125,7 @@ fn dependencies(manifest: &str) -> &str {
     manifest.split_once("\n[dependencies]\n").expect("has some").1.split_once("\n\n").expect("are not last").0
 }
 
-// The fuzzer is a package of its own, which has to name the same again.
+// The fuzzer is a separate package, which has to repeat lockrun's dependencies.
 #[test]
 fn the_fuzzer_is_built_of_what_lockrun_is_built_of() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
