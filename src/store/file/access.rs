@@ -1,9 +1,9 @@
-//! Who may use a lock directory: one user, or the members of a group. What follows from that for the directory and for its files stands
-//! here, and nowhere else.
+//! Who may use a lock directory: one user, or the members of a group. Everything that follows from this for the directory and its files
+//! is here.
 //!
-//! One user's directory is trusted with all that lies in it. In a group's directory, what lies there may have been planted by a member, so
-//! a file is used only if it can be nothing but a lock's: it is a regular file of that group with one name. Its mode is never changed: the
-//! file may be another's, moved there from elsewhere. All locks are the kernel's, so they need no more rights than to open the file.
+//! Everything in one user's directory is trusted. In a group's directory a member may have planted something, so a file is used only if it
+//! looks like a lock file: a regular file of that group with one name. Its mode is never changed, because a member may have moved another
+//! user's file there. All locks are the kernel's, so a run needs no right but to open the file.
 
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
@@ -24,31 +24,31 @@ use crate::sys::{acl, trust};
 use crate::text::escape::escaped_path;
 use crate::text::shell::{path_word, word};
 
-/// The bits of a mode that must not be set in one user's directory: in one that the user named, and in the default one.
+/// The mode bits that must not be set on one user's directory: on one that the user named, and on the default one.
 const OTHERS_WRITE: u32 = 0o022;
 const OTHERS_AT_ALL: u32 = 0o077;
 
-/// The mode of a group's directory: what is created there belongs to the group. It is not sticky, because the kernel may refuse to open
-/// another user's file for creation in a sticky directory (fs.protected_regular), to root too.
+/// The mode of a group's directory: files created there belong to the group. It is not sticky, because in a sticky directory the kernel may
+/// refuse to open another user's file with `O_CREAT`, even to root (fs.protected_regular).
 const SHARED: u32 = 0o2770;
 
-/// The bits of a mode that a group's lock file has at least.
+/// The mode bits that must be set on a group's lock file.
 const GROUP_USES: u32 = 0o060;
 
-/// What follows from it that something is not as a lock's file is, and what to do, to be put after what it is.
+/// The end of a message that says how something differs from a lock file: what that means, and what to do.
 pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that nothing works under \
     the lock, find out who put it there, then remove it";
 
-/// The sticky bit of a file. systemd-tmpfiles(8), which removes old files below /tmp and elsewhere whether they are locked or not, keeps
-/// one that has it.
+/// The sticky bit, set on lock files. systemd-tmpfiles(8) removes old files below /tmp and elsewhere, whether they are locked or not, but
+/// keeps files that have it.
 const KEPT: Mode = Mode::S_ISVTX;
 
 /// Who may use a lock directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Its owner, in the default directory of that user.
+    /// Its owner: the directory is that user's default one.
     Owner,
-    /// Its owner, in a directory that the user named. Others may look at it.
+    /// Its owner: the user named the directory. Others may read it.
     OwnerOfNamed,
     /// Its owner and the members of this group.
     Group(Group),
@@ -63,7 +63,8 @@ impl Access {
         }
     }
 
-    /// Fails if this user has no right to use the directory at `path`, whatever that is, or if others could put another in its place.
+    /// For a group's directory, fails if this user is not a member, or if others could replace the directory at `path`. Does not look at the
+    /// directory itself.
     pub(super) fn check_path(&self, path: &Path) -> Result<(), StoreError> {
         let Some(group) = self.group() else { return Ok(()) };
         if !group.has_us().context("cannot find out the groups of this user")? {
@@ -75,14 +76,14 @@ impl Access {
                 word(&group.spelled())
             );
         }
-        // First of all: root may be told to do something to that path.
+        // Before other checks, whose messages may tell root to do something at that path.
         trust::check_above(path).or_else(|error| refuse(path, &error.to_string()))
     }
 
-    /// Creates the directory at `path`, which is missing, with the rights of its owner alone. The inner error is that this fails.
+    /// Creates the missing directory at `path`, for its owner alone. If that fails, returns the inner error.
     ///
-    /// A group's directory is not created: one that a member made would belong to that member, and no other would use it; and a
-    /// mistyped path must not become a second set of the same locks.
+    /// Does not create a group's directory, and returns the outer error: a directory created by a member would belong to that member, and
+    /// the others would refuse it; and a mistyped path must not become a second set of the same locks.
     pub(super) fn create_directory(&self, path: &Path) -> Result<io::Result<()>, StoreError> {
         match self.group() {
             None => Ok(DirBuilder::new().mode(0o700).create(path)),
@@ -101,7 +102,7 @@ impl Access {
         }
     }
 
-    /// Fails if the open `directory` at `path`, which has this `stat`, can be used by others than it should.
+    /// Fails if users who should not can use the open `directory` at `path`, which has this `stat`.
     pub(super) fn check_directory(&self, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
         let forbidden = match self {
             Access::Owner => OTHERS_AT_ALL,
@@ -116,7 +117,7 @@ impl Access {
                 group.spelled()
             );
         }
-        // A directory for all, such as /tmp: its mode is right as it is.
+        // A directory for all users, such as /tmp: its mode is right, so do not advise changing it.
         if stat.st_mode & forbidden != 0 && stat.st_mode & KEPT.bits() != 0 {
             bail!(
                 "refuses the lock directory {path}: others can write to it (mode {:04o}); name one below it that is yours alone, such \
@@ -140,11 +141,11 @@ impl Access {
         Ok(())
     }
 
-    /// Opens a lock file by `open`, which creates it with the given mode if it is missing.
+    /// Opens a lock file with `open`, which creates the file with the given mode if it is missing.
     pub(super) fn open_or_create<T>(&self, open: impl FnOnce(Mode) -> T) -> T {
         match self {
             Access::Owner | Access::OwnerOfNamed => open(self.file_mode()),
-            // At once with all rights: were they given afterwards, another member could find the file without.
+            // Created with its final mode: otherwise another member could find the file before its mode is set.
             Access::Group(_) => {
                 let mask = umask(Mode::empty());
                 let opened = open(self.file_mode());
@@ -162,14 +163,14 @@ impl Access {
         }
     }
 
-    /// Fails if a file may be none of a lock. The error says why, to be put after its path, and what to do.
+    /// Fails if a file in a group's directory may not be a lock file. The error says why and what to do; it is to follow the file's path.
     pub(super) fn check_file(&self, stat: impl FnOnce() -> nix::Result<FileStat>) -> Result<(), String> {
         let Some(group) = self.group() else { return Ok(()) };
         let stat = stat().map_err(|errno| errno.desc().to_owned())?;
         let why = if stat.st_mode & SFlag::S_IFMT.bits() != SFlag::S_IFREG.bits() {
             let is_directory = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFDIR.bits();
             if is_directory { "it is a directory" } else { "it is not a regular file" }.to_owned()
-        // One that has just been removed has none.
+        // A file that has just been removed has 0 names, which is harmless.
         } else if stat.st_nlink > 1 {
             format!("it has {} names (hard links)", stat.st_nlink)
         } else if stat.st_gid != group.gid() {
@@ -182,18 +183,18 @@ impl Access {
         Err(format!("{why}{PLANTED}"))
     }
 
-    /// Returns what to do with the lock file at `path` whose record is of no use, once nothing works under the lock: to be put after a
+    /// Returns what to do with the lock file at `path` if its record is useless, once nothing works under the lock. The text is to follow a
     /// comma or "then".
     pub(super) fn remedy(&self, path: &str) -> String {
         match self {
-            // The file stays the one on which those who run have their locks.
+            // Emptied, not removed: other runs may have this file open, and their locks on it.
             Access::Owner | Access::OwnerOfNamed => format!("empty the file: truncate -s 0 {}", word(path)),
-            // Root would follow a link that a member has put there meanwhile.
+            // Removed, not emptied: truncate, run by root, would follow a link that a member has put there meanwhile.
             Access::Group(_) => format!("remove the file: rm {}", word(path)),
         }
     }
 
-    /// Gives a lock file of our own its mode, if that is another: because of a umask, or of a chmod.
+    /// Restores the mode of a lock file in one user's directory, if a umask or a chmod has changed it.
     pub(super) fn restore_mode(&self, file: &File, stat: &FileStat) {
         let mode = self.file_mode();
         if self.group().is_none() && stat.st_mode & 0o7777 != mode.bits() {
@@ -207,8 +208,8 @@ fn installing(group: &Group, path: &Path) -> String {
     format!("install -d -o root -g {} -m {SHARED:o} {}", word(&group.spelled()), path_word(path))
 }
 
-/// Returns the commands that make root's directory at `path` fit for the group, to be put after a message. Returns nothing if root should
-/// not type them: there is something in the directory already, or others can put another thing in its place.
+/// Returns the end of a message: the commands that make root's directory at `path` fit for the group. Returns nothing if root should not
+/// run them, because the directory is not empty, is meant for all users, or could be replaced by others.
 fn fitting(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> String {
     let is_sticky = stat.st_mode & Mode::S_ISVTX.bits() != 0;
     let is_roots = || stat.st_uid == 0 && trust::first_not_roots(path).is_ok_and(|step| step.is_none());
@@ -219,14 +220,14 @@ fn fitting(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> 
     format!("; if it is meant for that, let root run: chgrp {group} {path} && chmod {SHARED:o} {path}")
 }
 
-/// Returns whether nothing is in the open directory, as far as we can see.
+/// Returns whether the open directory is empty; `false` if it cannot be read.
 fn is_empty(directory: &OwnedFd) -> bool {
     let opened = Dir::openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
     let is_other = |name: &CStr| name != c"." && name != c"..";
     opened.is_ok_and(|mut opened| opened.iter().all(|entry| entry.is_ok_and(|entry| !is_other(entry.file_name()))))
 }
 
-/// Fails if others than the members of `group` and the owner, root or this user, can use the open `directory`.
+/// Fails if users other than the members of `group` can use the open `directory`, or if its owner is neither root nor this user.
 fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
     let us = geteuid();
     let mode = stat.st_mode & 0o7777;

@@ -1,4 +1,4 @@
-//! The answers of the rules, as the store gives them.
+//! Converts the answers of the rules ([`crate::lock::state`]) to the store's.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::store::from_state::{self, held};
 use crate::store::{Grant, KeyStatus, Living, Reserved, Revoked, StoreError};
 use crate::sys::clock::Moment;
 
-/// Returns what was granted now.
+/// Returns the grant of a lock that was acquired just now; under a lease if it is `leased`.
 pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
     let lease_from = if leased { Some(Moment::now()) } else { None };
     Grant { fence, slot, lease_from }
@@ -21,7 +21,7 @@ pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
 pub(super) fn reserved(reserved: state::Reserved) -> Reserved {
     match reserved {
         state::Reserved::Mine { fence, slot, value } => Reserved::Mine(grant(fence, slot, false), value),
-        // No request is on its way to a file.
+        // `Cancelled` does not occur: no request to a file can be in flight.
         state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
         state::Reserved::NoNext(last) => Reserved::NoNext(last),
         state::Reserved::Moved(last) => Reserved::Moved(last),
@@ -46,20 +46,20 @@ pub(super) fn revoked(revoked: state::Revoked, file: &LockFile, now: Now) -> Rev
     }
 }
 
-/// Returns the living processes that keep a slot taken: lockrun, which had this pid, or, if that is dead, all that have inherited
-/// it. Only those that we may look into.
+/// Returns the living processes that keep a slot taken: lockrun, which had this pid, or if it is dead, all that have inherited the slot's
+/// lock. Finds only processes that this user may inspect.
 fn keepers(pid: u32, slot: u32, file: &LockFile) -> Vec<u32> {
     let pids = waiters::with_lock(file, lock_file::byte_of(slot));
-    // The number of one that has died may be another's by now.
+    // The pid of a dead lockrun may have been reused: it counts only if that process has the lock.
     if pids.contains(&pid) { vec![pid] } else { pids }
 }
 
-/// Returns the key whose state stands in the file of this `name`; `None` if it is no lock of ours, or not yet.
+/// Returns the key whose state is in the file of this `name`; `None` if the file is not that key's, or has no state yet.
 pub(super) fn key_in(state: &LockState, name: &str) -> Option<Key> {
     Key::new(state.key.as_ref()).ok().filter(|key| directory::file_name(key) == name)
 }
 
-/// Returns what is known of one key. The kernel knows who waits.
+/// Returns the status of one key, with the waiters that the kernel knows.
 pub(super) fn status(
     key: Key,
     state: &LockState,

@@ -1,4 +1,4 @@
-//! The clocks of this machine, as the records of locks have them: milliseconds since it was started, and of Unix time.
+//! The clocks of this machine as used in the records of locks: milliseconds since boot, and milliseconds of Unix time.
 
 use std::io;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ pub(super) fn now() -> Now {
     Now { ms: boot_ms(Moment::now()), unix_ms }
 }
 
-/// Returns the kernel's name for this boot: the epoch of the clock.
+/// Returns the kernel's id of this boot: the epoch of the boot clock.
 pub(super) fn this_boot() -> io::Result<String> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let explain = |error: io::Error| {
@@ -25,18 +25,18 @@ pub(super) fn this_boot() -> io::Result<String> {
     Ok(std::fs::read_to_string(PATH).map_err(explain)?.trim_end().to_owned())
 }
 
-/// Returns the moment that lies so many milliseconds after the start of the machine.
+/// Returns the moment `boot_ms` milliseconds after the machine booted.
 pub(super) fn at_boot_ms(boot_ms: u64) -> Moment {
     Moment::from_boot(Duration::from_millis(boot_ms.saturating_add_signed(clock_ahead_ms())))
 }
 
-/// Returns `moment` in milliseconds after the start of the machine, which all time namespaces have in common.
+/// Returns `moment` in milliseconds after the machine booted, which is the same in all time namespaces.
 fn boot_ms(moment: Moment) -> u64 {
     millis(moment.since_boot()).saturating_add_signed(clock_ahead_ms().saturating_neg())
 }
 
-/// Returns by how many milliseconds the boot clock is ahead in the time namespace of this process: see time_namespaces(7). 0 on a
-/// kernel that has no such namespaces.
+/// Returns by how many milliseconds the boot clock is ahead in this process's time namespace, see time_namespaces(7); 0 on a kernel
+/// without time namespaces.
 fn clock_ahead_ms() -> i64 {
     static AHEAD: OnceLock<i64> = OnceLock::new();
     *AHEAD.get_or_init(|| {
@@ -45,7 +45,7 @@ fn clock_ahead_ms() -> i64 {
     })
 }
 
-/// Reads lines of a clock's name, seconds and nanoseconds.
+/// Parses `timens_offsets`: lines of a clock's name, seconds and nanoseconds.
 fn read_clock_ahead_ms(offsets: &str) -> Option<i64> {
     let line = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?;
     let (seconds, nanoseconds) = line.trim().split_once(' ')?;

@@ -1,43 +1,43 @@
-//! How a record is stored: as two copies that are written in turn. A process that is killed while it writes one, or finds the disk
-//! full, leaves the other whole.
+//! How a record is stored: as two copies that are written in turn. If a process is killed while it writes one, or finds the disk full,
+//! the other stays whole.
 //!
 //! ```text
 //! lockrun CHECKSUM SERIAL SIZE LENGTH      in hexadecimal
 //! {"key":...}                              the record, of LENGTH bytes
 //! ```
 //!
-//! The whole copy with the highest serial counts. The first lies at the beginning of the file, each later one there or at a power
-//! of two, but never over the one before it: so no two share a sector, which is what a disk writes in one piece when the power
-//! fails. The file has had SIZE bytes since the copy was written: one that is shorter was cut off, and with it what may have been
-//! a newer copy.
+//! Of the copies that are whole, the one with the highest serial counts. The first is at the beginning of the file, each later one there
+//! or at a power of two, but never over the one before it: so no two share a sector, which is what a disk writes in one piece when the
+//! power fails. The file has had at least SIZE bytes since the copy was written: if it is shorter now, it was cut off, perhaps with a
+//! newer copy.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// What every copy begins with.
+/// The beginning of every copy.
 const MARK: &[u8] = b"lockrun ";
 
-/// The rest of a copy's first line: four numbers, each with what follows it.
+/// The length of the rest of a copy's first line: four numbers, each followed by one byte.
 const HEADER: usize = 4 * 17;
 
-/// The first place of a copy that is not the beginning of the file. Two copies of an ordinary record share a page of memory.
+/// The lowest offset of a copy that is not at the beginning of the file. So small that two copies of an ordinary record share a page.
 const FIRST_PLACE: usize = 1024;
 
-/// The size in bytes of a file with two copies of an ordinary record, the least that any has.
+/// The size in bytes of a file with two copies of an ordinary record, which is the smallest size of any file.
 pub(super) const LEAST_SIZE: u64 = 2 * FIRST_PLACE as u64;
 
-/// The size in bytes of the longest file: room for two copies with ten thousand holders. A file that others can write must not fill our
-/// memory.
+/// The greatest size of a file in bytes: room for two copies with ten thousand holders. A file that others can write must not fill this
+/// process's memory.
 const GREATEST_SIZE: usize = 1 << 25;
 
-/// What is read at first, more than an ordinary file has.
+/// How much is read at first: more than an ordinary file has.
 const PAGE: usize = 4096;
 
 /// The contents of a lock file.
 pub(super) struct Copies(Vec<u8>);
 
-/// Where the copy lies that counts, in a file of so many bytes. All is 0 where there is none yet.
+/// Where the copy that counts is, and the size of the file. All zero if there is no copy yet, except perhaps `size`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) at: usize,
@@ -46,31 +46,31 @@ pub(super) struct Place {
     pub(super) size: usize,
 }
 
-/// Why no copy counts, although something stands in the file.
+/// Why a file that is not empty has no usable record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// It is not lockrun's.
+    /// The file was not written by lockrun.
     Foreign,
-    /// It is shorter than it was.
+    /// The file is shorter than it was.
     Cut,
     /// No copy is whole.
     Torn,
-    /// A copy is whole, but is no record.
+    /// The copy that counts is whole, but cannot be parsed as a record.
     Strange,
-    /// It is longer than any that lockrun writes.
+    /// The file is longer than any that lockrun writes.
     Long,
 }
 
-/// A copy by its first line.
+/// A copy, as described by its first line.
 struct Copy<'f> {
     place: Place,
     checksum: u64,
-    /// What the checksum is of: the rest of the first line, and the record.
+    /// The bytes that the checksum covers: the rest of the first line, and the record.
     summed: &'f [u8],
 }
 
 impl Copies {
-    /// Reads a file; of one that is not lockrun's, or is too long, no more than shows that.
+    /// Reads a file. If it is not lockrun's or is too long, stops as soon as that is clear.
     pub(super) fn read(file: &File) -> io::Result<Self> {
         let mut contents = vec![0; PAGE];
         let mut length = 0;
@@ -90,13 +90,13 @@ impl Copies {
         Ok(Copies(contents))
     }
 
-    /// Returns a file that is there already.
+    /// Returns the copies in a file with these contents.
     #[cfg(any(test, fuzzing))]
     pub(super) fn of(contents: Vec<u8>) -> Self {
         Copies(contents)
     }
 
-    /// The record that counts and where it lies; nothing, if none was ever finished.
+    /// Returns the record that counts, and its place; an empty record if the file is empty or has only zeros.
     pub(super) fn newest(&self) -> Result<(Place, &[u8]), Damage> {
         let file = self.0.as_slice();
         if is_foreign(file) {
@@ -111,21 +111,21 @@ impl Copies {
         match copies.iter().find(|copy| copy.is_whole()) {
             Some(copy) if copy.place.size > file.len() => Err(Damage::Cut),
             Some(copy) => Ok((Place { size: file.len(), ..copy.place }, copy.record())),
-            // The file was made, or made longer, and then the power failed, or the process was killed.
+            // The file was created or extended, and then the power failed or the process was killed.
             None if file.iter().all(|byte| *byte == 0) => Ok((Place { size: file.len(), ..Place::default() }, &[])),
             None => Err(Damage::Torn),
         }
     }
 }
 
-/// Whether the contents are none of lockrun's, whose files begin with a copy, or with zeros before there is one.
+/// Returns whether the contents are not lockrun's. Its files begin with a copy, or with zeros before there is one.
 fn is_foreign(file: &[u8]) -> bool {
     let is_marked = file.starts_with(MARK) || MARK.starts_with(file);
     !is_marked && file[0] != 0
 }
 
 impl<'f> Copy<'f> {
-    /// The copy at this place, if there is one.
+    /// Returns the copy at this offset, if there is one.
     fn at(at: usize, file: &'f [u8]) -> Option<Self> {
         let (header, _) = file[at..].strip_prefix(MARK)?.split_at_checked(HEADER)?;
         let mut numbers = str::from_utf8(header).ok()?.split_ascii_whitespace();
@@ -135,7 +135,7 @@ impl<'f> Copy<'f> {
         let end = (start + HEADER).checked_add(usize::try_from(length).ok()?)?;
         let summed = file.get(start + HEADER / 4..end)?;
         let place = Place { at, end, serial, size: usize::try_from(size).ok()? };
-        // After the greatest serial no copy could follow, and lockrun has never written that many.
+        // No copy could follow the greatest serial, and lockrun can never have written that many.
         (serial < u64::MAX).then_some(Copy { place, checksum, summed })
     }
 
@@ -149,7 +149,7 @@ impl<'f> Copy<'f> {
 }
 
 impl Place {
-    /// Writes `record` as the next copy. If that fails, all is as before.
+    /// Writes `record` as the next copy. If that fails, the present copy still counts.
     pub(super) fn write(self, file: &File, record: &[u8]) -> io::Result<()> {
         let (next, copy) = self.next(record);
         if next.size > GREATEST_SIZE {
@@ -161,19 +161,19 @@ impl Place {
         }
         file.write_all_at(&copy, next.at as u64).inspect_err(|_| {
             if self.end == 0 {
-                // There is no other that would count: half of one must not stay.
+                // No other copy would count, so half a copy must not stay.
                 let _ = file.set_len(0);
             }
         })?;
         if has_grown && next.at > 0 {
-            // Those before knew of a shorter file: should it be cut off there, they would seem to be the last. The record is
-            // written, whatever becomes of this.
+            // Write the record again, over the older copies, whose SIZE is smaller: if the file were cut off to that size, they would seem
+            // to be the newest. The record has been written, so a failure here does not matter.
             let _ = next.write(file, record);
         }
         Ok(())
     }
 
-    /// Where the next copy goes, and what it is.
+    /// Returns the place and the bytes of the next copy.
     pub(super) fn next(self, record: &[u8]) -> (Place, Vec<u8>) {
         let length = MARK.len() + HEADER + record.len() + 1;
         let fits_in_front = length <= self.at || self.end == 0;
@@ -190,7 +190,7 @@ impl Place {
     }
 }
 
-/// 64-bit FNV-1a: it detects truncated copies, and need not resist an attacker.
+/// Returns the 64-bit FNV-1a checksum. It detects incomplete copies, and need not resist an attacker.
 pub(super) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -199,7 +199,7 @@ pub(super) fn checksum(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Records of all lengths, so that the file grows and copies go from one place to another.
+    /// Returns records of many lengths, so that the file grows and copies change their places.
     fn records() -> Vec<Vec<u8>> {
         let lengths = [40, 700, 300, 946, 947, 948, 2500, 60, 1400, 1500, 5000, 5100, 80, 9000, 30, 12_000, 12_000];
         lengths.iter().zip(b'a'..).map(|(length, letter)| vec![letter; *length]).collect()
@@ -210,12 +210,12 @@ mod tests {
         copies.newest().map(|(place, record)| (place, record.to_vec()))
     }
 
-    /// What stands in the file that counts.
+    /// Returns the record that counts.
     fn read(file: &[u8]) -> Result<Vec<u8>, Damage> {
         newest(file).map(|(_, record)| record)
     }
 
-    /// The file with the first `written` bytes of the next copy.
+    /// Returns the file with the first `written` bytes of the next copy.
     fn torn(file: &[u8], next: Place, copy: &[u8], written: usize) -> Vec<u8> {
         let mut file = file.to_vec();
         file.resize(next.size, 0);
@@ -223,10 +223,10 @@ mod tests {
         file
     }
 
-    /// A file before a copy is written, where that goes, the copy, and the record in it.
+    /// A file before a copy is written, the copy's place, the copy, and the record in it.
     type Step = (Vec<u8>, Place, Vec<u8>, Vec<u8>);
 
-    /// One record after the other is written to a file.
+    /// Returns the steps by which the records are written to a file, one after the other.
     fn story() -> Vec<Step> {
         let mut file = Vec::new();
         let mut states = Vec::new();
@@ -263,7 +263,7 @@ mod tests {
             let old = read(&before).expect("it is whole");
             for written in 0..copy.len() - 1 {
                 let seen = read(&torn(&before, next, &copy, written));
-                // The first of all has none before it, but fits into a page, which the kernel fills in one piece.
+                // There is no copy before the very first one, which fits into a page, and the kernel fills a page in one piece.
                 let is_first = before.is_empty() && written > 0;
                 assert!(if is_first { seen.is_err() } else { seen == Ok(old.clone()) }, "{next:?} {written}");
             }
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_file_that_was_cut_is_never_an_older_one() {
         for (before, next, copy, _) in story() {
-            // In the moment between a growth and the second copy of the same record an older one still knows of a shorter file.
+            // Between the growth of the file and the second copy of the same record, an older copy still has the smaller SIZE.
             if next.size > before.len() && next.at > 0 {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! The directory that lock files lie in, and their names there.
+//! The directory of the lock files, and their names in it.
 //!
-//! Nothing that another user could have planted is trusted: [`super::access`] says who may use the directory, and it is never
-//! reached through a symbolic link in its last place.
+//! Nothing that another user could have planted is trusted: [`super::access`] decides who may use the directory, and the last name of its
+//! path must not be a symbolic link.
 
 use std::fmt::Write as _;
 use std::fs::{Permissions, symlink_metadata};
@@ -24,17 +24,17 @@ use crate::lock::key::Key;
 use crate::store::StoreError;
 use crate::text::escape::escaped_path;
 
-/// The parent and the name of root's default directory: only root can make anything there, so that no other user can keep root out,
-/// nor one who is root in a user namespace alone.
+/// The parent and the name of root's default directory: only root can create anything there, so no other user, nor the root of a user
+/// namespace, can keep root out.
 const OF_ROOT: (&str, &str) = ("/run", "lockrun");
 
 /// The parent of all other users' default directories.
 const OF_USERS: &str = "/run/lock";
 
-/// The same where the machine does not have that.
+/// The parent of default directories on a machine where the usual one does not exist.
 const LAST_RESORT: &str = "/tmp";
 
-/// The longest file name that is a key written out. Longer ones, which a file system may not take, end in a hash.
+/// The longest file name that spells out its key. Longer keys, whose names a file system may not accept, are cut and end in a hash.
 const NAME_MAX: usize = 200;
 
 /// An open directory of lock files.
@@ -46,23 +46,23 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Opens `named`, or else the default directory. Returns `None` if it does not exist, but fails if it is a group's: that has to be
-    /// there. Refuses one that others could have planted, or that others than `access` says can write to.
+    /// Opens `named`, or else the default directory. Returns `None` if it does not exist, but fails if it is a group's, which must exist.
+    /// Refuses a directory that others could have planted, or that users whom `access` does not allow can write to.
     pub(super) fn open(named: Option<&Path>, access: &Access) -> Result<Option<Self>, StoreError> {
         let path = path_of(named)?;
         access.check_path(&path)?;
         Ok(Self::reach(&path, access, access.group().is_some())?.ok())
     }
 
-    /// The same, but creates it if it does not exist.
+    /// Does the same, but creates the directory if it does not exist.
     pub(super) fn open_or_create(named: Option<&Path>, access: &Access) -> Result<Self, StoreError> {
         let path = path_of(named)?;
         access.check_path(&path)?;
         Self::reach(&path, access, true)?.map_err(|error| cannot_create(&path, &error))
     }
 
-    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error is that it does not exist or cannot be created, the
-    /// outer one that it is there and cannot or must not be used.
+    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error says that it does not exist or cannot be created,
+    /// the outer one that it cannot or must not be used, or that it is a group's and does not exist.
     pub(super) fn reach(path: &Path, access: &Access, may_create: bool) -> Result<io::Result<Self>, StoreError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut created = false;
@@ -87,7 +87,7 @@ impl Directory {
             }
         };
         if created {
-            // The umask may have removed bits that the next run needs. Set through the descriptor, which is the directory just created.
+            // The umask may have removed bits that the next run needs. Set through the descriptor, not the path, which could be replaced.
             let made = format!("/proc/self/fd/{}", fd.as_raw_fd());
             let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
         }
@@ -96,26 +96,26 @@ impl Directory {
         Ok(Ok(Directory { fd, path: path.to_owned(), access: access.clone() }))
     }
 
-    /// Where it is, for messages.
+    /// Returns its path, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who may use it.
+    /// Returns who may use it.
     pub(super) fn access(&self) -> &Access {
         &self.access
     }
 
-    /// The names of all plain files in it that may be a lock's.
+    /// Returns the names of all regular files in it that may be lock files.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", escaped_path(&self.path));
-        // By the open descriptor, which is the directory that was checked.
+        // Through the open descriptor, which is the directory that was checked.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let mut opened = Dir::openat(&self.fd, ".", flags, Mode::empty()).with_context(fails)?;
         let mut names = Vec::new();
         for entry in opened.iter() {
             let entry = entry.with_context(fails)?;
-            // What else lies there is none of ours. Nor is what has gone meanwhile.
+            // Ignore everything else, and files that have been removed meanwhile.
             if self.is_file(&entry) {
                 let name = entry.file_name().to_str().ok().filter(|name| is_file_name(name));
                 names.extend(name.map(str::to_owned));
@@ -124,7 +124,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// Whether the entry is a plain file. Some file systems do not say so in the directory.
+    /// Returns whether the entry is a regular file. Some file systems do not show that in the directory.
     fn is_file(&self, entry: &Entry) -> bool {
         let kind = || fstatat(&self.fd, entry.file_name(), AtFlags::AT_SYMLINK_NOFOLLOW).map(|stat| stat.st_mode);
         match entry.file_type() {
@@ -133,12 +133,12 @@ impl Directory {
         }
     }
 
-    /// Brings the names in it to the disk, where they outlast a power failure.
+    /// Writes the names in it to the disk, so that they survive a power failure.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let synced = openat(&self.fd, ".", flags, Mode::empty()).and_then(fsync);
         match synced {
-            // Some file systems have nothing to do there.
+            // Some file systems do not support this.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(errno).with_context(|| format!("cannot bring {} to the disk", escaped_path(&self.path))),
         }
@@ -150,23 +150,23 @@ impl Directory {
             .with_context(|| format!("cannot remove {}", escaped_path(&self.path.join(name))))
     }
 
-    /// The path of the lock file of `key`, for messages.
+    /// Returns the path of the lock file of `key`, for messages.
     pub(super) fn show(&self, key: &Key) -> String {
         escaped_path(&self.path.join(file_name(key)))
     }
 }
 
-/// Returns the path of the directory that is `named`, or else of the default one.
+/// Returns the path of the `named` directory, or else of the default one.
 pub(super) fn path_of(named: Option<&Path>) -> Result<PathBuf, StoreError> {
     match named {
-        // Without a slash or dot at its end, which would lead through a symbolic link.
+        // Without a slash or dot at the end, which would make open(2) follow a symbolic link.
         Some(path) => Ok(path.components().collect()),
         None => default_path(),
     }
 }
 
-/// Returns where the locks of this user are if no directory is named. The environment has no say in this, nor whether the directory
-/// can be made: the path must be the same from cron, from a shell and from a service, or two runs would hold one lock.
+/// Returns where the locks of this user are if no directory is named. This must not depend on the environment, or on whether the directory
+/// can be created: unless cron jobs, shells and services use the same path, two runs hold one lock.
 fn default_path() -> Result<PathBuf, StoreError> {
     let user = geteuid();
     let name = format!("lockrun-{user}");
@@ -184,7 +184,7 @@ fn default_path() -> Result<PathBuf, StoreError> {
 pub(super) fn cannot_create(path: &Path, error: &io::Error) -> StoreError {
     let above = path.parent().unwrap_or(path);
     let remedy = match error.kind() {
-        // A path that is mistyped, or the default one in a container that has no /tmp.
+        // A mistyped path, or the default one in a container without /tmp.
         ErrorKind::NotFound => format!(
             "; {} does not exist: check the path, or name another directory for all runs with --store file:/DIR",
             escaped_path(above)
@@ -194,7 +194,7 @@ pub(super) fn cannot_create(path: &Path, error: &io::Error) -> StoreError {
     anyhow!("cannot create the lock directory {}: {error}{remedy}", escaped_path(path))
 }
 
-/// Returns what to do about `error`, to put after it, if it is that `directory` is not for us to write.
+/// Returns advice to append to `error`, if that says that this process may not write to `directory`; otherwise nothing.
 pub(super) fn advice(error: &io::Error, directory: &Path) -> String {
     match error.kind() {
         ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => format!(
@@ -211,8 +211,8 @@ impl AsFd for Directory {
     }
 }
 
-/// The name of the file of `key`: letters, digits, `-`, `_` and dots that do not come first stand for themselves,
-/// every other byte is written as `%XX`. No two keys share a name, and no name leaves the directory.
+/// Returns the name of the file of `key`: letters, digits, `-`, `_` and dots (except a first one) stand for themselves, every other byte
+/// is written as `%XX`. No two keys share a name, and no name leads out of the directory.
 pub(super) fn file_name(key: &Key) -> String {
     let mut name = String::with_capacity(key.as_str().len());
     for (at, byte) in key.as_str().bytes().enumerate() {
@@ -225,7 +225,7 @@ pub(super) fn file_name(key: &Key) -> String {
         }
     }
     if name.len() > NAME_MAX {
-        // `~` is never written for a key, so this cannot be the name of another.
+        // No other name contains `~`, so this cannot be the spelled-out name of another key.
         let hash = Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_str().as_bytes());
         name.truncate(NAME_MAX / 2);
         let _ = write!(name, "~{}", hash.simple());
@@ -233,7 +233,7 @@ pub(super) fn file_name(key: &Key) -> String {
     name
 }
 
-/// Returns whether [`file_name`] may have written this name. Any other may be there to deceive who reads it in a message.
+/// Returns whether [`file_name`] can have returned this name. Any other name may be there to deceive the reader of a message.
 fn is_file_name(name: &str) -> bool {
     if let Some((start, hash)) = name.split_once('~') {
         let is_written = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '%');

@@ -1,4 +1,4 @@
-//! What the kernel knows of one lock, for the rules in [`crate::lock::state`].
+//! What the kernel knows about one lock, for the rules in [`crate::lock::state`].
 
 use std::cell::{Cell, OnceCell, RefCell};
 
@@ -11,21 +11,21 @@ use crate::store::StoreError;
 
 /// The present time, and the kernel's locks on the slots of one file.
 ///
-/// What the kernel refuses to tell fails the whole operation: see [`KernelFacts::check`].
+/// If the kernel refuses to answer, the whole operation fails: see [`KernelFacts::check`].
 pub(super) struct KernelFacts<'f> {
     file: &'f LockFile,
     now: Now,
-    /// The name of this boot, once it was asked for.
+    /// The id of this boot, once it has been read.
     boot: OnceCell<String>,
-    /// The slot that this process holds already by this open file: the kernel says that it is free for us.
+    /// The slot that this process already holds through this open file, for which the kernel therefore reports it as free.
     ours: Option<u32>,
-    /// The slot that the operation took.
+    /// The slot that the operation took, if it took one.
     taken: Cell<Option<u32>>,
     failure: RefCell<Option<StoreError>>,
 }
 
 impl<'f> KernelFacts<'f> {
-    /// Returns the facts of this moment.
+    /// Returns the facts as of now.
     pub(super) fn of(file: &'f LockFile, ours: Option<u32>) -> Self {
         KernelFacts {
             file,
@@ -37,18 +37,18 @@ impl<'f> KernelFacts<'f> {
         }
     }
 
-    /// Frees the slot that the operation took, if it did: what is acquired by hand outlives this process, so a lease holds it.
+    /// Frees the slot that the operation took, if it took one: a lock acquired by hand outlives this process, so a lease holds it instead.
     pub(super) fn free_taken(&self) -> Result<(), StoreError> {
         let Some(slot) = self.taken.take() else { return Ok(()) };
         self.file.free_slot(slot).with_context(|| format!("cannot unlock {}", self.file.path()))
     }
 
-    /// Fails if the kernel did not answer something that the operation asked. Then its new state must not be stored.
+    /// Fails if the kernel did not answer a question of the operation. Then the new state must not be stored.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Returns the answer, or one with which the operation comes to its end.
+    /// Returns the answer; if there is none, records the failure and returns `otherwise`, which lets the operation finish.
     fn note_failure<T>(&self, answer: Result<T, StoreError>, otherwise: T) -> T {
         answer.unwrap_or_else(|error| {
             self.failure.replace(Some(error));

@@ -12,13 +12,13 @@ use crate::lock::state::{
 use crate::store::from_state;
 use crate::store::fuzz::claim;
 
-/// The largest place of a copy that is tried, in bytes.
+/// The greatest offset of a copy that is tried, in bytes.
 const AT_MAX: usize = 1 << 14;
 
-/// A lock file: with whatever it holds, what is written next is read next, and the rules bear any record.
+/// Checks lock files: whatever a file contains, the next record written is the next one read, and the rules cope with any record.
 ///
-/// The input is the file as it is; or a record; or, where the first line is `copies`, lines `AT SERIAL SIZE RECORD` in hexadecimal, each of
-/// which makes a whole copy.
+/// The input is the contents of a file, or a record. If its first line is `copies`, the other lines are `AT SERIAL SIZE RECORD`, with
+/// hexadecimal numbers, and each stands for a whole copy.
 pub fn record(data: &[u8]) {
     match data.strip_prefix(b"copies\n") {
         Some(lines) => contents(&sealed(lines)),
@@ -31,7 +31,7 @@ pub fn record(data: &[u8]) {
     }
 }
 
-/// Returns a file with these copies.
+/// Returns the contents of a file with these copies.
 fn sealed(lines: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
     for line in lines.split(|byte| *byte == b'\n') {
@@ -65,7 +65,7 @@ fn contents(data: &[u8]) {
     assert_eq!(read.as_deref(), Ok(NEXT), "what was written is not read");
 }
 
-/// What is known beside the state: a part of the holders and waiters is there.
+/// The facts beside the state: some of the holders and waiters are present.
 struct World(Now);
 
 impl Facts for World {
@@ -86,7 +86,7 @@ impl Facts for World {
     }
 }
 
-/// Applies each rule to the state.
+/// Applies every rule to the state.
 fn rules(state: &LockState) {
     let claim = claim();
     let by = Holder::default();

@@ -15,10 +15,10 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Finds a group by its name, or by its number, which no other group can have as its name. The error says what is wrong.
+    /// Finds a group by name, or by number: a text of digits is always a number. The error says what is wrong.
     pub(super) fn find(name: &str) -> Result<Self, String> {
         if name.bytes().all(|byte| byte.is_ascii_digit()) {
-            // The greatest number stands for none in system calls.
+            // In system calls the greatest number means "no group".
             let number = name.parse().ok().filter(|number| *number != u32::MAX);
             let gid = number.ok_or_else(|| format!("the store's group {name} is not the number of a group"))?;
             return Ok(Self::numbered(gid));
@@ -39,17 +39,17 @@ impl Group {
         Group { gid, name: accounts::group_name(gid) }
     }
 
-    /// Returns the number.
+    /// Returns its number.
     pub(super) fn gid(&self) -> u32 {
         self.gid.as_raw()
     }
 
-    /// Returns how the group is written in a URL or for chown(1).
+    /// Returns the group as it is written in a URL or for chown(1).
     pub(super) fn spelled(&self) -> String {
         self.name.as_deref().map_or_else(|| self.gid.to_string(), escaped)
     }
 
-    /// Returns whether this process has the rights of a member. Root needs none.
+    /// Returns whether this process has the rights of a member. Root always counts as one.
     pub(super) fn has_us(&self) -> nix::Result<bool> {
         Ok(geteuid().is_root() || getegid() == self.gid || getgroups()?.contains(&self.gid))
     }

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! flock                  the turnstile: the run that has it is the next to get the lock; the others queue for it in the kernel
-//! byte EDIT              taken while the record is read or changed
-//! byte AT_TURNSTILE      taken by the run that waits at the turnstile, as opposed to just passing
-//! byte SLOTS + n         slot n: taken for as long as a run holds it
-//! byte SLOTS             shared by all runs that share the lock; each has a slot of its own as well, from 1
-//! bytes of places.rs     taken by the runs that wait
+//! byte EDIT              locked while the record is read or changed
+//! byte AT_TURNSTILE      locked by a run that waits at the turnstile, rather than just passing
+//! byte SLOTS + n         slot n: locked for as long as a run holds it
+//! byte SLOTS             locked shared by all runs that share the lock; each also has its own slot, from 1
+//! bytes of places.rs     locked by the runs that wait
 //! ```
 //!
-//! The bytes lie far behind the record and are never written. Their locks are those of the open file, not of a process (open file
-//! description locks): they last until the last process that has inherited the descriptor has closed it, and a crash
-//! of lockrun hands them to COMMAND. An explicit unlock ends them for all. Only the lock on EDIT is the process's own:
-//! if lockrun is killed while it changes the record, the record must not stay in use for as long as COMMAND lives.
+//! The bytes are far behind the record and are never written. Their locks belong to the open file, not to a process (open file
+//! description locks): they last until every process that has inherited the descriptor has closed it, so COMMAND keeps them when lockrun
+//! crashes. An explicit unlock ends them for all processes. Only the lock on EDIT belongs to the process: if lockrun is killed while it
+//! changes the record, the record must not stay locked for as long as COMMAND lives.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -41,11 +41,11 @@ const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
 const SLOTS: i64 = 1 << 41;
 
-/// To read or change a record takes microseconds; a process that is stopped in the middle must not hold up the others
-/// without a word.
+/// How long to wait for the record. Reading or changing it takes microseconds; a process that is stopped meanwhile must not block the
+/// others without an error.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a lock file is opened. Another user may have put something else there: none of these follows it, or waits for it.
+/// The flags for opening a lock file. Another user may have put something else there: with these, open(2) neither follows a link nor waits.
 const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 /// The file of one lock, open.
@@ -54,14 +54,14 @@ pub(super) struct LockFile {
     pub(super) file: File,
     name: String,
     pub(super) path: String,
-    /// Who may use the directory that it lies in.
+    /// Who may use its directory.
     pub(super) access: Access,
-    /// The kind of lock to take on bytes: a file that is open for reading takes no exclusive ones.
+    /// The kind of lock to take on bytes: on a file that is open for reading only, exclusive locks are impossible.
     kind: c_int,
 }
 
 impl LockFile {
-    /// Opens the lock file of `key`, creating it if need be, at a descriptor that COMMAND inherits.
+    /// Opens the lock file of `key`, creating it if it is missing, on a descriptor that COMMAND inherits.
     pub(super) fn open_or_create(directory: &Directory, key: &Key) -> Result<Self, StoreError> {
         let path = directory.show(key);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | SAFELY;
@@ -75,12 +75,12 @@ impl LockFile {
         Ok(LockFile { file: file.into(), name, path, access, kind: libc::F_WRLCK })
     }
 
-    /// Opens the lock file of this `name`, if there is one, to change it. COMMAND does not inherit it.
+    /// Opens the lock file of this `name` for changes, if it exists. COMMAND does not inherit it.
     pub(super) fn open(directory: &Directory, name: &str) -> Result<Option<Self>, StoreError> {
         Self::open_for(directory, name, OFlag::O_RDWR, libc::F_WRLCK)
     }
 
-    /// Opens the lock file of this `name`, if there is one, only to look at it: nobody is woken when it is closed.
+    /// Opens the lock file of this `name` for reading, if it exists: closing it does not wake waiters.
     pub(super) fn open_to_look(directory: &Directory, name: &str) -> Result<Option<Self>, StoreError> {
         Self::open_for(directory, name, OFlag::O_RDONLY, libc::F_RDLCK)
     }
@@ -98,13 +98,13 @@ impl LockFile {
         }
     }
 
-    /// The path, for messages.
+    /// Returns the path, for messages.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before we locked it is not
-    /// the one that others would lock, even if it has further names. Gives a file of our own its mode, if that is another.
+    /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before it was locked is not the one
+    /// that others would lock, even if it has further names. Also restores the file's mode, see [`Access::restore_mode`].
     pub(super) fn has_its_name(&self, directory: &Directory) -> Result<bool, StoreError> {
         let cannot_look = || format!("cannot look at {}", self.path);
         let ours = fstat(&self.file).with_context(cannot_look)?;
@@ -116,12 +116,12 @@ impl LockFile {
         }
     }
 
-    /// Passes the turnstile if nobody is at it. Gives whether we did. Waits for one that is only passing.
+    /// Enters the turnstile unless another run stays at it. Waits for a run that is only passing. Returns whether it entered.
     pub(super) fn enter_now(&self) -> nix::Result<bool> {
         self.enter_within(PATIENCE)
     }
 
-    /// The same, but waits for one that is only passing no longer than `patience`.
+    /// Does the same, but waits no longer than `patience` for a run that is only passing.
     pub(super) fn enter_within(&self, patience: Duration) -> nix::Result<bool> {
         let give_up_at = Moment::now() + patience;
         loop {
@@ -136,60 +136,60 @@ impl LockFile {
         }
     }
 
-    /// Passes the turnstile, or fails with `EINTR` when a signal comes first. The kernel queues us.
+    /// Enters the turnstile, waiting in the kernel's queue; fails with `EINTR` if a signal comes first.
     pub(super) fn enter(&self) -> nix::Result<()> {
         self.flock(FlockArg::LockExclusive)
     }
 
-    /// Shows that we stay at the turnstile, until the lock is free.
+    /// Shows other runs that this one stays at the turnstile until the lock is free.
     pub(super) fn stay(&self) -> nix::Result<()> {
         self.take(AT_TURNSTILE).map(drop)
     }
 
-    /// Whether another process stays at the turnstile.
+    /// Returns whether another run stays at the turnstile.
     pub(super) fn is_waited_for(&self) -> nix::Result<bool> {
         self.is_taken(AT_TURNSTILE, self.kind)
     }
 
-    /// Lets the next one come to the turnstile.
+    /// Leaves the turnstile to the next run.
     pub(super) fn leave(&self) -> nix::Result<()> {
         self.free(AT_TURNSTILE)?;
         self.flock(FlockArg::Unlock)
     }
 
-    /// Takes a slot. Gives whether it was free.
+    /// Takes a slot. Returns whether it was free.
     pub(super) fn take_slot(&self, slot: u32) -> nix::Result<bool> {
         self.take(byte_of(slot))
     }
 
-    /// Frees a slot, for every process that has inherited it, and our share of slot 0, if we have one.
+    /// Frees a slot, for every process that has inherited its lock, and this run's share of slot 0, if it has one.
     pub(super) fn free_slot(&self, slot: u32) -> nix::Result<()> {
         fcntl(&self.file, FcntlArg::F_OFD_SETLK(&bytes(SLOTS..byte_of(slot) + 1, libc::F_UNLCK))).map(drop)
     }
 
-    /// Takes a share of slot 0. Gives whether that was possible: nobody has it alone.
+    /// Takes a share of slot 0. Returns `false` if another run holds slot 0 exclusively.
     pub(super) fn share(&self) -> nix::Result<bool> {
         self.take_as(byte_of(0), libc::F_RDLCK)
     }
 
-    /// Whether another process has the slot, or a share of it.
+    /// Returns whether another run holds the slot, or (unless this file is open for reading only) a share of it.
     pub(super) fn slot_is_taken(&self, slot: u32) -> nix::Result<bool> {
         self.is_taken(byte_of(slot), self.kind)
     }
 
-    /// Whether another process has slot 0 alone.
+    /// Returns whether another run holds slot 0 exclusively.
     pub(super) fn is_held_alone(&self) -> nix::Result<bool> {
         self.is_taken(byte_of(0), libc::F_RDLCK)
     }
 
-    /// Takes the record, to read or change it. Returns whether it was free.
+    /// Locks the record, to read or change it. Returns whether it was free.
     ///
-    /// Until it is freed, this process must not close another descriptor of the file: that would free it, too.
+    /// Until it is unlocked, this process must not close another descriptor of the file: that would unlock it, too.
     pub(super) fn take_record(&self) -> nix::Result<bool> {
         was_free(fcntl(&self.file, FcntlArg::F_SETLK(&bytes(EDIT..EDIT + 1, self.kind))))
     }
 
-    /// Frees the record.
+    /// Unlocks the record.
     pub(super) fn free_record(&self) -> nix::Result<()> {
         fcntl(&self.file, FcntlArg::F_SETLK(&bytes(EDIT..EDIT + 1, libc::F_UNLCK))).map(drop)
     }
@@ -212,7 +212,7 @@ impl LockFile {
         Ok(i32::from(lock.l_type) != libc::F_UNLCK)
     }
 
-    /// flock(2). Unlike nix's guard for it, this leaves open when the lock ends: COMMAND has the descriptor too.
+    /// Calls flock(2). Unlike nix's guard, this does not bind the lock to a value's lifetime, because COMMAND inherits the lock.
     #[allow(deprecated)]
     fn flock(&self, operation: FlockArg) -> nix::Result<()> {
         nix::fcntl::flock(self.file.as_raw_fd(), operation)
@@ -225,7 +225,7 @@ impl AsFd for LockFile {
     }
 }
 
-/// Returns whether the kernel `gave` a lock, or another process has it.
+/// Returns whether the kernel granted a lock; `false` if another process has it.
 fn was_free(gave: nix::Result<c_int>) -> nix::Result<bool> {
     match gave {
         Ok(_) => Ok(true),
@@ -245,7 +245,7 @@ fn cannot_open(directory: &Directory, name: &str, path: &str, errno: Errno) -> S
         Errno::EAGAIN => planted("another process holds a lease on it (fcntl(2), F_SETLEASE)"),
         Errno::EACCES if access.group().is_some() => {
             let stat = || fstatat(directory.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW);
-            // What is wrong with the file, or else with us.
+            // What is wrong with the file; or if nothing is, with this user's rights.
             access.check_file(stat).err().filter(|_| stat().is_ok()).unwrap_or_else(no_right_to_open)
         }
         _ => format!("{}{}", errno.desc(), directory::advice(&errno.into(), directory.path())),
@@ -253,7 +253,7 @@ fn cannot_open(directory: &Directory, name: &str, path: &str, errno: Errno) -> S
     anyhow!("cannot open the lock file {path}: {why}")
 }
 
-/// Returns that a file which the group may open is closed to this user, and what to do.
+/// Returns the message that this user may not open a file that the group may open, and for root what to do.
 fn no_right_to_open() -> String {
     let us = geteuid();
     let why = format!("this user (uid {us}) may not open it, though the members of the group may");
@@ -263,13 +263,13 @@ fn no_right_to_open() -> String {
     why
 }
 
-/// Fails if the open file at `path` may be none of a lock.
+/// Fails if the open file at `path` may not be a lock file.
 fn check(access: &Access, file: &OwnedFd, path: &str) -> Result<(), StoreError> {
     access.check_file(|| fstat(file)).map_err(|why| anyhow!("refuses the lock file {path}: {why}"))
 }
 
-/// Fails if this process may not make files long enough for a record: written once, it could not be written again when the run
-/// ends.
+/// Fails if this process may not write files that are long enough: a record that was written once could otherwise not be written again
+/// at the end of the run.
 fn check_limit(path: &str) -> Result<(), StoreError> {
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).context("cannot find out how long a file may be")?;
     if limit < copies::LEAST_SIZE {
@@ -282,19 +282,19 @@ fn check_limit(path: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Where a slot's lock lies.
+/// Returns the byte whose lock is the slot.
 pub(super) fn byte_of(slot: u32) -> i64 {
     SLOTS + i64::from(slot)
 }
 
-/// The description of a lock on these bytes.
+/// Returns the description of a lock on these bytes.
 pub(super) fn bytes(range: Range<i64>, kind: c_int) -> libc::flock {
     libc::flock {
         l_type: libc::c_short::try_from(kind).unwrap_or_default(),
         l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
         l_start: range.start,
         l_len: range.end - range.start,
-        // Must be 0 for a lock of the open file.
+        // Must be 0 for an open file description lock.
         l_pid: 0,
     }
 }

@@ -1,9 +1,9 @@
-//! Locks on this machine: one file a key, in a directory that is ours alone, or a group's.
+//! Locks on this machine: one file per key, in a directory of one user or of a group.
 //!
-//! Held means that the kernel's lock on a slot of the file is taken, or that the record in the file has a lease in force: of a
-//! lock that was acquired by hand, or that stays after its run. COMMAND inherits the descriptor, so the kernel's lock stays
-//! taken for as long as any of lockrun, COMMAND and what it started has it open, whatever happens to lockrun; a clean end
-//! unlocks explicitly, and then nobody holds it, open or not.
+//! A lock is held if a run has the kernel's lock on a slot of the file, or if the record in the file has a lease in force: that of a lock
+//! that was acquired by hand or retained after its run. COMMAND inherits the descriptor, so the kernel's lock lasts for as long as
+//! lockrun, COMMAND or a process that COMMAND started has it open, whatever happens to lockrun. A clean end unlocks explicitly, and
+//! then the lock is free even if a process still has the file open.
 
 mod access;
 mod answers;
@@ -52,21 +52,21 @@ use unreadable::Unreadable;
 
 pub(super) use url::KIND;
 
-/// How often a lock file may vanish between our opening and locking it before we give up.
+/// How often a lock file may vanish between being opened and locked before the operation fails.
 const VANISHED_MAX: u32 = 100;
 
-/// The embedded store.
+/// The store in files of this machine.
 #[derive(Debug)]
 pub struct FileStore {
     /// The directory that was named; `None`: the default one.
     directory: Option<PathBuf>,
     access: Access,
-    /// Where a claim waits.
+    /// Where a claim waits, if one does.
     place: Option<Place>,
     locked: Option<Locked>,
 }
 
-/// A slot that we hold.
+/// A slot that this run holds.
 #[derive(Debug)]
 struct Locked {
     file: LockFile,
@@ -74,22 +74,22 @@ struct Locked {
 }
 
 impl FileStore {
-    /// The store in `directory`, or in the default one, for those who have `access`.
+    /// Creates the store in `directory`, or in the default one, for the users that `access` allows.
     fn new(directory: Option<PathBuf>, access: Access) -> Self {
         FileStore { directory, access, place: None, locked: None }
     }
 
-    /// The directory, if it exists. Only who takes a lock creates it.
+    /// Returns the directory, if it exists. Only acquiring a lock creates it.
     fn directory(&self) -> Result<Option<Directory>, StoreError> {
         Directory::open(self.directory.as_deref(), &self.access)
     }
 
-    /// The directory, which is created if it does not exist.
+    /// Returns the directory, which is created if it does not exist.
     fn directory_for_a_lock(&self) -> Result<Directory, StoreError> {
         Directory::open_or_create(self.directory.as_deref(), &self.access)
     }
 
-    /// The lock file of `key`, if the key was ever used.
+    /// Returns the lock file of `key`, if it exists.
     fn lock_file(&self, key: &Key) -> Result<Option<LockFile>, StoreError> {
         let Some(directory) = self.directory()? else { return Ok(None) };
         LockFile::open(&directory, &directory::file_name(key))
@@ -160,8 +160,8 @@ impl Store for FileStore {
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
         let recorded = file.edit_and_free(slot, release);
-        // A value that was used never comes up again. All else in a record is void when the power has failed, but for the
-        // fence, and that goes on with the time.
+        // A used value must never come up again, so it must be on the disk. Everything else in the record is void after a power failure,
+        // except the fence, and that continues from the time.
         let is_used = succeeded && has_value;
         let to_disk = || {
             if !is_used {
@@ -175,16 +175,16 @@ impl Store for FileStore {
     }
 
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
-        // One that waits stands in the kernel's queue, and nowhere else.
+        // A waiter is in the kernel's queue, and nowhere else.
         if self.place.take().is_some() {
             return true;
         }
         let cancel = |state: &mut LockState, facts: &KernelFacts<'_>| {
             Ok(state.cancel(&claim.token, claim.request.as_ref(), in_flight, facts).answer)
         };
-        // If this fails, the lock stays until its lease runs out.
+        // If the edit fails, the lock stays until its lease expires.
         let Ok(file) = self.lock_file(&claim.key) else {
-            // The request could not reach it either.
+            // The claim's own request could not open the file either.
             return true;
         };
         file.is_none_or(|file| file.edit(cancel).is_ok())
@@ -208,7 +208,7 @@ impl Store for FileStore {
                     key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
                 })
             };
-            // All the others are still worth reporting. A request for this key alone gets the error.
+            // In a list of all keys, one failure must not hide the others. A request for one key gets the error.
             match key {
                 None => note(look(), &mut listing),
                 Some(_) => listing.found.extend(look()?),
@@ -230,7 +230,7 @@ impl Sequences for FileStore {
         let directory = self.directory_for_a_lock()?;
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
-            // The turnstile is not ours to wait at: a reservation finds a value at once.
+            // Not through the turnstile: a reservation does not wait.
             let reserved = file.edit(|state, facts| {
                 if !file.has_its_name(&directory)? {
                     return Ok(None);
@@ -261,11 +261,11 @@ impl Prune for FileStore {
             counter.add(1);
             let remove = || {
                 let Some(file) = LockFile::open(&directory, &name)? else { return Ok(None) };
-                // Waiters must not be woken for nothing.
+                // A held lock is not pruned, so do not disturb its turnstile.
                 if file.slot_is_taken(0)? {
                     return Ok(None);
                 }
-                // The next one at the turnstile finds that the file has lost its name, and makes a new one.
+                // The next run at the turnstile will find that the file has lost its name, and create a new one.
                 if !file.enter_now()? || !file.has_its_name(&directory)? {
                     return Ok(None);
                 }
@@ -290,8 +290,8 @@ impl Diagnose for FileStore {
     }
 }
 
-/// Adds what was found in a file among others to the `listing`, or that it cannot be read. A file that may never have been a lock's
-/// is left out.
+/// Adds what was found in one of many files to the `listing`, or the error that it cannot be read. Ignores a file that may never have been
+/// a lock file.
 fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) {
     match looked {
         Ok(found) => listing.found.extend(found),
@@ -304,7 +304,7 @@ fn vanishes(directory: &Directory, key: &Key) -> RequestError {
     anyhow!("the lock file {} is removed over and over; find out by what", directory.show(key)).into()
 }
 
-/// The claim, as the rules want it. Those that wait stand in the kernel's queue, not in the state.
+/// Returns the request for the rules. It never queues there, because waiters are in the kernel's queue, not in the state.
 fn ask(claim: &Claim, leased: bool) -> Ask<'_> {
     Ask { claim, leased, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None }
 }

@@ -1,5 +1,5 @@
-//! The places of the runs that wait for a lock, so that they can be counted in the same step as joining them: each run has one byte of
-//! the lock file locked for as long as it waits. If it dies, the kernel frees its place.
+//! The places of the runs that wait for a lock, so that a run can count the others and join them in one step: each run locks one byte of
+//! the lock file for as long as it waits. If it dies, the kernel frees its place.
 
 use anyhow::Context;
 use nix::errno::Errno;
@@ -9,15 +9,15 @@ use uuid::Uuid;
 use super::lock_file::{LockFile, bytes};
 use crate::store::StoreError;
 
-/// Where the places lie, far behind the slots, and how many there are: so many that two runs hardly ever choose the same one.
+/// The first place, far behind the slots, and the number of places: so many that two runs hardly ever choose the same one.
 const FIRST: i64 = 1 << 42;
 const COUNT: i64 = 1 << 40;
 
 impl LockFile {
-    /// Takes a place among those that wait, unless `max` runs have one already. Returns its byte.
+    /// Takes a place, unless `max` other runs already have one. Returns its byte.
     pub(super) fn take_place(&self, max: Option<u32>) -> Result<Option<i64>, StoreError> {
         let Some(max) = max else { return self.take_any_place().map(Some) };
-        // No other bounded run may join between counting and taking.
+        // With the record locked, so that no other run with a limit joins between counting and taking.
         self.with_record_locked(|| {
             let is_full = self.places_taken(max).with_context(|| format!("cannot look at {}", self.path()))? >= max;
             if is_full { Ok(None) } else { self.take_any_place().map(Some) }

@@ -14,7 +14,7 @@ use crate::store::StoreError;
 use crate::sys::clock::Moment;
 
 impl LockFile {
-    /// Reads the state, lets `change` it, and writes it back if it has become another, while nobody else does.
+    /// Locks the record, reads the state, calls `change`, and writes the state back if it has changed.
     pub(super) fn edit<T>(
         &self,
         change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
@@ -24,22 +24,22 @@ impl LockFile {
         self.unlock_record(result)
     }
 
-    /// The same, and frees the slot, whatever becomes of the record. That is written first: if we are killed in between,
-    /// the lock stays if that was wanted, and the run is known to be over. Those who are woken by the change read the
-    /// record when we have left it. The outer error is that the slot is not free, the inner one that the record is as it was.
+    /// Does the same, and frees the slot even if the record cannot be changed. The record is written first: if this process is killed in
+    /// between, a lock to retain is retained, and the end of the run is recorded. Waiters that the change wakes can read the record only
+    /// when the slot is free. The outer error means that the slot is not free, the inner one that the record is unchanged.
     pub(super) fn edit_and_free<T>(
         &self,
         slot: u32,
         change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
     ) -> Result<Result<T, StoreError>, StoreError> {
         let result = self.lock_record().and_then(|()| self.edit_locked(Some(slot), change));
-        // The slot for every process that has inherited the descriptor, too.
+        // The slot first: a waiter that gets the record must find the slot free.
         let freed = self.free_slot(slot).and(self.free_record());
         freed.with_context(|| format!("cannot unlock {}", self.path))?;
         Ok(result)
     }
 
-    /// Reads the state, for `view` alone, while nobody changes it.
+    /// Locks the record, reads the state and calls `view`.
     pub(super) fn look<T>(
         &self,
         view: impl FnOnce(&LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
@@ -49,12 +49,12 @@ impl LockFile {
         self.unlock_record(result)
     }
 
-    /// Brings the record to the disk, where it outlasts a power failure.
+    /// Writes the record to the disk, so that it survives a power failure.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         self.file.sync_data().with_context(|| format!("cannot bring {} to the disk", self.path))
     }
 
-    /// Does this while nobody reads or changes the record.
+    /// Calls `act` with the record locked.
     pub(super) fn with_record_locked<T>(&self, act: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.lock_record()?;
         self.unlock_record(act())
@@ -96,7 +96,7 @@ impl LockFile {
         Copies::read(&self.file).with_context(|| format!("cannot read {}", self.path))
     }
 
-    /// The state that a record has; one that was never written is of a lock that was never used.
+    /// Parses a record. One that was never written is that of a lock that was never used.
     fn read(&self, record: &[u8]) -> Result<LockState, StoreError> {
         match record {
             [] => Ok(LockState::default()),
@@ -127,7 +127,7 @@ impl LockFile {
                     PATIENCE.as_secs()
                 ));
             }
-            // Its owner may only need the processor.
+            // Its owner may only be waiting for a processor.
             if tries < 20 {
                 thread::yield_now();
             } else {

@@ -1,4 +1,4 @@
-//! A claim at a lock file: in the kernel's queue for the turnstile, and at the turnstile until a slot is free.
+//! A claim at a lock file: it waits in the kernel's queue for the turnstile, and then at the turnstile until a slot is free.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -15,46 +15,46 @@ use crate::store::{Claim, Done, Grant, Held, IfHeld, Mode, StoreError, Wakeup, f
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// The kernel tells that a file was closed just before it takes the closer's locks away: so after a change we look again, with
-/// pauses that double from the first to the last. Where the kernel tells us nothing, the last goes on.
+/// The first and the last of the doubling pauses between looks after a change: the kernel reports that a file was closed just before it
+/// removes the closer's locks. If the kernel reports no changes, the last pause repeats.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// A change whose news was lost is seen after so long at the latest.
+/// The longest time between two looks, in case a report of a change was lost.
 const LOOK_ANYWAY: Duration = Duration::from_secs(5);
 
-/// What came of asking for a slot.
+/// The result of requesting a slot.
 pub(super) enum Found {
-    /// One is ours.
+    /// A slot was acquired.
     Mine(Grant),
-    /// None is free, or others are before us.
+    /// No slot is free, or other runs are ahead.
     Held(Held),
-    /// The same, and too many wait to join them.
+    /// The same, and the claim did not join the queue, because it is full.
     QueueFull(Held),
-    /// None is wanted: a run has succeeded lately.
+    /// No slot is needed: a run has succeeded recently.
     Done(Done),
-    /// The file has lost its name: another one is the lock now.
+    /// The file has lost its name: the lock is another file now.
     Vanished,
 }
 
-/// A claim's place at a lock file. When it is dropped, the file is closed, and with that whatever of the kernel's locks on it is ours
-/// comes free.
+/// A claim's place at a lock file. Dropping it closes the file, which frees all of the claim's kernel locks on it.
 #[derive(Debug)]
 pub(super) struct Place {
     directory: Directory,
     file: LockFile,
-    /// Our place among those that wait, once we do.
+    /// The claim's place among the waiters (see places.rs), while it waits.
     waits_at: Option<i64>,
-    /// Whether the turnstile is ours: we are the next to get the lock.
+    /// Whether the claim has the turnstile, and is the next to get the lock.
     is_next: bool,
-    /// When the first lease ends under which a slot is held.
+    /// When the first of the leases ends that hold a slot.
     lease_ends_at: Option<Moment>,
-    /// Once we have slept at the turnstile.
+    /// Watches the file, once the claim has slept at the turnstile.
     changes: Option<Changes>,
+    /// The pause before the next look, if a change was reported or cannot be.
     look_again: Option<Duration>,
 }
 
 impl Place {
-    /// Opens the lock file of the claim, and creates it if need be.
+    /// Opens the lock file of the claim, creating it if it is missing.
     pub(super) fn at(directory: Directory, claim: &Claim) -> Result<Self, StoreError> {
         let file = LockFile::open_or_create(&directory, &claim.key)?;
         Ok(Place {
@@ -68,8 +68,8 @@ impl Place {
         })
     }
 
-    /// Goes through the turnstile if nobody is at it, takes the lowest free slot of the claim's, and leaves the turnstile to the next
-    /// one. If no slot is free, stays there if a claim is to be queued. Does not wait.
+    /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and leaves the turnstile to
+    /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock.
     pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Found, StoreError> {
         if !self.is_next && !self.enter(claim, if_held)? {
             let found = self.look(claim)?;
@@ -83,7 +83,7 @@ impl Place {
         found
     }
 
-    /// Joins those that wait, if the lock was found to be held and the claim is to be queued; otherwise leaves them.
+    /// Takes a place among the waiters if the lock was found held and the claim is to be queued; otherwise frees the claim's place.
     fn join(&mut self, found: Found, if_held: IfHeld) -> Result<Found, StoreError> {
         match (found, if_held) {
             (Found::Held(held), IfHeld::Queue { max_waiting, .. }) => {
@@ -93,7 +93,7 @@ impl Place {
                 Ok(if self.waits_at.is_some() { Found::Held(held) } else { Found::QueueFull(held) })
             }
             (found, _) => {
-                // COMMAND will inherit the descriptor.
+                // Explicitly: COMMAND will inherit the descriptor, and would keep the place.
                 if let Some(place) = self.waits_at.take() {
                     self.file.free(place).with_context(|| self.cannot_lock())?;
                 }
@@ -102,7 +102,7 @@ impl Place {
         }
     }
 
-    /// What there is to see from outside the turnstile.
+    /// Returns what can be seen from outside the turnstile.
     fn look(&self, claim: &Claim) -> Result<Found, StoreError> {
         self.file.look(|state, facts| {
             let now = facts.now();
@@ -115,7 +115,7 @@ impl Place {
 
     fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<bool, StoreError> {
         let entered = match if_held {
-            // It no longer waits for a run that is only passing.
+            // The claim's time is over: do not even wait for a run that is only passing.
             IfHeld::Leave if self.waits_at.is_some() => self.file.enter_within(Duration::ZERO),
             IfHeld::Leave if self.is_full(claim)? => return Ok(false),
             _ => self.file.enter_now(),
@@ -123,10 +123,10 @@ impl Place {
         entered.with_context(|| self.cannot_lock())
     }
 
-    /// Whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile: a run that is there for
-    /// a moment sends those to the end of the kernel's queue who are next.
+    /// Returns whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile, which might send
+    /// the next waiter to the end of the kernel's queue.
     fn is_full(&self, claim: &Claim) -> Result<bool, StoreError> {
-        // By hand it may be asked for again under the token of one of them.
+        // A claim by hand may repeat the request of a holder, with its token.
         if claim.by_hand || !self.is_taken(claim.mode)? {
             return Ok(false);
         }
@@ -143,7 +143,7 @@ impl Place {
         Ok(true)
     }
 
-    /// Takes the lowest free slot of the claim's. For one that is past the turnstile.
+    /// Takes the lowest free slot that the claim may have. The claim must have the turnstile.
     fn take(&mut self, claim: &Claim) -> Result<Found, StoreError> {
         if !self.file.has_its_name(&self.directory)? {
             return Ok(Found::Vanished);
@@ -163,14 +163,14 @@ impl Place {
                 state::Acquired::Done { began_unix_ms: began_ms } => {
                     Found::Done(Done { began_ms, now_ms: facts.now().unix_ms })
                 }
-                // No request is on its way to a file.
+                // Does not occur: no request to a file can be in flight.
                 state::Acquired::Cancelled => Found::Held(Held::default()),
             })
         })
     }
 
-    /// Sleeps until it is our turn at the turnstile, or, if it is, until something about the lock has changed; until `until`, or until a
-    /// signal comes that would end lockrun.
+    /// Sleeps until the claim gets the turnstile, or if it has it, until the lock may have changed; but only until `until`, or until a
+    /// signal comes that would terminate lockrun.
     pub(super) fn sleep(
         &mut self,
         until: Option<Moment>,
@@ -178,7 +178,7 @@ impl Place {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, StoreError> {
         if !self.is_next {
-            // The kernel queues us, and forgets us when the file is closed: nothing is left behind.
+            // The kernel queues this process, and removes it from the queue when the file is closed: nothing is left behind.
             let woken = waiter.wait_in_call(until, observer, || self.file.enter());
             let woken = woken.with_context(|| self.cannot_lock())?;
             self.is_next = woken == WakeReason::Ready;
@@ -186,7 +186,7 @@ impl Place {
         }
         self.file.stay().with_context(|| self.cannot_lock())?;
         let Some(changes) = &self.changes else {
-            // It may have changed before we watched it.
+            // The lock may have changed before it was watched.
             self.changes = Some(Changes::of(&self.file));
             return Ok(Wakeup::TryAgain);
         };
@@ -204,7 +204,7 @@ impl Place {
                 changes.take_in();
                 self.look_again = Some(LOOK_AGAIN.0);
             }
-            // Our turn has passed to another: back into the queue.
+            // The turnstile was given up while lockrun was stopped: back into the queue.
             WakeReason::Resumed => {}
             WakeReason::Time => {
                 self.look_again = self.look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1);
@@ -213,13 +213,13 @@ impl Place {
         Ok(Wakeup::TryAgain)
     }
 
-    /// Lets the next one come to the turnstile.
+    /// Leaves the turnstile to the next run.
     fn leave(&mut self) -> Result<(), StoreError> {
         self.is_next = false;
         self.file.leave().with_context(|| self.cannot_lock())
     }
 
-    /// The lock file, in which a slot is ours now.
+    /// Returns the lock file, for a claim that has acquired a slot.
     pub(super) fn into_file(self) -> LockFile {
         self.file
     }
@@ -229,8 +229,8 @@ impl Place {
     }
 }
 
-/// Our turn at the turnstile. It is given up while lockrun is stopped by the terminal: the others must not wait for one that stands
-/// still.
+/// Observes a wait at the turnstile. Gives the turnstile up before a stop signal stops lockrun: other runs must not wait for one that is
+/// stopped.
 struct Turn<'a> {
     file: &'a LockFile,
     is_ours: bool,
@@ -248,7 +248,7 @@ impl WaitObserver for Turn<'_> {
 
     fn pause(&mut self) {
         if std::mem::take(&mut self.is_ours) {
-            // If this fails, the end of the process does it.
+            // If this fails, the end of the process frees the turnstile.
             let _ = self.file.leave();
         }
         self.observer.pause();
@@ -259,10 +259,10 @@ impl WaitObserver for Turn<'_> {
     }
 }
 
-/// The kernel's news of changes of a lock file; `None` if it gives us none, because this user has too many such watches.
+/// An inotify watch on a lock file; `None` if it cannot be created, for example because this user has too many.
 ///
-/// They are never closed: for that the kernel makes us wait some milliseconds (for all processors to be done with them), which
-/// must not stand between the lock and COMMAND. The end of the process closes them.
+/// It is never closed: closing takes some milliseconds, in which the kernel waits for all processors, and must not delay COMMAND. The end
+/// of the process closes it.
 #[derive(Debug)]
 struct Changes(Option<ManuallyDrop<Inotify>>);
 
@@ -270,7 +270,7 @@ impl Changes {
     fn of(file: &LockFile) -> Self {
         let watch = || {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-            // By the descriptor, which is the file that we wait for, whatever its name is by now.
+            // Through the descriptor, because the file may have lost its name by now.
             let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
             inotify.add_watch(path.as_str(), AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE)?;
             nix::Result::Ok(ManuallyDrop::new(inotify))
@@ -282,7 +282,7 @@ impl Changes {
         self.0.as_ref().map(|inotify| inotify.as_fd())
     }
 
-    /// Reads the news, which say only that there are any.
+    /// Reads and discards the pending events: they only show that something has changed.
     fn take_in(&self) {
         if let Some(inotify) = &self.0 {
             while inotify.read_events().is_ok_and(|events| !events.is_empty()) {}

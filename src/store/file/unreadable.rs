@@ -1,27 +1,27 @@
-//! A lock file whose record cannot be read. A holder of the lock would be forgotten if that counted as an empty one.
+//! A lock file whose record cannot be read. It must not count as empty: a holder of the lock would be forgotten.
 
 use std::fmt;
 
 use super::copies::Damage;
 
-/// An error that says which file it is, what that means, and what to do.
+/// An error that says which file it is, what is wrong with it, and what to do.
 #[derive(Debug)]
 pub(super) struct Unreadable {
     /// The path of the file.
     pub(super) path: String,
-    /// What is wrong with it.
+    /// What is wrong with the file.
     pub(super) damage: Damage,
-    /// What to do with it in the end, see [`super::access::Access::remedy`].
+    /// What finally to do with the file, see [`super::access::Access::remedy`].
     pub(super) remedy: String,
 }
 
 impl Unreadable {
-    /// Whether it may never have been a lock's file.
+    /// Returns whether the file may never have been a lock file.
     pub(super) fn is_foreign(&self) -> bool {
         self.damage == Damage::Foreign
     }
 
-    /// What was found.
+    /// Returns what was found.
     pub(super) fn text(&self) -> String {
         let Unreadable { path, damage, .. } = self;
         let what = match damage {
@@ -34,7 +34,7 @@ impl Unreadable {
         format!("the record in {path} is broken ({what})")
     }
 
-    /// What it means, and what to do about it.
+    /// Returns what it means, and what to do about it.
     pub(super) fn advice(&self) -> String {
         let remedy = &self.remedy;
         if self.is_foreign() {
@@ -50,7 +50,7 @@ impl Unreadable {
     }
 }
 
-/// All of it, in one line.
+/// Formats all of it in one line.
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.text(), self.advice())

@@ -12,7 +12,7 @@ use crate::store::{Backend, Kind, Location};
 pub(in crate::store) const KIND: Kind =
     Kind { schemes: &["file:"], parameters: &["group"], has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
 
-/// A directory; `None`: the default one. And the group that shares it, if one does.
+/// A directory (`None`: the default one), and the group that shares it, if one does.
 #[derive(Debug, PartialEq, Eq)]
 struct Place(Option<PathBuf>, Option<String>);
 

@@ -1,4 +1,4 @@
-//! Who waits for lock files, and who has them open: the kernel knows, and tells it in /proc.
+//! The processes that wait for lock files, and those that have inherited a lock, as the kernel shows them in /proc.
 
 use std::fs;
 use std::io;
@@ -12,10 +12,10 @@ use super::lock_file::LockFile;
 use crate::lock::holder::Holder;
 use crate::store::{StoreError, Waiting};
 
-/// The kernel's list of locks, and of those who wait for them.
+/// The kernel's list of locks and of the processes that wait for them.
 pub(super) struct Waiters(String);
 
-/// Asks the kernel who waits for what.
+/// Reads the list from /proc/locks.
 pub(super) fn all() -> Result<Waiters, StoreError> {
     fs::read_to_string("/proc/locks").map(Waiters).context(
         "cannot read /proc/locks, which says who waits for a lock; mount /proc (mount -t proc proc /proc), all of it",
@@ -23,7 +23,7 @@ pub(super) fn all() -> Result<Waiters, StoreError> {
 }
 
 impl Waiters {
-    /// Those who wait for this file, in no particular order but that the one at the turnstile comes first.
+    /// Returns the processes that wait for this file: first the one at the turnstile, then the others in no particular order.
     pub(super) fn of(&self, file: &LockFile) -> Result<Vec<Waiting>, StoreError> {
         let pids = self.pids(file)?;
         Ok(pids.into_iter().map(|pid| Waiting { who: Holder::of_process(pid), since_ms: None }).collect())
@@ -47,8 +47,8 @@ impl Waiters {
     }
 }
 
-/// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`, where the arrow
-/// says that it is only waited for.
+/// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`. The arrow marks a process that waits
+/// for the lock.
 struct Lock<'a> {
     waits: bool,
     kind: &'a str,
@@ -70,7 +70,7 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// The processes that have inherited the lock on this byte of the file. Only those that we may look into.
+/// Returns the processes that have the lock on this byte of the file, as far as this user may inspect them.
 pub(super) fn with_lock(file: &LockFile, byte: i64) -> Vec<u32> {
     let Ok(stat) = fstat(file.as_fd()) else { return Vec::new() };
     let has_lock = |pid: u32| -> io::Result<bool> {
@@ -88,7 +88,7 @@ pub(super) fn with_lock(file: &LockFile, byte: i64) -> Vec<u32> {
         .collect()
 }
 
-/// Whether a line of /proc/PID/fdinfo/FD tells of the open file's own lock on this byte, as in
+/// Returns whether a line of /proc/PID/fdinfo/FD shows the open file's own lock on this byte, as in
 /// `lock: 1: OFDLCK ADVISORY WRITE -1 00:19:5678 2199023255552 2199023255552`.
 fn is_lock_on(line: &str, byte: i64) -> bool {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -1,5 +1,5 @@
-//! The directories on the way to the lock directory: a user who can write to one of them can put another directory in the place
-//! of the next, and then some runs lock here and others there.
+//! The directories above the lock directory: a user who can write to one of them can replace the next one, and then some runs lock here
+//! and others there.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::sys::ancestors::{GROUP_WRITES, OTHERS_WRITE, STICKY, Step, walk};
 use crate::text::escape::escaped_path;
 use crate::text::shell::path_word;
 
-/// Looks at each directory and symbolic link on the way to `directory`, and not at that itself.
+/// Checks each directory and symbolic link above `directory`, but not that itself.
 pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
     let steps = match walk(directory) {
         Ok((mut steps, _)) => {
@@ -27,12 +27,12 @@ pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
     if found.is_empty() { vec![Diagnostic::ok("nobody else can write to a directory above it")] } else { found }
 }
 
-/// What is wrong with a step, if we are `us`. Root can do everything anyway.
+/// Returns what is wrong with a step for the user `us`, if anything. Root may own or write it, because root can do everything anyway.
 fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     let Step { path, is_link, owner, group, mode } = step;
     let (path, named) = (escaped_path(path), path_word(path));
     let kind = if *is_link { "symbolic link" } else { "directory" };
-    // In a sticky directory only the owner of a thing can remove it, and every step is looked at for its owner.
+    // In a sticky directory only the owners of an entry and of the directory can replace the entry, and the owner of every step is checked.
     let writes = |bits: u32| !is_link && mode & bits != 0 && mode & STICKY == 0;
     if *owner != 0 && *owner != us {
         Some(Diagnostic::fail(

@@ -1,4 +1,4 @@
-//! The file system that the lock directory lies on.
+//! The file system of the lock directory.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -8,7 +8,7 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 
 use crate::store::diagnostic::Diagnostic;
 
-/// What a file system is to locks.
+/// The kinds of file systems that differ for locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Local,
@@ -17,7 +17,7 @@ enum Kind {
     Overlay,
 }
 
-/// File systems by their number, as statfs(2) gives it; what is not among them is taken to be a local one.
+/// File systems by the number that statfs(2) returns. Any other counts as local.
 const KNOWN: [(u32, &str, Kind); 23] = [
     (0x0000_ef53, "ext4", Kind::Local),
     (0x0102_1994, "tmpfs", Kind::Local),
@@ -44,11 +44,11 @@ const KNOWN: [(u32, &str, Kind); 23] = [
     (0x794c_7630, "overlay", Kind::Overlay),
 ];
 
-/// Below this much room a lock may soon not be written.
+/// With less room than this, it may soon be impossible to write a lock file.
 const BYTES_MIN: u64 = 1 << 20;
 const FILES_MIN: u64 = 100;
 
-/// Looks at the file system of the open `directory`, which is at `path`.
+/// Checks the file system of the open `directory`, which is at `path`.
 pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic> {
     let path = path.display().to_string();
     let mut diagnostics = Vec::new();
@@ -62,11 +62,11 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
         )),
     }
     if let Ok(stat) = fstatvfs(directory) {
-        // The numbers have fewer bits on some machines.
+        // The fields have fewer bits on some machines.
         #[allow(clippy::useless_conversion)]
         let (bytes, files_left) =
             (u64::from(stat.blocks_available()) * u64::from(stat.fragment_size()), u64::from(stat.files_available()));
-        // Some file systems make room for files as they go, and count none.
+        // Some file systems do not limit the number of files, and report 0.
         let files = (stat.files() > 0).then_some(files_left);
         diagnostics.push(judge_room(&path, stat.flags().contains(FsFlags::ST_RDONLY), bytes, files));
     }

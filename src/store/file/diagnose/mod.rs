@@ -1,4 +1,4 @@
-//! What would make locks in a directory unsafe or slow.
+//! Checks for what would make locks in a directory unsafe or slow.
 
 mod ancestors;
 mod filesystem;
@@ -17,8 +17,8 @@ use super::directory::{Directory, cannot_create, path_of};
 use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
 
-/// Looks at the lock directory that is `named`, or at the default one, tries a lock in it, and reads those that are there. If it does
-/// not exist, it looks at an empty one in its place.
+/// Checks the `named` lock directory, or the default one, tries locks in it, and reads the existing records. If the directory does not
+/// exist, checks an empty one created beside it.
 pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic> {
     match Directory::open(named, access) {
         Ok(Some(directory)) => look_at(&directory, users(&directory)),
@@ -27,7 +27,7 @@ pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic>
     }
 }
 
-/// Looks at an empty directory beside the one that does not exist, which is left to the first run to create.
+/// Checks an empty directory beside the missing one, which the first run will create.
 fn missing(named: Option<&Path>, access: &Access) -> Result<Vec<Diagnostic>, StoreError> {
     let path = path_of(named)?;
     let stand_in = StandIn::beside(&path);
@@ -47,7 +47,7 @@ fn unusable(error: &StoreError) -> Diagnostic {
     Diagnostic::unusable(format!("{error:#}"), "")
 }
 
-/// The path of an empty directory in place of one that does not exist. It goes when this does.
+/// The path of an empty directory in place of one that does not exist. Dropping this removes the directory.
 struct StandIn(PathBuf);
 
 impl StandIn {
@@ -62,7 +62,7 @@ impl Drop for StandIn {
     }
 }
 
-/// Looks at the open `directory`, of which this was `found` already.
+/// Checks the open `directory`. `found` is the first diagnostic.
 fn look_at(directory: &Directory, found: Diagnostic) -> Vec<Diagnostic> {
     let mut diagnostics = vec![found];
     diagnostics.extend(private(directory));
@@ -73,12 +73,12 @@ fn look_at(directory: &Directory, found: Diagnostic) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Directories that a systemd service with `PrivateTmp=yes` has to itself.
+/// Directories of which a systemd service with `PrivateTmp=yes` has its own instance.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Whether the directory lies where some services see another one.
+/// Returns a warning if some services see another directory at this path.
 fn private(directory: &Directory) -> Option<Diagnostic> {
-    // Wherever symbolic links led.
+    // The real path, after all symbolic links.
     let path = read_link(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).ok()?;
     let above = PRIVATE.into_iter().find(|above| path.starts_with(above))?;
     Some(Diagnostic::warn(
@@ -90,7 +90,7 @@ fn private(directory: &Directory) -> Option<Diagnostic> {
     ))
 }
 
-/// Who can use the directory. That it could be opened means that nobody else can write to it.
+/// Returns who can use the directory. As it was opened, it is known that no other user can write to it.
 fn users(directory: &Directory) -> Diagnostic {
     let path = directory.path().display();
     if let Some(group) = directory.access().group() {

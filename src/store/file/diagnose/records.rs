@@ -1,4 +1,4 @@
-//! The records of the locks that are there already.
+//! The records of existing locks.
 
 use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
@@ -28,7 +28,7 @@ pub(super) fn diagnose(directory: &Directory) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// What it means that a record cannot be read.
+/// Returns what it means that a record cannot be read.
 fn judge(error: &StoreError) -> Diagnostic {
     match error.downcast_ref::<Unreadable>() {
         Some(file) if file.is_foreign() => Diagnostic::warn(file.text(), file.advice()),

@@ -1,4 +1,4 @@
-//! Locks tried out on a file of our own.
+//! Tries locks on a scratch file.
 
 use std::fs::read_to_string;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,13 +15,13 @@ use uuid::Uuid;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 
-/// How often a lock is tried, to see how long it takes.
+/// How often locking is timed.
 const ROUNDS: usize = 9;
 
-/// A lock that takes longer than this, when nobody else wants it, is slow.
+/// An uncontended lock that takes longer than this is slow.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// A file in the lock directory that is no lock's: no lock's file has a name that begins with a dot. It goes when this does.
+/// A scratch file in the lock directory. Its name begins with a dot, as no lock file's does. Dropping this removes the file.
 struct Scratch<'d> {
     directory: BorrowedFd<'d>,
     name: String,
@@ -32,16 +32,16 @@ impl<'d> Scratch<'d> {
         Scratch { directory, name: format!(".doctor-{}", Uuid::new_v4()) }
     }
 
-    /// Creates it, and opens it.
+    /// Creates and opens it.
     fn create(&self) -> nix::Result<OwnedFd> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let file = self.open_by(OFlag::O_CREAT | OFlag::O_EXCL, mode)?;
-        // The umask has had its say; we must be able to open it again.
+        // The umask may have removed bits that opening it again needs.
         fchmod(&file, mode)?;
         Ok(file)
     }
 
-    /// Opens it once more.
+    /// Opens it again.
     fn open(&self) -> nix::Result<OwnedFd> {
         self.open_by(OFlag::O_NONBLOCK, Mode::empty())
     }
@@ -57,7 +57,7 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Tries locks in the open `directory`, which is at `path`, and whether changes in it can be watched.
+/// Tries locks in the open `directory`, which is at `path`, and tries to watch it for changes.
 pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic> {
     let scratch = Scratch::new(directory);
     let diagnostics = (|| {
@@ -80,7 +80,7 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
     diagnostics
 }
 
-/// Whether flock(2) by one descriptor keeps the other out, and lets it in afterwards.
+/// Returns whether a flock(2) lock through one descriptor keeps the other out. Fails if the other cannot lock afterwards.
 fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
     let lock = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock);
     let held = lock(first).map_err(|(_, errno)| errno)?;
@@ -93,7 +93,7 @@ fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
     lock(second).map(|_| true).map_err(|(_, errno)| errno)
 }
 
-/// The same for fcntl(2)'s locks that belong to an open file description.
+/// Does the same for fcntl(2)'s open file description locks.
 fn record_locks_conflict(first: &OwnedFd, second: &OwnedFd) -> nix::Result<bool> {
     #[allow(clippy::cast_possible_truncation)]
     let change =
@@ -123,7 +123,7 @@ fn judge_conflict(call: &str, conflicts: nix::Result<bool>) -> Diagnostic {
     }
 }
 
-/// How long it takes to make a file and to lock it: in the middle, and at worst.
+/// Measures how long it takes to create a file and lock it. Returns the median and the maximum.
 fn pace(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
     let mut spans = Vec::new();
     for _ in 0..ROUNDS {
@@ -152,7 +152,7 @@ fn judge_pace(pace: nix::Result<(Duration, Duration)>) -> Diagnostic {
     }
 }
 
-/// Watches the directory at `path` by inotify(7).
+/// Tries to watch the directory at `path` with inotify(7).
 fn watch(path: &Path) -> nix::Result<()> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
     inotify.add_watch(path, AddWatchFlags::IN_MODIFY).map(drop)
