@@ -151,7 +151,7 @@ impl Channel {
     fn send(&self, frame: Frame) {
         let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_ne_bytes()).collect();
         // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds of messages unread. Such a
-        // receiver is stopped or hangs, and the lost message is a renewal, without which COMMAND is ended: safe.
+        // receiver is stopped or hangs, and the lost message is most likely a renewal, without which COMMAND is ended: safe.
         let _ = send(self.0.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 

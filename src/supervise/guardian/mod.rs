@@ -169,7 +169,7 @@ impl Guard {
         Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone(), is_closing }
     }
 
-    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND's processes have ended. If it has
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND counts as ended. If it has
     /// to wait for processes that cannot be killed, calls `tell_stuck` once with their ids.
     pub(super) fn watch(
         &mut self,
