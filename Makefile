@@ -58,7 +58,8 @@ chaos: export SECONDS_PER_STORE ?= 240
 chaos: export RUST_TEST_THREADS ?= 1
 chaos:
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- chaos::whatever_happens::$(STORE) --nocapture
+	$(CARGO) test --release --locked --test suite -- --nocapture \
+		chaos::whatever_happens::$(STORE) chaos::failovers::$(STORE) chaos::full_disks::$(STORE)
 
 # One store after the other, so that each has the whole machine.
 handoffs: export HANDOFFS ?= 20000

@@ -6,18 +6,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::workers::{Who, Workers, now};
+use super::hosts::Host;
+use super::kinds::{Fault, TO_NETWORKS, TO_RUNS};
+use super::subject::Subject;
+use super::workers::{LOCKS, Who, Workers, now};
+use crate::support::Lockrun;
+use crate::support::deadline::{LONG, eventually};
+use crate::support::failover::{cut_off_replicas, cut_off_sentinels, join_again};
 use crate::support::processes::send;
-use crate::support::proxy::{Mode, Proxy};
-use crate::support::{LeaseServer, Redis, Store};
-
-/// The hosts of the workers: each has a network of its own before the server.
-pub(super) struct Hosts {
-    proxies: Vec<Proxy>,
-    url: String,
-}
-
-const HOSTS: usize = 3;
+use crate::support::proxy::Mode;
 
 /// How often another fault is drawn where one could not be: there was no such process, or the server is down already.
 const DRAWS: usize = 20;
@@ -25,69 +22,16 @@ const DRAWS: usize = 20;
 /// For how long faults that could not be injected in time are made up for.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
-impl Hosts {
-    pub(super) fn new(store: &Store) -> Self {
-        let count = if store.has_leases() { HOSTS } else { 0 };
-        Self { proxies: (0..count).map(|_| store.proxy()).collect(), url: store.url() }
-    }
-
-    /// The store's URL on each host.
-    pub(super) fn urls(&self) -> Vec<String> {
-        if self.proxies.is_empty() { vec![self.url.clone()] } else { self.proxies.iter().map(Proxy::url).collect() }
-    }
-}
-
-/// What can go wrong.
-#[derive(Clone, Copy, Debug)]
-enum Fault {
-    /// Processes of a run get a signal, all at once.
-    Signal(&'static [Who], Signal),
-    /// They are stopped for a while.
-    Stop(&'static [Who]),
-    /// The network of a host behaves so for a while.
-    Network(Mode),
-    /// The server answers nothing for a while.
-    Pause,
-    /// The server is killed, and started again after a while.
-    Kill,
-    /// The server closes all connections.
-    HangUp,
-    /// Redis forgets the scripts that it knows.
-    ForgetScripts,
-}
-
-/// What can happen to every run.
-const TO_RUNS: [Fault; 9] = [
-    Fault::Signal(&[Who::Lockrun], Signal::SIGKILL),
-    Fault::Signal(&[Who::Guardian], Signal::SIGKILL),
-    Fault::Signal(&[Who::Command], Signal::SIGKILL),
-    Fault::Signal(&[Who::Lockrun, Who::Guardian], Signal::SIGKILL),
-    Fault::Signal(&[Who::Lockrun], Signal::SIGTERM),
-    Fault::Stop(&[Who::Lockrun]),
-    Fault::Stop(&[Who::Guardian]),
-    Fault::Stop(&[Who::Command]),
-    Fault::Stop(&[Who::Lockrun, Who::Guardian]),
-];
-
-/// What can happen to the network of a host.
-const TO_HOSTS: [Fault; 6] = [
-    Fault::Network(Mode::Swallow),
-    Fault::Network(Mode::SwallowReplies),
-    Fault::Network(Mode::SwallowAnswers),
-    Fault::Network(Mode::Reset),
-    Fault::Network(Mode::Refuse),
-    Fault::Network(Mode::Delay(Duration::from_millis(200))),
-];
-
-/// What can happen to a server.
-const TO_SERVERS: [Fault; 4] = [Fault::Pause, Fault::Kill, Fault::HangUp, Fault::ForgetScripts];
+/// How often servers are looked at that are to get over something.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// To whom something was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Run(usize),
     Host(usize),
-    Server,
+    /// The server, or a primary and what follows it.
+    Server(usize),
 }
 
 /// A fault that was injected, from when to when by the boot clock, in nanoseconds.
@@ -105,15 +49,24 @@ pub(super) struct Injected {
 enum Cure {
     Continue(Vec<i32>),
     Network(usize),
-    Resume,
-    StartAgain,
+    Resume(usize),
+    StartAgain(usize),
+    JoinAgain(usize),
+    FreeDisk,
+    /// The servers have got over it.
+    Whole,
+}
+
+impl Cure {
+    fn is_of_servers(&self) -> bool {
+        !matches!(self, Cure::Continue(_) | Cure::Network(_))
+    }
 }
 
 /// The faults of one store, in the order that a seed fixes.
 pub(super) struct Faults<'a> {
-    server: Option<&'a dyn LeaseServer>,
-    redis: Option<&'a Redis>,
-    hosts: &'a Hosts,
+    subject: &'a Subject<'a>,
+    hosts: &'a [Host],
     random: fastrand::Rng,
     next_at: Instant,
     /// When something is over, and which of the injected faults that ends.
@@ -122,10 +75,9 @@ pub(super) struct Faults<'a> {
 }
 
 impl<'a> Faults<'a> {
-    pub(super) fn new(store: &'a Store, hosts: &'a Hosts, seed: u64) -> Self {
+    pub(super) fn new(subject: &'a Subject<'a>, hosts: &'a [Host], seed: u64) -> Self {
         Self {
-            server: store.lease_server(),
-            redis: store.as_redis(),
+            subject,
             hosts,
             random: fastrand::Rng::with_seed(seed),
             next_at: Instant::now() + Duration::from_millis(300),
@@ -154,12 +106,15 @@ impl<'a> Faults<'a> {
 
     /// Injects a fault; false where it cannot be.
     fn draw(&mut self, workers: &Mutex<Workers>) -> bool {
-        // What strikes all at once is rare, or there would be little left to strike.
+        let strikes_servers = !matches!(self.subject, Subject::Plain(_));
+        // What strikes all at once is rare, or there would be little left to strike; unless the store is here for just that.
+        let to_servers = self.subject.faults();
         let kinds: &[Fault] = match self.random.u8(0..20) {
+            _ if self.injected.is_empty() && strikes_servers => &to_servers[..1],
             0..15 => &TO_RUNS,
-            _ if self.server.is_none() => &TO_RUNS,
-            15..19 => &TO_HOSTS,
-            _ => &TO_SERVERS,
+            15..17 => &TO_NETWORKS,
+            17..19 if !strikes_servers => &TO_NETWORKS,
+            _ => to_servers,
         };
         let fault = kinds[self.random.usize(0..kinds.len())];
         // Some are longer than a lease.
@@ -170,6 +125,7 @@ impl<'a> Faults<'a> {
         });
         let from = now();
         let Some((target, cure)) = self.inject(fault, workers) else { return false };
+        let lasts = if matches!(fault, Fault::HangUp | Fault::ForgetScripts) { Duration::ZERO } else { lasts };
         let (number, until) = (self.injected.len(), Instant::now() + lasts);
         let is_over_at_once = cure.is_none();
         self.cures.extend(cure.map(|cure| (until, number, cure)));
@@ -183,7 +139,7 @@ impl<'a> Faults<'a> {
 
     /// Lets this happen, if it can; says to whom, and what will end it.
     fn inject(&mut self, fault: Fault, workers: &Mutex<Workers>) -> Option<(Target, Option<Cure>)> {
-        let is_down = self.cures.iter().any(|(.., cure)| matches!(cure, Cure::Resume | Cure::StartAgain));
+        let host = self.random.usize(0..self.hosts.len());
         match fault {
             Fault::Signal(who, signal) => {
                 let (run, _) = self.signal(workers, who, signal)?;
@@ -194,30 +150,64 @@ impl<'a> Faults<'a> {
                 Some((Target::Run(run), Some(Cure::Continue(pids))))
             }
             Fault::Network(mode) => {
-                let host = self.random.usize(0..HOSTS);
-                if self.cures.iter().any(|(.., cure)| matches!(cure, Cure::Network(other) if *other == host)) {
+                let is_it = |cure: &Cure| matches!(cure, Cure::Network(other) if *other == host);
+                if !self.hosts[host].has_network() || self.cures.iter().any(|(.., cure)| is_it(cure)) {
                     return None;
                 }
-                self.hosts.proxies[host].set(mode);
+                self.hosts[host].disturb(mode);
                 Some((Target::Host(host), Some(Cure::Network(host))))
             }
-            _ if is_down => None,
+            // One after the other: without two of its servers a store grants nothing, and one that is killed while its disk is full forgets.
+            _ if self.cures.iter().any(|(.., cure)| cure.is_of_servers()) => None,
+            _ => {
+                let primaries = self.subject.primaries();
+                let number = *primaries.get(self.random.usize(0..primaries.len().max(1)))?;
+                Some((Target::Server(number), Some(self.strike(fault, number)?)))
+            }
+        }
+    }
+
+    /// Lets this happen to a server, if it can; says what will end it.
+    fn strike(&mut self, fault: Fault, number: usize) -> Option<Cure> {
+        let (subject, random) = (self.subject, &mut self.random);
+        let server = || subject.server(number);
+        match fault {
             Fault::Pause => {
-                self.server?.pause();
-                Some((Target::Server, Some(Cure::Resume)))
+                server()?.pause();
+                Some(Cure::Resume(number))
             }
             Fault::Kill => {
-                self.server?.kill();
-                Some((Target::Server, Some(Cure::StartAgain)))
+                server()?.kill();
+                Some(Cure::StartAgain(number))
             }
             Fault::HangUp => {
-                self.server?.hang_up();
-                Some((Target::Server, None))
+                server()?.hang_up();
+                Some(Cure::Whole)
             }
             Fault::ForgetScripts => {
-                self.redis?.ask(&["SCRIPT", "FLUSH"]);
-                Some((Target::Server, None))
+                subject.redis(number)?.ask(&["SCRIPT", "FLUSH"]);
+                Some(Cure::Whole)
             }
+            Fault::FailOver => subject.replicated()?.fail_over(number, random).then_some(Cure::Whole),
+            Fault::MoveSlot => {
+                let lock = LOCKS[random.usize(0..LOCKS.len())];
+                subject.replicated()?.move_slot_of(lock, random).then_some(Cure::Whole)
+            }
+            Fault::CutOff => {
+                let primary = subject.redis(number)?;
+                cut_off_replicas(primary);
+                cut_off_sentinels(primary);
+                Some(Cure::JoinAgain(number))
+            }
+            Fault::FillDisk => {
+                for lock in LOCKS {
+                    // Refused where it is held.
+                    Lockrun::bare().args(["prune", "--store", &subject.url(), lock]).run();
+                }
+                subject.disk()?.fill();
+                Some(Cure::FreeDisk)
+            }
+            Fault::Signal(..) | Fault::Stop(_) | Fault::Network(_) => unreachable!("not to a server"),
         }
     }
 
@@ -228,20 +218,32 @@ impl<'a> Faults<'a> {
     }
 
     fn cure(&mut self, number: usize, cure: &Cure) {
+        let server = |at: usize| self.subject.server(at).expect("it was struck");
         match cure {
             Cure::Continue(pids) => pids.iter().for_each(|pid| send(*pid, Signal::SIGCONT)),
-            Cure::Network(host) => self.hosts.proxies[*host].set(Mode::Pass),
-            Cure::Resume => self.server.expect("it was stopped").resume(),
-            Cure::StartAgain => self.server.expect("it was killed").start_again(),
+            Cure::Network(host) => self.hosts[*host].disturb(Mode::Pass),
+            Cure::Resume(at) => server(*at).resume(),
+            Cure::StartAgain(at) => server(*at).start_again(),
+            Cure::JoinAgain(at) => join_again(self.subject.redis(*at).expect("it was struck")),
+            Cure::FreeDisk => self.subject.disk().expect("it is full").free(),
+            Cure::Whole => {}
+        }
+        if cure.is_of_servers() && !self.subject.is_whole() {
+            self.cures.push((Instant::now() + LOOK, number, Cure::Whole));
+            return;
         }
         self.injected[number].to = now();
     }
 
     /// All is well again. Returns what was not.
+    #[track_caller]
     pub(super) fn end(mut self) -> Vec<Injected> {
-        for (_, number, cure) in std::mem::take(&mut self.cures) {
-            self.cure(number, &cure);
-        }
+        eventually(LONG * 2, "the servers get over all that was done to them", || {
+            for (_, number, cure) in std::mem::take(&mut self.cures) {
+                self.cure(number, &cure);
+            }
+            self.cures.is_empty()
+        });
         self.injected
     }
 }

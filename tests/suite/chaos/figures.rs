@@ -59,7 +59,7 @@ impl Known<'_> {
         let is_on = match fault.target {
             Target::Run(other) => other == run,
             Target::Host(host) => self.run(run).host == host,
-            Target::Server => true,
+            Target::Server(_) => true,
         };
         is_on && fault.from <= to && fault.to >= from
     }

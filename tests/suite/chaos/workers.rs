@@ -10,9 +10,11 @@ use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 
 use super::deadlines::Deadlines;
+use super::hosts::Host;
 use super::runs::Past;
+use super::subject::Subject;
 use crate::support::processes::{find_program, is_alive, send};
-use crate::support::{LONG, Lockrun, Output, Running, Store, eventually};
+use crate::support::{LONG, Lockrun, Output, Running, eventually};
 
 /// The locks: two of each kind.
 pub(super) const LOCKS: [&str; 6] = ["alone1", "slots1", "shared1", "alone2", "slots2", "shared2"];
@@ -35,17 +37,19 @@ const WANTS: [(&str, &[&str]); 11] = [
     ("shared", &["--wait", "20s"]),
 ];
 
-/// Appends the time of the boot clock to a file every few milliseconds, so long; every other one ignores what asks it politely to end.
+/// Appends the time of the machine's boot clock to a file every few milliseconds, so long; every other one ignores what asks it politely to end.
 const COMMAND: &str = r#"
 use Time::HiRes qw(clock_gettime usleep);
 my ($file, $name, $ms) = @ARGV;
+open(my $offsets, '<', '/proc/self/timens_offsets');
+my ($ahead) = map { /^boottime +(\d+)/ } $offsets ? <$offsets> : ();
 $SIG{TERM} = 'IGNORE' if $ms % 2;
 open(my $out, '>>', $file) or die;
 my $began = clock_gettime(7);
 my $slot = $ENV{LOCKRUN_SLOT} // '';
 do {
     my $now = clock_gettime(7);
-    syswrite($out, sprintf("%s-%s-%s %d %d\n", $name, $ENV{LOCKRUN_FENCE}, $slot, $$, $now * 1e9));
+    syswrite($out, sprintf("%s-%s-%s %d %d\n", $name, $ENV{LOCKRUN_FENCE}, $slot, $$, ($now - ($ahead // 0)) * 1e9));
     usleep(2000);
 } while (clock_gettime(7) - $began) * 1000 < $ms;
 "#;
@@ -73,6 +77,8 @@ struct Worker {
     host: usize,
     /// The URL of the store as its host knows it.
     url: String,
+    /// What gives it the clock of its host.
+    clock: Option<String>,
     run: Option<(Running, Past)>,
     /// When it starts the next run.
     next_at: Instant,
@@ -122,15 +128,24 @@ impl Worker {
             has_lost: false,
             error: None,
         };
-        self.run = Some((call.command(words).spawn(), past));
+        let call = call.command(words);
+        let run = self.clock.as_ref().map_or_else(|| call.spawn(), |clock| call.in_shell(clock).spawn_alone());
+        self.run = Some((run, past));
     }
 }
 
 impl Workers {
-    pub(super) fn new(sets: usize, store: &Store, hosts: &[String], record: &Path, seed: u64) -> Self {
+    pub(super) fn new(sets: usize, subject: &Subject<'_>, hosts: &[Host], record: &Path, seed: u64) -> Self {
         let worker = |number| {
             let host = number % hosts.len();
-            Worker { number, host, url: hosts[host].clone(), run: None, next_at: Instant::now() }
+            Worker {
+                number,
+                host,
+                url: hosts[host].url(),
+                clock: hosts[host].clock(),
+                run: None,
+                next_at: Instant::now(),
+            }
         };
         Self {
             all: (0..sets * WANTS.len()).map(worker).collect(),
@@ -138,7 +153,7 @@ impl Workers {
             random: fastrand::Rng::with_seed(seed ^ 1),
             ends: Ends::default(),
             past: Vec::new(),
-            deadlines: store.has_leases().then(|| Deadlines::of(&store.url())),
+            deadlines: subject.has_leases().then(|| Deadlines::of(&subject.url())),
             started: 0,
             left: Vec::new(),
             looked_at: Instant::now(),

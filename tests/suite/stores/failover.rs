@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::calm::{in_time, judge};
-use crate::support::failover::{Cluster, Service};
+use crate::support::failover::{Cluster, Service, cut_off_replicas, cut_off_sentinels, is_replicated};
 use crate::support::processes::send;
 use crate::support::tls::Certificates;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
@@ -120,37 +120,6 @@ impl Case {
         println!("{what}: margin {margin} ms");
         margin
     }
-}
-
-/// Keeps what is written from the replicas of this primary, from now on.
-fn cut_off_replicas(primary: &Redis) {
-    primary.ask(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]);
-    primary.ask(&["CLIENT", "KILL", "TYPE", "replica"]);
-}
-
-/// Keeps the Sentinels from this primary, and nobody else.
-fn cut_off_sentinels(primary: &Redis) {
-    let words = ["-ping", "-info", "-publish", "-subscribe", "-replicaof", "-slaveof", "-config", "-role", "-multi"];
-    let mut request = vec!["ACL", "SETUSER", "default"];
-    request.extend(words);
-    primary.ask(&request);
-}
-
-/// What was written until now has reached this many replicas. Not by WAIT, which waits only for what its own connection has written.
-#[track_caller]
-fn is_replicated(primary: &Redis, replicas: usize) {
-    let written = replication_offsets(primary, "master_repl_offset:")[0];
-    eventually(LONG, "the replicas have what was written", || {
-        let reached = replication_offsets(primary, "offset=");
-        reached.iter().filter(|offset| **offset >= written).count() >= replicas
-    });
-}
-
-/// What follows this word in each line of what a primary says of its replication.
-fn replication_offsets(primary: &Redis, word: &str) -> Vec<u64> {
-    let said = primary.ask(&["INFO", "replication"]);
-    let numbers = said.text().lines().filter_map(|line| line.split_once(word)?.1.split(',').next());
-    numbers.map(|number| number.trim().parse().expect("an offset")).collect()
 }
 
 // "Held locks that the new primary knows are renewed without a pause", and its command ends as it ends.

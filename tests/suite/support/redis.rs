@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
@@ -71,7 +71,34 @@ impl Redis {
         Self::build(&["--tls-replication", "yes"], None, Some(certificates), Some(configuration))
     }
 
+    /// A server whose directory is made ready by `prepare`. What it has confirmed outlives its process; and where it cannot write, it rejects
+    /// changes instead of ending.
+    pub(crate) fn in_directory(prepare: impl Fn(&Path)) -> Self {
+        let options = ["--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-min-size", "1mb"];
+        Self::build_in(
+            || {
+                let directory = memory::directory();
+                prepare(directory.path());
+                directory
+            },
+            &options,
+            None,
+            None,
+            None,
+        )
+    }
+
     fn build(
+        options: &[&str],
+        password: Option<&str>,
+        certificates: Option<&Certificates>,
+        sentinel: Option<&str>,
+    ) -> Self {
+        Self::build_in(memory::directory, options, password, certificates, sentinel)
+    }
+
+    fn build_in(
+        directory: impl Fn() -> TempDir,
         options: &[&str],
         password: Option<&str>,
         certificates: Option<&Certificates>,
@@ -79,7 +106,7 @@ impl Redis {
     ) -> Self {
         for _ in 0..20 {
             let redis = Self {
-                directory: memory::directory(),
+                directory: directory(),
                 port: free_port(),
                 options: options.iter().map(|&one| one.to_owned()).collect(),
                 password: password.map(str::to_owned),
@@ -100,7 +127,11 @@ impl Redis {
         let mut command = Command::new(find_program("redis-server"));
         let port = self.port.to_string();
         match &self.sentinel {
-            None => command.args(["--save", "", "--databases", "16"]),
+            None => {
+                // What `CONFIG REWRITE` adds to it outlives a restart. What Sentinels make of a server does.
+                File::options().append(true).create(true).open(self.configuration()).expect("our own directory");
+                command.args(["redis.conf", "--save", "", "--databases", "16"])
+            }
             Some(configuration) => {
                 fs::write(self.directory.path().join("sentinel.conf"), configuration).expect("our own directory");
                 command.args(["sentinel.conf", "--sentinel"])
@@ -143,6 +174,10 @@ impl Redis {
         )
     }
 
+    fn configuration(&self) -> PathBuf {
+        self.directory.path().join("redis.conf")
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("redis.sock")
     }
@@ -164,7 +199,8 @@ impl Redis {
         reply
     }
 
-    fn try_ask(&self, words: &[&str]) -> std::io::Result<Reply> {
+    /// The same, where it may be away, or answer with an error.
+    pub(crate) fn try_ask(&self, words: &[&str]) -> std::io::Result<Reply> {
         let mut client = Client::connect(&self.socket())?;
         if let Some(password) = &self.password {
             client.ask(&["AUTH", password])?;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::sentinel::is_up_to_date;
+use super::replication::{Replicated, follows, has_role, is_up_to_date};
 use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer;
 use crate::support::redis::{Redis, free_port};
 use crate::support::redis_keys;
+use crate::support::resp::Reply;
 use crate::support::tls::Certificates;
 
 /// How long a node must be silent before the others consider it failed, in ms.
@@ -138,7 +139,7 @@ impl LeaseServer for SingleNode {
     }
 }
 
-/// Three primaries, each with an up-to-date replica.
+/// Three primaries, each with an up-to-date replica. A node that is killed keeps its data.
 pub(crate) struct Cluster {
     /// The primaries, then the replicas in the same order.
     nodes: Vec<Redis>,
@@ -155,7 +156,8 @@ impl Cluster {
     }
 
     fn of(certificates: Option<&Certificates>) -> Self {
-        let nodes: Vec<Redis> = (0..6).map(|_| node(&["--repl-diskless-sync-delay", "0"], certificates)).collect();
+        let options = ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"];
+        let nodes: Vec<Redis> = (0..6).map(|_| node(&options, certificates)).collect();
         let third = LAST / 3;
         for (at, node) in (0..3).zip(&nodes) {
             let (first, last) = (at * (third + 1), if at == 2 { LAST } else { at * (third + 1) + third });
@@ -226,10 +228,25 @@ impl Cluster {
         });
     }
 
-    /// Moves the slot of a lock to another shard, as `redis-cli --cluster reshard` does.
+    /// The primary that has this slot, as it says itself.
+    fn owner(&self, slot: u32) -> Option<usize> {
+        let has_it = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            first.parse().is_ok_and(|first: u32| first <= slot) && last.parse().is_ok_and(|last: u32| slot <= last)
+        };
+        let is_owner = |node: &Redis| {
+            let Ok(Reply::Text(nodes)) = node.try_ask(&["CLUSTER", "NODES"]) else { return false };
+            let own = nodes.lines().find(|line| line.contains("myself,master"));
+            own.is_some_and(|own| own.split(' ').skip(8).any(has_it))
+        };
+        self.nodes.iter().position(is_owner)
+    }
+
+    /// Moves the slot of a lock to another primary, as `redis-cli --cluster reshard` does.
     pub(crate) fn move_slot(&self, key: &str, to: usize) {
-        let (slot, from) = (self.slot(key).to_string(), &self.nodes[self.shard(key)]);
-        let target = &self.nodes[to];
+        let slot = self.slot(key);
+        let (from, target) = (&self.nodes[self.owner(slot).expect("a primary has it")], &self.nodes[to]);
+        let slot = slot.to_string();
         target.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
         from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(target)]);
         loop {
@@ -243,8 +260,50 @@ impl Cluster {
             words.extend(keys.iter().map(String::as_str));
             from.ask(&words);
         }
-        for node in [target, from, &self.nodes[3 - self.shard(key) - to]] {
+        let is_third = |node: &&Redis| ![from.port(), target.port()].contains(&node.port()) && has_role(node, "master");
+        for node in [target, from].into_iter().chain(self.nodes.iter().filter(is_third)) {
             node.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(target)]);
         }
+    }
+}
+
+impl Replicated for Cluster {
+    fn servers(&self) -> &[Redis] {
+        &self.nodes
+    }
+
+    fn primaries(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|at| has_role(&self.nodes[*at], "master")).collect()
+    }
+
+    fn is_whole(&self) -> bool {
+        let primaries = self.primaries();
+        let has_replica = |at: &usize| self.nodes.iter().any(|node| follows(node, &self.nodes[*at]));
+        let is_fine = |node: &Redis| {
+            let said = node.try_ask(&["CLUSTER", "INFO"]).ok();
+            let Some(Reply::Text(said)) = said else { return false };
+            said.contains("cluster_state:ok") && said.contains("cluster_size:3")
+        };
+        primaries.len() == 3 && primaries.iter().all(has_replica) && self.nodes.iter().all(is_fine)
+    }
+
+    fn fail_over(&self, primary: usize, _random: &mut fastrand::Rng) -> bool {
+        let replica = self.nodes.iter().find(|node| follows(node, &self.nodes[primary]));
+        let reply = replica.and_then(|replica| replica.try_ask(&["CLUSTER", "FAILOVER"]).ok());
+        reply.is_some_and(|reply| !matches!(reply, Reply::Error(_)))
+    }
+
+    fn move_slot_of(&self, key: &str, random: &mut fastrand::Rng) -> bool {
+        let Some(from) = self.owner(self.slot(key)) else { return false };
+        let others: Vec<usize> = self.primaries().into_iter().filter(|at| *at != from).collect();
+        self.move_slot(key, others[random.usize(0..others.len())]);
+        true
+    }
+
+    fn left(&self, key: &str) -> Vec<String> {
+        let Some(owner) = self.owner(self.slot(key)) else { return vec![format!("no primary for {key}")] };
+        let mut left = self.nodes[owner].left(key, false);
+        left.retain(|name| *name != redis_keys::part(key, "failover"));
+        left
     }
 }

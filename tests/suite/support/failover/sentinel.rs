@@ -4,9 +4,11 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use super::replication::{Replicated, follows, has_role, is_up_to_date};
 use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer;
 use crate::support::redis::Redis;
+use crate::support::resp::Reply;
 use crate::support::tls::Certificates;
 
 /// The name of the service.
@@ -58,12 +60,19 @@ impl Service {
         })
     }
 
-    /// Starts a service with two up-to-date replicas. The Sentinels know them, and each other.
+    /// Starts a service with two up-to-date replicas. A server that is killed keeps its data and its role. The Sentinels know the
+    /// servers, and each other.
     pub(crate) fn replicated() -> Self {
-        let primary = Redis::with_options(&["--repl-diskless-sync-delay", "0"]);
-        let port = primary.port().to_string();
-        let replica = || Redis::with_options(&["--replicaof", "127.0.0.1", &port]);
-        let service = Self::of(vec![primary, replica(), replica()], SENTINELS, plain);
+        let server = || {
+            Redis::with_options(&["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"])
+        };
+        let servers = vec![server(), server(), server()];
+        let port = servers[0].port().to_string();
+        for replica in &servers[1..] {
+            replica.ask(&["REPLICAOF", "127.0.0.1", &port]);
+            replica.ask(&["CONFIG", "REWRITE"]);
+        }
+        let service = Self::of(servers, SENTINELS, plain);
         let replicas = service.servers.len() - 1;
         eventually(LONG, "the replicas have the data", || service.servers[1..].iter().all(is_up_to_date));
         eventually(LONG, "the Sentinels know everything", || {
@@ -146,6 +155,13 @@ impl Service {
         format!("{SERVICE}-{proxy}")
     }
 
+    /// Makes the Sentinels replace a primary that is silent for a second.
+    pub(crate) fn hurry(&self) {
+        for sentinel in &self.sentinels {
+            sentinel.ask(&["SENTINEL", "SET", SERVICE, "down-after-milliseconds", "1000", "failover-timeout", "2000"]);
+        }
+    }
+
     /// Waits until all Sentinels name the same primary, other than the first one. Returns it.
     pub(crate) fn next_primary(&self) -> &Redis {
         let mut port = 0;
@@ -174,9 +190,41 @@ fn primary_of(sentinel: &Redis) -> u16 {
     sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).words()[1].parse().expect("a port")
 }
 
-/// Returns whether a replica is connected to its primary and has all the data.
-pub(super) fn is_up_to_date(replica: &Redis) -> bool {
-    replica.ask(&["INFO", "replication"]).text().contains("master_link_status:up")
+impl Replicated for Service {
+    fn servers(&self) -> &[Redis] {
+        &self.servers
+    }
+
+    fn primaries(&self) -> Vec<usize> {
+        let named: BTreeSet<u16> = self.sentinels.iter().map(primary_of).collect();
+        let is_it = |server: &Redis| named.len() == 1 && named.contains(&server.port()) && has_role(server, "master");
+        (0..self.servers.len()).filter(|at| is_it(&self.servers[*at])).collect()
+    }
+
+    /// Whether there is one that could be replaced at once.
+    fn is_whole(&self) -> bool {
+        let primaries = self.primaries();
+        let [primary] = primaries[..] else { return false };
+        self.servers.iter().any(|server| follows(server, &self.servers[primary]))
+    }
+
+    fn fail_over(&self, _primary: usize, random: &mut fastrand::Rng) -> bool {
+        let sentinel = &self.sentinels[random.usize(0..self.sentinels.len())];
+        sentinel.try_ask(&["SENTINEL", "FAILOVER", SERVICE]).is_ok_and(|reply| !matches!(reply, Reply::Error(_)))
+    }
+
+    fn left(&self, key: &str) -> Vec<String> {
+        let primary = self.primaries().first().map(|at| &self.servers[*at]);
+        let mut left =
+            primary.map_or_else(|| vec![format!("no primary for {key}")], |primary| primary.left(key, false));
+        left.retain(|key| !is_of_all_locks(key));
+        left
+    }
+}
+
+/// Whether this is what is kept of failovers.
+fn is_of_all_locks(key: &str) -> bool {
+    key == "lockrun:failover"
 }
 
 impl LeaseServer for Service {
@@ -254,9 +302,8 @@ impl LeaseServer for Service {
     }
 
     fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
-        // This key belongs to all locks.
         let mut left = self.first().left(key, counts_what_goes);
-        left.retain(|key| key != "lockrun:failover");
+        left.retain(|key| !is_of_all_locks(key));
         left
     }
 }
