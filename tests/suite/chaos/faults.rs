@@ -50,6 +50,8 @@ enum Cure {
     Continue(Vec<i32>),
     Network(usize),
     Resume(usize),
+    /// It is killed, and so is not over yet.
+    Kill(usize),
     StartAgain(usize),
     JoinAgain(usize),
     FreeDisk,
@@ -193,6 +195,10 @@ impl<'a> Faults<'a> {
                 let lock = LOCKS[random.usize(0..LOCKS.len())];
                 subject.replicated()?.move_slot_of(lock, random).then_some(Cure::Whole)
             }
+            Fault::LoseWrites => {
+                cut_off_replicas(subject.redis(number)?);
+                Some(Cure::Kill(number))
+            }
             Fault::CutOff => {
                 let primary = subject.redis(number)?;
                 cut_off_replicas(primary);
@@ -223,6 +229,12 @@ impl<'a> Faults<'a> {
             Cure::Continue(pids) => pids.iter().for_each(|pid| send(*pid, Signal::SIGCONT)),
             Cure::Network(host) => self.hosts[*host].disturb(Mode::Pass),
             Cure::Resume(at) => server(*at).resume(),
+            Cure::Kill(at) => {
+                server(*at).kill();
+                let back_at = Instant::now() + Duration::from_millis(self.random.u64(50..5000));
+                self.cures.push((back_at, number, Cure::StartAgain(*at)));
+                return;
+            }
             Cure::StartAgain(at) => server(*at).start_again(),
             Cure::JoinAgain(at) => join_again(self.subject.redis(*at).expect("it was struck")),
             Cure::FreeDisk => self.subject.disk().expect("it is full").free(),

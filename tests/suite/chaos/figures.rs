@@ -6,11 +6,10 @@ use super::deadlines::Deadlines;
 use super::faults::{Injected, Target, by_kind};
 use super::runs::{Holder, Past};
 
-/// How long a lease is, in nanoseconds.
-const LEASE: i64 = 3_000_000_000;
-
 /// All that is known in the end.
 pub(super) struct Known<'a> {
+    /// How long a lease is, in nanoseconds.
+    pub(super) lease: i64,
     pub(super) runs: &'a [Past],
     pub(super) holders: &'a [Holder],
     pub(super) faults: &'a [Injected],
@@ -67,7 +66,7 @@ impl Known<'_> {
     /// Those of these runs that no fault explains: none disturbed it, nor had done so one lease before it began.
     fn unexplained<'a>(&'a self, of: impl Fn(&Past) -> bool + 'a) -> impl Iterator<Item = &'a Past> {
         let explained = |run: &&Past| {
-            self.faults.iter().any(|fault| self.concerns(fault, run.number, run.invoked - LEASE, run.ended))
+            self.faults.iter().any(|fault| self.concerns(fault, run.number, run.invoked - self.lease, run.ended))
         };
         self.runs.iter().filter(move |run| of(run)).filter(move |run| !explained(run))
     }

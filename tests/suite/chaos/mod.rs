@@ -71,7 +71,7 @@ mod failovers {
 
     #[test]
     fn cluster() {
-        calm::judge(|| go_on(&Subject::Cluster(&Cluster::start()), FAILOVER_SLICE));
+        calm::judge(|| go_on(&Subject::Cluster(&Cluster::in_a_hurry()), FAILOVER_SLICE));
     }
 }
 
@@ -140,7 +140,8 @@ fn go_on(subject: &Subject<'_>, slice: u64) {
     let faults = faults.end();
     let Finished { ends, runs, deadlines } = workers.into_inner().expect("no worker has panicked").finish();
     let holders = holders(&record);
-    let known = Known { runs: &runs, holders: &holders, faults: &faults, deadlines: deadlines.as_ref() };
+    let lease = i64::from(subject.ttl_secs()) * 1_000_000_000;
+    let known = Known { lease, runs: &runs, holders: &holders, faults: &faults, deadlines: deadlines.as_ref() };
     let heading = format!("{}, SEED={seed}, {time:?}", subject.name());
     let (lines, mut wrong) = judged(subject, &runs, &holders, since);
     let stuck = stuck(subject, &runs);

@@ -3,7 +3,7 @@
 use super::disk::Disk;
 use super::hosts::Host;
 use super::kinds::{Fault, TO_DISKS, TO_NODES, TO_PRIMARIES, TO_SERVERS};
-use super::workers::{LOCKS, TTL};
+use super::workers::LOCKS;
 use crate::support::failover::{Cluster, Replicated, Service, is_replicated};
 use crate::support::proxy::Proxy;
 use crate::support::{LeaseServer, Lockrun, Redis, Store};
@@ -27,7 +27,7 @@ impl Subject<'_> {
             service.hurry();
         }
         for lock in LOCKS {
-            Lockrun::at(&self.url()).key(lock).args(["--ttl", TTL]).command(["true"]).run().exited(0);
+            Lockrun::at(&self.url()).key(lock).args(["--ttl", &self.ttl()]).command(["true"]).run().exited(0);
         }
         let replicas = replicated.servers().len() / replicated.primaries().len() - 1;
         replicated.primaries().iter().for_each(|at| is_replicated(&replicated.servers()[*at], replicas));
@@ -40,6 +40,16 @@ impl Subject<'_> {
             Subject::Sentinel(_) => "sentinel with failovers".into(),
             Subject::Cluster(_) => "cluster with failovers".into(),
         }
+    }
+
+    /// How long a lease is, in seconds: short, but where it takes some seconds to replace a primary, so long that its holder still lives then.
+    pub(super) fn ttl_secs(&self) -> u32 {
+        if matches!(self, Subject::Cluster(_)) { 6 } else { 3 }
+    }
+
+    /// The same for an option.
+    pub(super) fn ttl(&self) -> String {
+        format!("{}s", self.ttl_secs())
     }
 
     fn store(&self) -> Option<&Store> {

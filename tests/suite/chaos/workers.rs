@@ -19,9 +19,6 @@ use crate::support::{LONG, Lockrun, Output, Running, eventually};
 /// The locks: two of each kind.
 pub(super) const LOCKS: [&str; 6] = ["alone1", "slots1", "shared1", "alone2", "slots2", "shared2"];
 
-/// How long a lease is.
-pub(super) const TTL: &str = "3s";
-
 /// Which kind of lock each worker wants, and how.
 const WANTS: [(&str, &[&str]); 11] = [
     ("alone", &["--wait", "20s"]),
@@ -77,6 +74,8 @@ struct Worker {
     host: usize,
     /// The URL of the store as its host knows it.
     url: String,
+    /// How long its leases are.
+    ttl: String,
     /// What gives it the clock of its host.
     clock: Option<String>,
     run: Option<(Running, Past)>,
@@ -116,7 +115,7 @@ impl Worker {
         let words =
             [perl.as_os_str(), "-e".as_ref(), COMMAND.as_ref(), record.as_ref(), name.as_ref(), millis.as_ref()];
         let call = Lockrun::at(&self.url).key(lock).args(how);
-        let call = call.args(["-v", "--ttl", TTL, "--kill-after", "300ms", "--store-timeout", "500ms"]);
+        let call = call.args(["-v", "--ttl", &self.ttl, "--kill-after", "300ms", "--store-timeout", "500ms"]);
         let past = Past {
             number: run,
             lock,
@@ -143,6 +142,7 @@ impl Workers {
                 host,
                 url: hosts[host].url(),
                 clock: hosts[host].clock(),
+                ttl: subject.ttl(),
                 run: None,
                 next_at: Instant::now(),
             }

@@ -147,16 +147,23 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start() -> Self {
-        Self::of(None)
+        Self::of(None, NODE_TIMEOUT)
+    }
+
+    /// The same which replaces a primary soon.
+    pub(crate) fn in_a_hurry() -> Self {
+        Self::of(None, "600")
     }
 
     /// Starts a cluster that speaks only TLS.
     pub(crate) fn with_certificates(certificates: &Certificates) -> Self {
-        Self::of(Some(certificates))
+        Self::of(Some(certificates), NODE_TIMEOUT)
     }
 
-    fn of(certificates: Option<&Certificates>) -> Self {
+    fn of(certificates: Option<&Certificates>, timeout: &str) -> Self {
         let options = ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"];
+        // The last one counts.
+        let options = [&options[..], &["--cluster-node-timeout", timeout]].concat();
         let nodes: Vec<Redis> = (0..6).map(|_| node(&options, certificates)).collect();
         let third = LAST / 3;
         for (at, node) in (0..3).zip(&nodes) {
