@@ -1,39 +1,40 @@
--- Takes the lock if it is free and nobody is ahead of us, or if it was granted to us, and else joins the queue, stays in it, or
--- leaves it. It is not wanted at all if a run has succeeded lately. Asked again under the same token, answers as the first time.
+-- Acquires the lock if it is free and nobody is ahead of us, or if it was granted to us; otherwise joins the queue, stays in
+-- it, or leaves it. Acquires nothing if a run has succeeded recently enough. Repeated under the same token, gives the same
+-- answer.
 --
 -- ARGV  1 token     of this acquisition
 --       2 ttl       of the lease in ms; 0: it never expires
 --       3 who       JSON of the holder's particulars
 --       4 wait      1: wait in the queue; 0: do not wait (any more)
---       5 seen      JSON of the holder that a waiter has seen last: {token, info: its particulars, should it be forgotten, and ended, as
---                   the answer has told it; with ends, if it is kept: until when it holds the lock at most}; empty: none
---       6 hand      1: it is taken by hand; 0: for a command of lockrun's
+--       5 seen      JSON of the holder that the waiter saw last: {token, info: its particulars, in case the server loses it, ended: as
+--                   in the reply}, also {ends: until when it holds the lock at most} if it is kept; empty: none
+--       6 hand      1: acquired by hand; 0: for a command of lockrun's
 --       7 slots     how many may hold the lock at once; 0: all that share it
 --       8 request   which request this is, under a token of the user's own; empty: the only one under its token
---       9 max       how many may wait before one does not join the queue; empty: any number
---      10 once      the lock is not wanted if a run that began less than so many ms ago has ended with 0; 0: in any case
--- Reply {1, fence, slot, granted, told}
+--       9 max       do not join the queue if so many wait already; empty: no limit
+--      10 once      acquire nothing if a run that began less than so many ms ago has ended with 0; 0: no such condition
+-- Reply {1, fence, slot, granted, notified}
 --                   it is ours
---       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, told, ended, withheld}
---                   it is not; times in ms; place -1: it does not wait, because too many do, or its token shares the lock, or is of
---                   one that was forgotten;
---                   ended: when a hold ended last;
+--       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, notified, ended, withheld}
+--                   it is not; times in ms
+--                   place -1: we do not wait, because too many do, or because our token shares the lock or was forgotten
+--                   ended: when a hold last ended
 --                   withheld: for how long nothing is granted yet, after a failover
---       {2, began, now, granted, told}
---                   it is not wanted: when the run began that has succeeded
---                   granted and told are tokens of waiters, or '' (see confirm_handoff)
+--       {2, began, now, granted, notified}
+--                   not wanted; began: when the run that succeeded began
+--                   granted and notified: tokens of waiters, or '' (see confirm_handoff)
 
 local TOKEN, TTL, WHO, WAIT = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local SEEN, HAND, SLOTS = decoded(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 local REQUEST = ARGV[8] ~= '' and ARGV[8] or nil
 local MAX, ONCE = tonumber(ARGV[9]), tonumber(ARGV[10])
 
--- A short lease is watched for its end so long after it, within the second that a crash may cost, and by so many: it ends so often,
--- as far as those know that look.
+-- Fewer waiters watch the end of a short lease, and only AFTER_SHORT ms after it, still within the second that a crash may
+-- cost: such a lease is renewed so often that its end always looks near.
 local SHORT, AFTER_SHORT, SHORT_WATCHERS = 5000, 700, 2
 
--- Asks waiters for a sign of life: a look. Not again so soon after this one was doubted, for whose sake they are asked. Returns
--- whether they were asked.
+-- Asks these waiters for a sign of life, a look, because `doubted` may be dead; not if that was done less than `again_in` ms
+-- ago. Returns whether it asked.
 local function probe(doubted, again_in, tokens)
   local info = info_of(doubted)
   if now - (info.probed or 0) < again_in then
@@ -49,13 +50,13 @@ local function probe(doubted, again_in, tokens)
   return true
 end
 
--- Whether nobody is behind us in the queue.
+-- Whether we are last in the queue.
 local function is_last()
   return redis.call('ZREVRANGE', QUEUE, 0, 0)[1] == TOKEN
 end
 
--- In how many ms a waiter with this ticket looks again: to show that it is alive, at a time of its own, so that the looks of all
--- are spread evenly; or earlier, if the lock might have to be passed on before and not enough others look.
+-- In how many ms a waiter with this ticket looks again: to show that it is alive, at a time of its own, so that all looks are
+-- spread evenly; or earlier, if the lock may have to be handed off before that and too few others look.
 local function look_again(ticket, expires_in, info)
   local look_in = (ticket * 0.618 * REFRESH - now) % REFRESH
   if look_in < REFRESH_MAX - REFRESH then
@@ -68,29 +69,29 @@ local function look_again(ticket, expires_in, info)
   local event, enough = expires_in + 1, WATCHERS
   if not redis.call('ZSCORE', QUEUE, granted) then
     local lease = cjson.decode(info)
-    -- One that nobody renews ends when it says.
+    -- A lease taken by hand is not renewed, so it ends when it says.
     if not lease.hand and (lease.ttl or 0) < SHORT then
       event, enough = event + AFTER_SHORT, SHORT_WATCHERS
     end
   elseif expires_in > CLAIM_WINDOW - FIRST_LOOK then
     event = expires_in - (CLAIM_WINDOW - FIRST_LOOK)
   else
-    -- If it runs out unclaimed, it is known who else is silent.
+    -- So that, if the grant expires unclaimed, we know which others are silent too.
     probe(granted, CLAIM_WINDOW, first_waiters(PROBED))
   end
-  -- Not all in the same moment. The one that is next does not rely on others; nor does the last one, since the first ones may have
+  -- Not all at the same moment. The next waiter does not rely on others; nor does the last one, since the first ones may have
   -- died with the holder.
   local others = due(event + 100)
   return (others < enough or first_waiters(1)[1] == TOKEN or is_last()) and math.min(look_in, event + 50 * others) or look_in
 end
 
--- Whether we could hold the lock, but for those ahead of us.
+-- Whether only the waiters ahead of us keep us from holding the lock.
 local function is_refused()
   local room = survey()
   return room.count > 0 and fits(SLOTS, room) and not ends_of(TOKEN)
 end
 
--- The waiters ahead of us that are listening.
+-- The listening waiters ahead of us.
 local function those_ahead()
   local ahead = {}
   for token in waiters() do
@@ -102,8 +103,9 @@ local function those_ahead()
   return ahead
 end
 
--- Asks those ahead of us that leave a slot unused which we could have for a look, at each beat: one that has not looked by the next
--- one is passed by. Returns in how many ms we are to look again for that, if we ask, or are among the first that want the slot.
+-- At each beat, asks the waiters ahead of us, which leave a slot unused that we could take, to look; one that has not looked
+-- by the next beat is passed over. Returns in how many ms we have to look again for that, if we asked or are among the first
+-- that want the slot.
 local function ask_those_ahead()
   local ahead, look_in = those_ahead(), math.huge
   if ahead[1] and probe(ahead[1], BEAT / 4, ahead) then
@@ -125,45 +127,46 @@ end
 
 local ended = drop_ended()
 
--- A waiter that asks is listening. (Nothing is deleted in vain: after a first change a server that is out of memory would let the
--- others pass.)
+-- A waiter that asks is listening. (Delete only if there is mail: after a script's first write, even one that changes
+-- nothing, a server that is out of memory would let its other writes pass.)
 if unread_since(TOKEN) then
   redis.call('DEL', MAILBOX .. TOKEN)
 end
 
 local granted, own = ends_of(TOKEN), info_of(TOKEN)
 if own.fence and not granted then
-  -- Its lease was deleted alone: it is a new one.
+  -- Only its lease was deleted: treat this as a new acquisition.
   redis.call('HDEL', INFO, TOKEN)
   own = {}
 end
 if own.fence and (own.slots == 0 and SLOTS > 0 or own.forgotten) then
-  -- A grant would say that it holds the lock alone, or that it has never lost it.
-  local handed, told = hand_off()
+  -- Otherwise the reply would say that it holds the lock alone, or that it has never lost it.
+  local handed, notified = hand_off()
   expire_holders()
-  return {0, holder(), -1, REFRESH, handed, told, last_end(), 0}
+  return {0, holder(), -1, REFRESH, handed, notified, last_end(), 0}
 end
 local done = ONCE > 0 and last_run().done
 done = done and math.abs(now - done) < ONCE and not own.fence and done
 if done or redis.call('ZSCORE', QUEUE, TOKEN) and (own.slots or SLOTS) ~= SLOTS then
-  -- It does not want what it waits for.
+  -- It no longer wants what it waits for.
   drop_waiter(TOKEN)
   granted = nil
 end
 if done then
-  local handed, told = hand_off()
+  local handed, notified = hand_off()
   expire_holders()
-  return {2, done, now, handed, told}
+  return {2, done, now, handed, notified}
 end
 local room = survey(TOKEN)
 if SEEN.token and not (own.fence or room.held or ends_of(SEEN.token) and info_of(SEEN.token).fence) and last_end() <= SEEN.ended
   and now < (SEEN.ends or math.huge) then
-  -- The holder that we have seen is forgotten: no hold has ended since, and nobody holds the lock but others that were forgotten. (That
-  -- somebody was granted it says nothing: who granted it need not have seen the holder.) So it holds it again, for a whole lease, which
-  -- may have been renewed just before. One under which a command ran is alone with the lock, as nobody knows how it held it.
+  -- The server has lost the holder that we saw: no hold has ended since, and only forgotten holders hold the lock. (A grant
+  -- to a waiter proves nothing: the client that made it need not have seen the holder.) So restore the holder, with a whole
+  -- lease, because it may have renewed just before. One whose command ran excludes everybody: nobody knows how it held the
+  -- lock.
   remove_waiter(SEEN.token)
   set_info(SEEN.token, SEEN.info)
-  -- What the server knew then it may have forgotten with the holder. As texts: see `next_fence`.
+  -- The server may have lost these with the holder. Compared as text, see `next_fence`.
   if ('%20s'):format(redis.call('GET', FENCE) or '') < ('%20s'):format(SEEN.info.fence) then
     redis.call('SET', FENCE, SEEN.info.fence)
   end
@@ -180,7 +183,7 @@ if granted and not own.fence and (not has_room(SLOTS, room) or room.taken[own.sl
   redis.call('ZREM', HOLDERS, TOKEN)
   granted = nil
 end
-local mine, handed, told = granted, '', ''
+local mine, handed, notified = granted, '', ''
 if not mine and withheld == 0 and has_room(SLOTS, room) then
   local ahead = first_waiters(1)[1]
   mine = not ahead or ahead == TOKEN
@@ -195,13 +198,13 @@ if mine then
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
   elseif info.request ~= REQUEST then
-    -- Two have been told that it is theirs, so neither takes it back.
+    -- Two requests were answered that the lock is theirs, so cancelling one must not release it.
     info.request = nil
     set_info(TOKEN, info)
   end
-  -- A script under the token of a command's run does not change the lease on which that counts.
+  -- An acquisition by hand under a run's token does not change the lease that the run counts on.
   if info.hand or not HAND then
-    -- Only by hand it may be made shorter.
+    -- Only an acquisition by hand can shorten the lease.
     local before = HAND and ends_of(TOKEN)
     begin_lease(TOKEN, TTL, info)
     if before then
@@ -211,16 +214,16 @@ if mine then
       note_lease(TTL, info.hand)
     end
   end
-  -- There may be room for others: several leases have ended at once, or those behind us let more hold the lock. The one that granted
-  -- it to us has seen to them, as far as they did not have to wait for us.
+  -- There may be room for others: several leases ended at once, or the waiters behind us let more hold the lock. If we were
+  -- granted the lock, that hand-off has served them already, unless they had to wait for our claim.
   if ended > 0 or not granted or leads then
-    handed, told = hand_off()
+    handed, notified = hand_off()
   end
   expire_holders()
-  return {1, info.fence, info.slot, handed, told}
+  return {1, info.fence, info.slot, handed, notified}
 end
 
--- The dead have no place any more.
+-- Dead waiters lose their place.
 for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
   if token ~= TOKEN then
     drop_waiter(token)
@@ -228,13 +231,13 @@ for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
 end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
--- One that has missed its last look may be dead, and does not count.
+-- A waiter that has missed its last look may be dead, and does not count.
 if WAIT and not place and MAX and #awake(first_waiters(MAX + PROBED)) >= MAX then
   WAIT, place = false, -1
 end
 if WAIT then
   local info = info_of(TOKEN)
-  -- One that is late, or has just come, does not judge others: perhaps it was the server that was away.
+  -- A waiter that is late or has just joined does not judge others: perhaps the server was away.
   if place and is_refused() and overdue(TOKEN) < GRACE then
     for _, token in ipairs(those_ahead()) do
       if is_silent(token) then
@@ -249,18 +252,18 @@ if WAIT then
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
   set_info(TOKEN, info)
-  -- Its own next look is not one of the others'.
+  -- Our own next look must not count among those of the others.
   expect(TOKEN, 0)
   look_in = look_again(redis.call('ZSCORE', QUEUE, TOKEN), first[2], first[3])
-  -- After the last sign of life.
+  -- The keys outlive the last sign of life.
   redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
   redis.call('PEXPIRE', HEARTBEATS, REFRESH_MAX + LATE)
 elseif place then
   drop_waiter(TOKEN)
 end
-handed, told = hand_off()
+handed, notified = hand_off()
 if WAIT and not ends_of(TOKEN) then
-  -- One that has handed it over watches it, too.
+  -- A waiter that has handed off the lock watches the grant, too.
   look_in = math.min(look_in, is_refused() and ask_those_ahead() or REFRESH_MAX, handed ~= '' and FIRST_LOOK or REFRESH_MAX)
   if withheld > 0 then
     look_in = math.min(look_in, look_after_failover(place, is_last()))
@@ -268,4 +271,4 @@ if WAIT and not ends_of(TOKEN) then
   expect(TOKEN, look_in)
 end
 expire_holders()
-return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, told, last_end(), withheld}
+return {0, handed ~= '' and holder() or first, place or 0, look_in, handed, notified, last_end(), withheld}

@@ -1,7 +1,7 @@
--- For the scripts that change what is held: behind the prelude.
+-- For the scripts that change holds. Sent after the prelude.
 
--- A server that is out of memory refuses a script whose first change could take more of it. After any other change, and be it
--- in vain, it lets it pass; a lease must not be lost, nor a lock stay, for want of a few bytes.
+-- A server that is out of memory rejects a script whose first write may need memory. After any other write, even one that
+-- changes nothing, it lets the script go on. A lease must not be lost, nor a lock stay held, for want of a few bytes.
 local function allow_when_full()
   redis.call('DEL', MAILBOX)
 end

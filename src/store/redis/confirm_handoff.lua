@@ -1,20 +1,20 @@
--- Looks whether waiters to whom the lock was granted, and those that have mail to watch it, have taken their mail. Called by
--- the client whose script wrote it, after that script: only then does the server hand mails out.
+-- Checks whether the waiters that were granted the lock, and those that were notified to watch them, have read their mail.
+-- Called by the client whose script wrote the mail, after that script: the server delivers mail only when a script has ended.
 --
--- A grantee that is not listening is given only GRACE to come back, and the next in the queue gets mail. If that is not listening
--- either, the next ones get mail: twice as many each time, so that many dead ones cost few calls. Who is only between two looks
--- keeps its turn.
+-- A waiter that was granted the lock and is not listening gets only GRACE to come back, and the next in the queue gets mail.
+-- If that one is not listening either, the next ones get mail: twice as many each time, so that many dead ones cost few
+-- calls. A waiter that is merely between two looks keeps its turn.
 --
 -- ARGV  1 granted   tokens, separated by blanks
---       2 told      the same; empty: none
--- Reply {granted, told}
---                   those to ask about in the next call, when they have had their mail; granted is empty: done
+--       2 notified  the same; empty: none
+-- Reply {granted, notified}
+--                   those to ask about in the next call, once they have been mailed; granted is empty: done
 
-local GRANTED, TOLD = ARGV[1], ARGV[2]
+local GRANTED, NOTIFIED = ARGV[1], ARGV[2]
 
-local told, listening = 0, false
-for token in string.gmatch(TOLD, '%S+') do
-  told = told + 1
+local notified, listening = 0, false
+for token in string.gmatch(NOTIFIED, '%S+') do
+  notified = notified + 1
   listening = listening or not unread_since(token)
 end
 
@@ -26,14 +26,14 @@ for token in string.gmatch(GRANTED, '%S+') do
       local ends = ends_of(token)
       wait = math.min(wait, math.min(ends - now, GRACE) + 1)
       if ends > now + GRACE then
-        -- Those that watch it would look too late, and may be far away.
+        -- The waiters that watch the grant would look too late, and may be far away.
         set_lease(token, now + GRACE)
-        told, listening = 0.5, false
+        notified, listening = 0.5, false
       end
     end
   end
 end
-if not pending or told == 0 or listening then
+if not pending or notified == 0 or listening then
   return {'', ''}
 end
 local next_ones = {}
@@ -42,7 +42,7 @@ for token in waiters() do
     next_ones[#next_ones + 1] = token
     mail(token, wait)
   end
-  if #next_ones >= told * 2 then
+  if #next_ones >= notified * 2 then
     break
   end
 end

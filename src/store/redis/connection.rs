@@ -1,7 +1,7 @@
-//! A connection to a Redis: requests with a deadline each, and errors that tell what may have happened.
+//! A connection to a Redis: requests with a deadline each, and errors that say what may have happened.
 //!
-//! Requests are written by the redis crate. The socket is ours, because the crate's own connection introduces itself in round
-//! trips of its own, and bounds single reads instead of whole requests; so is the reading, because the crate's bounds neither
+//! The redis crate writes the requests. The socket is ours, because the crate's own connection introduces itself in extra
+//! round trips and bounds single reads instead of whole requests. The parser is ours, too, because the crate's bounds neither
 //! the size of an answer nor, tightly enough, its depth.
 
 use std::io::{self, Write};
@@ -24,8 +24,9 @@ use crate::store::StoreError;
 use crate::sys::clock::Moment;
 use crate::text::escape::escaped;
 
-/// The codes of transient errors: the server loads its data, runs another client's script, is being demoted or has lost
-/// its primary, cannot write to its disk, is full, or serves too many.
+/// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
+/// its primary or too many replicas, cannot write to its disk, is full, or has too many clients; or a hash slot is moving or
+/// not served.
 const TRANSIENT: [&str; 13] = [
     "LOADING",
     "BUSY",
@@ -42,23 +43,23 @@ const TRANSIENT: [&str; 13] = [
     "ERR max number of clients",
 ];
 
-/// The codes by which a server says that another one is to be asked: in a cluster, and when it has become a replica.
+/// The codes by which a server says to ask another one, or the same again: in a cluster, and when it has become a replica.
 const MOVING: [&str; 4] = ["MOVED", "ASK", "TRYAGAIN", "READONLY"];
 
-/// Whether an error has this code; also one that came while a script ran, which older servers wrap.
+/// Returns whether an error has this code, also if it came while a script ran, because older servers wrap that.
 fn has_code(error: &str, code: &str) -> bool {
     let after =
         |rest: &str| rest.strip_prefix(code).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()));
     after(error) || error.split(": -").skip(1).any(after)
 }
 
-/// An open connection. After a failure it is out of step, and must be dropped.
+/// An open connection. It must be dropped after a failure: it is out of step.
 pub(super) struct Connection {
     stream: Stream,
     answers: Answers,
-    /// What introduces us, until it has been sent: it travels with the first request.
+    /// The introduction, until it is sent: it travels with the first request.
     greeting: Vec<Cmd>,
-    /// What has introduced us, until it has been answered.
+    /// The introduction, while its answers are outstanding.
     greeted: Vec<Cmd>,
 }
 
@@ -74,22 +75,22 @@ pub(super) enum Failure {
     Closed,
     /// The same, and the server has never answered this process.
     HungUp,
-    /// No answer came in time, or none that could be read: what it was.
+    /// No readable answer came in time; says what happened.
     NoAnswer(&'static str),
     /// The process cannot wait for the answer.
     NoWait(Errno),
-    /// It is not known which server is the primary, for this reason. Nothing was asked of any.
+    /// The primary is not known. No server was sent the request.
     NoPrimary {
-        /// The reason.
+        /// Why.
         why: String,
         /// Whether it may be known a little later.
         is_transient: bool,
     },
-    /// The server has answered, but whether it still is the primary is not confirmed, for this reason.
+    /// The server has answered, but it is not confirmed, for this reason, that it is still the primary.
     Unconfirmed(String),
-    /// An answer came that a Redis would not give.
+    /// An answer came that no Redis gives.
     UnexpectedReply(UnexpectedReply),
-    /// The server has refused the request, or our introduction.
+    /// The server has rejected the request, or our introduction.
     Refused {
         /// The command.
         command: String,
@@ -99,13 +100,13 @@ pub(super) enum Failure {
 }
 
 impl Connection {
-    /// Connects to `server`, TLS included. Nothing is asked of it yet.
+    /// Connects to `server`, TLS included, and sends nothing yet.
     pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Failure> {
         let stream = dial(&server.endpoint, tls, deadline).map_err(Failure::Unreachable)?;
         Ok(Connection::over(stream, server))
     }
 
-    /// Takes a stream to `server`. Nothing is asked of it yet.
+    /// Takes a stream to `server`, and sends nothing yet.
     pub(super) fn over(stream: Stream, server: &Server) -> Self {
         let mut greeting = Vec::new();
         if let Some(password) = &server.password {
@@ -127,14 +128,14 @@ impl Connection {
         self.receive(command, deadline)
     }
 
-    /// Sends all of `commands` in one flight, and waits for their answers. Fails if one of them is not answered; one that is refused
-    /// is an answer of its own.
+    /// Sends all `commands` in one flight, and waits for their answers. Fails if one of them gets no answer; a rejection is
+    /// an answer.
     pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
         self.send(commands, deadline)?;
         self.receive_all(commands, deadline)
     }
 
-    /// Sends `commands` in one flight, with our introduction if they are the first, and does not wait for their answers.
+    /// Sends `commands` in one flight, preceded by our introduction if they are the first; does not wait for their answers.
     pub(super) fn send(&mut self, commands: &[Cmd], deadline: Moment) -> Result<(), Failure> {
         let greeting = std::mem::take(&mut self.greeting);
         let mut flight = Vec::new();
@@ -196,7 +197,7 @@ impl Failure {
             _ => String::new(),
         };
         if name == "AUTH" {
-            // Some servers say back what they were sent, in quotation marks, and that is the password.
+            // Some servers quote what they were sent, and that includes the password.
             error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
         }
         Failure::Refused { command: name, error: error.trim_end().to_owned() }
@@ -209,7 +210,7 @@ impl Failure {
         }
     }
 
-    /// The same where an answer was to be confirmed.
+    /// Returns the failure of the confirmation of an answer.
     pub(super) fn of_confirmation(self) -> Self {
         match self {
             Failure::NoPrimary { why, .. } => Failure::Unconfirmed(why),
@@ -217,8 +218,8 @@ impl Failure {
         }
     }
 
-    /// Whether the same request may be answered a little later: the server is away, silent, starting, busy, or not the primary for
-    /// a moment.
+    /// Returns whether the same request may succeed a little later: the server is away, silent, starting, busy, or briefly
+    /// not the primary.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Failure::Unreachable(error) => !is_for_want_of_resources(error),
@@ -229,17 +230,17 @@ impl Failure {
         }
     }
 
-    /// Whether the request may still arrive.
+    /// Returns whether the request may still arrive.
     pub(super) fn is_unanswered(&self) -> bool {
         matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_))
     }
 
-    /// Whether nothing was asked of a server.
+    /// Returns whether no server was sent the request.
     pub(super) fn is_unasked(&self) -> bool {
         matches!(self, Failure::Unreachable(_) | Failure::NoPrimary { .. })
     }
 
-    /// Whether another server is to be asked, or the same one again at once: what was asked for is moving, or the primary has changed.
+    /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has changed.
     pub(super) fn is_of_a_move(&self) -> bool {
         match self {
             Failure::Unconfirmed(_) => true,
@@ -248,13 +249,13 @@ impl Failure {
         }
     }
 
-    /// Whether a script has failed because of what it found under its key, so that it may succeed under another one.
+    /// Returns whether a script failed because of what it found under its key, so that it may succeed under another key.
     pub(super) fn is_of_one_key(&self) -> bool {
         let Failure::Refused { error, .. } = self else { return false };
         error.contains("WRONGTYPE") || error.contains(" user_script:")
     }
 
-    /// The failure in words: what failed, on what, and what to do about it where that is known.
+    /// Describes the failure: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
             Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}{}", after_handshake(error, server)),
@@ -316,13 +317,13 @@ impl Failure {
     }
 }
 
-/// Whether the server has refused a request because no password came with it. It refuses a long one before it has read it, in words of
-/// its own.
+/// Returns whether the server rejected a request because no password came with it. It rejects a long request before it has
+/// read it, in different words.
 fn wants_password(error: &str) -> bool {
     has_code(error, "NOAUTH") || error.contains("Protocol error: unauthenticated ")
 }
 
-/// Returns what to do after a TLS handshake with `server` has failed, to put after the failure.
+/// Returns what to do after a failed TLS handshake with `server`, as a suffix of the message.
 fn after_handshake(error: &io::Error, server: &Server) -> &'static str {
     let has_authority = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.ca.is_some());
     match HandshakeFailure::of(error) {
@@ -340,7 +341,8 @@ fn after_handshake(error: &io::Error, server: &Server) -> &'static str {
     }
 }
 
-/// Returns what may have made a server at `endpoint` close the connection at the first request, and what to do, to put after that.
+/// Returns why a server at `endpoint` may have closed the connection at the first request, and what to do, as a suffix of the
+/// message.
 fn after_hang_up(endpoint: &Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Tcp { tls: None, .. } => "; if that is a TLS port, write rediss:// in the store's URL",
@@ -351,7 +353,7 @@ fn after_hang_up(endpoint: &Endpoint) -> &'static str {
     }
 }
 
-/// Whether lockrun, or this machine, has no more of what a connection takes: that does not pass by itself.
+/// Returns whether lockrun, or this machine, has run out of what a connection needs: that does not pass by itself.
 fn is_for_want_of_resources(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))

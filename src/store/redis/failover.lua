@@ -1,42 +1,42 @@
--- What a failover may have lost, for the scripts that change what is held: behind the prelude.
+-- Covers what a failover may have lost, for the scripts that change holds. Sent after the prelude.
 --
--- A replica gets each write a little later, so a replica that is promoted may not know the newest leases. Where there are replicas,
--- every server that is the primary has a term, and each term begins with a time in which nothing is granted: until every lease that
--- could have been held before it has run out. A lease that is known is renewed as ever.
+-- A replica receives each write a little later, so a promoted replica may not know the newest leases. Where there are replicas,
+-- each server that is the primary has a term, and nothing is granted at the beginning of a term, until every lease that could
+-- have been held before it has expired. Known leases are renewed as usual.
 --
--- KEYS  9 failover  hash: term:SERVICE -> the term in which this was written; withheld -> until when nothing is granted in it, in ms; and, to tell how long
---                   that must be, the length of each lease in ms, rounded up -> until when another one is expected. Of a lock in a
---                   cluster, of all locks elsewhere; not given where there are no failovers
--- ARGV  the last    "term:NAME STANDING SERVICE", of a script that changes what is held
---                   SERVICE: of which it is the primary, since a server may be that of several; nothing in a cluster
---                   NAME: by which a majority knows the primary; a server has another one each time it becomes the primary
---                   STANDING: for how many ms it has been the primary already, as far as is known; -1: for ever, or nobody can know
---                   whether there was another one
+-- KEYS  9 failover  hash: term:SERVICE -> the term in which this was written; withheld -> until when nothing is granted in
+--                   it, in ms; and, to compute that, length of a lease in ms, rounded up -> until when another such lease is
+--                   expected. One per lock in a cluster, one for all locks elsewhere; not given where failovers cannot happen
+-- ARGV  the last    "term:NAME STANDING SERVICE", of a script that changes holds
+--                   SERVICE: whose primary the server is, since it may be that of several; empty in a cluster
+--                   NAME: by which a majority knows the primary; a server gets another one each time it becomes the primary
+--                   STANDING: for how many ms it has been the primary, as far as is known; -1: always, or nobody can know
+--                   whether there was another primary before it
 
--- The longest lease that is expected where nothing is known of those before.
+-- The longest lease that is assumed where nothing is known of earlier ones.
 local USUAL = 30000
--- A write that is this old has reached each replica that can be promoted.
+-- A write this old has reached every replica that can be promoted.
 local LAG = 600000
 -- By how much the clocks of two servers may differ.
 local SKEW = 60000
--- For how long a run under a lease as long as an earlier one is expected: one that acquires the lock once a day, or a week, is not known to
--- a replica that has missed its last acquisition. A lease that is longer than LAG is expected only for as long as it lasts, or each
--- failover would keep all others waiting for it.
+-- For how long another lease of a known length is expected: a lock that is acquired once a day, or a week, may be held when
+-- the primary fails, and a replica that missed its last acquisition does not know it. A lease longer than LAG is expected
+-- only for as long as it lasts, or each failover would make everybody wait for it.
 local MEMORY = 30 * 86400000
--- So often that is noted.
+-- An expectation of MEMORY is written again only after this long.
 local NOTED = 3600000
 
--- Begins the term, if it is a new one.
+-- Begins the term, if it is new.
 local function enter_term(term, standing, service)
   local field = 'term:' .. service
   local before_it = redis.call('HGET', FAILOVER, field)
   if before_it == term then
     return
   end
-  -- A server that is out of memory lets a script pass after a change in vain.
+  -- A server that is out of memory lets a script go on after a write that changes nothing.
   redis.call('HDEL', FAILOVER, '')
   if not before_it and standing < 0 then
-    -- As far as can be known, it is the first primary.
+    -- As far as anybody can know, it is the first primary.
     redis.call('HSET', FAILOVER, field, term)
     return
   end
@@ -55,10 +55,10 @@ local function enter_term(term, standing, service)
   if longest == 0 then
     longest = USUAL
   end
-  -- What was withheld by another server's clock, which may be wrong, is not withheld for longer than anything could be held.
+  -- Another server's clock, which may be wrong, must not withhold for longer than any lease could last.
   local ends = math.max(since + longest, math.min(before, now + math.max(longest, USUAL)))
   redis.call('HSET', FAILOVER, field, term, 'withheld', whole(ends))
-  -- What was granted and is not claimed may be another's by now.
+  -- A grant that was not claimed may be another waiter's by now.
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
     if ends > now and redis.call('ZSCORE', QUEUE, token) then
       redis.call('ZREM', HOLDERS, token)
@@ -66,8 +66,8 @@ local function enter_term(term, standing, service)
   end
 end
 
--- Notes that there is a lease of this length, from now on. One by hand is not renewed, so it soon stops being new; and where all locks have
--- one hash, it keeps the others waiting for no longer than LAG.
+-- Notes that a lease of this length begins now. A lease by hand is not renewed, so it is soon no longer new; and where all
+-- locks share one hash, it keeps the others waiting for no longer than LAG.
 local function note_lease(ttl, by_hand)
   if ttl <= 0 then
     return
@@ -83,8 +83,8 @@ local function note_lease(ttl, by_hand)
   end
 end
 
--- Returns in how many ms a waiter at this place looks again at the latest: the first few and the last one do when grants are possible
--- again, a little after each other.
+-- Returns in how many ms a waiter at this place has to look at the latest: the first few and the last one look when grants
+-- are possible again, a little after each other.
 local function look_after_failover(place, is_last)
   return (place < 4 or is_last) and withheld + 50 * math.min(place, 4) or math.huge
 end

@@ -1,4 +1,4 @@
-//! Fuzzing of what Redis, Sentinel and the nodes of a cluster answer.
+//! Fuzzing of the answers of Redis, Sentinels and cluster nodes.
 
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt as _;
@@ -13,10 +13,10 @@ use crate::net::endpoint::Endpoint;
 use crate::store::fuzz::play;
 use crate::store::url::spelled_tls;
 
-/// What is encoded in a path.
+/// The characters that are encoded in a path.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/');
 
-/// A stream that gives a few bytes at a time.
+/// A stream that returns a few bytes at a time.
 struct Trickle<'a>(&'a [u8]);
 
 impl Read for Trickle<'_> {
@@ -26,7 +26,7 @@ impl Read for Trickle<'_> {
     }
 }
 
-/// Redis's protocol: what is read does not depend on how it comes, and takes memory in proportion to what has come.
+/// Redis's protocol: the result does not depend on how the bytes arrive, and takes memory in proportion to them.
 pub fn resp(data: &[u8]) {
     let (mut at_once, mut slowly) = (Answers::default(), Answers::default());
     let (mut whole, mut trickle) = (data, Trickle(data));
@@ -41,7 +41,7 @@ pub fn resp(data: &[u8]) {
     }
 }
 
-/// Returns how much memory a value takes, which is this deep.
+/// Returns how much memory a value takes that is this deep.
 fn size(value: &Value, depth: usize) -> usize {
     assert!(depth <= 8);
     let own = size_of::<Value>();
@@ -53,7 +53,7 @@ fn size(value: &Value, depth: usize) -> usize {
     }
 }
 
-/// A URL of Redis, Sentinels or a cluster: what is read of one is the same when it is written again.
+/// A URL of Redis, Sentinels or a cluster: written again, it reads the same.
 pub fn url(text: &str) {
     let Ok(site) = parse(text) else { return };
     let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
@@ -97,12 +97,12 @@ pub fn url(text: &str) {
     assert!(parse(&again).is_ok_and(|read| read == site), "{again}");
 }
 
-/// What one Redis answers.
+/// The answers of one Redis.
 pub fn redis(data: &[u8]) {
     play(&format!("redis://u:{PASSWORD}@h/3"), data);
 }
 
-/// What Sentinels, or the nodes of a cluster, and the primary that they name answer.
+/// The answers of Sentinels, or of cluster nodes, and of the primary that they name.
 pub fn failover(data: &[u8]) {
     let (kind, rest) = data.split_first().unwrap_or((&b's', data));
     let url = match kind {

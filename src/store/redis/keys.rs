@@ -2,19 +2,19 @@
 
 use crate::lock::key::Key;
 
-/// What all keys of a lock begin with. Braces and percent signs in KEY are escaped, so that the hash tag is KEY whole and
-/// no two locks share a key.
+/// Returns what all keys of a lock begin with. Braces and percent signs in KEY are escaped, so that the hash tag is the whole
+/// KEY and no two locks share a key.
 pub(super) fn base(prefix: &str, key: &Key) -> String {
     let escaped = key.as_str().replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
     format!("{prefix}:{{{escaped}}}:")
 }
 
-/// The pattern, as SCAN takes it, of the fences of all locks: every key that was ever held has one.
+/// Returns the pattern, for SCAN, of the fences of all locks: every key that was ever held has one.
 pub(super) fn pattern(prefix: &str) -> String {
     glob(prefix) + ":{*}:fence"
 }
 
-/// A pattern that only this text matches.
+/// Returns a pattern that matches only this text.
 pub(super) fn glob(text: &str) -> String {
     let mut pattern = String::new();
     for c in text.chars() {
@@ -26,7 +26,7 @@ pub(super) fn glob(text: &str) -> String {
     pattern
 }
 
-/// The KEY whose fence has this name; `None` if it is no such name.
+/// Returns the KEY whose fence has this name; `None` if no fence has such a name.
 pub(super) fn of_fence(prefix: &str, name: &str) -> Option<String> {
     let escaped = name.strip_prefix(prefix)?.strip_prefix(":{")?.strip_suffix("}:fence")?;
     let is_one = !escaped.contains(['{', '}']);

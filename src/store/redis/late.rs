@@ -1,4 +1,4 @@
-//! Tests of what is not done any more when its time is over, and of what is tried again before.
+//! Tests of what ends when its time is over, and of what is tried again before that.
 
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ fn a_hand_off_is_not_pursued_after_the_time_out() {
     scripted::with([[MINE, RENEWED].concat()], || {
         let tried = store.try_acquire(&claim, IfHeld::Leave).expect("is answered");
         assert!(matches!(tried, Tried::Mine(_)), "{tried:?}");
-        // What comes next is the answer to what is asked next.
+        // If the client had pursued the hand-off, it would have read this reply there.
         assert_eq!(store.renew(&claim.key, &claim.token, None).expect("is answered"), Renewed::Mine);
     });
 }
 
-// A lock that never expires has no second chance.
+// Nothing else would release a lock that never expires.
 #[test]
 fn cancelling_what_was_granted_is_tried_again() {
     const MINE: &[u8] = b"*5\r\n:1\r\n$1\r\n7\r\n:0\r\n$0\r\n\r\n$0\r\n\r\n";
     const CANCELLED: &[u8] = b"*4\r\n:1\r\n$0\r\n\r\n$0\r\n\r\n:0\r\n";
     let mut store = Address::parse("redis://h").expect("is a URL").open(Duration::from_mins(1)).expect("is opened");
     let claim = Claim::example();
-    // A request that finds its connection closed is sent again at once; that is closed, too.
+    // A request whose connection turns out closed is sent again at once; that connection is closed, too.
     scripted::with([MINE, b"", b"", CANCELLED].map(<[u8]>::to_vec), || {
         let tried = store.try_acquire(&claim, IfHeld::Leave).expect("is answered");
         assert!(matches!(tried, Tried::Mine(_)), "{tried:?}");

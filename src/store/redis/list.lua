@@ -1,9 +1,9 @@
--- Tells what is known of the key, and changes nothing.
+-- Reports what is known of the key, and changes nothing.
 --
 -- Reply {now, fence, holders, waiters, last, value, withheld}
---       now in ms; fence as text; holders: {{held for, expires in or -1, info, token}, ...}, those who were only granted
---       the lock aside; waiters: JSON of each one's info, the next first; last as JSON, or '';
---       value: that the sequence was at last, or ''; withheld: for how many ms nothing is granted yet, after a failover
+--       now: in ms; fence: as text; holders: {{held for, expires in or -1, info, token}, ...}, without waiters that were
+--       only granted the lock; waiters: JSON of the info of each, in order; last: JSON, or '';
+--       value: the last value of the sequence, or ''; withheld: for how many ms nothing is granted yet, after a failover
 
 local fence = redis.call('GET', FENCE) or '0'
 if not string.match(fence, '^%d+$') then

@@ -1,4 +1,4 @@
-//! All locks there are: looked at, and pruned. One that cannot be read spoils no other.
+//! Lists and prunes all locks. One that cannot be read does not hide the others.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
 
-/// How many scripts travel together: each has its whole text with it.
+/// How many scripts travel together: each carries its whole text.
 const FLIGHT: usize = 50;
 
 impl RedisStore {
-    /// What is known of every key.
+    /// Returns the status of every key.
     pub(super) fn list_all(&mut self) -> Result<Listing<KeyStatus>, StoreError> {
         let mut listing = self.at_each_primary(true, |store| {
             let keys = store.all_keys()?;
@@ -31,9 +31,9 @@ impl RedisStore {
         Ok(listing)
     }
 
-    /// Returns what `look` finds, at the primary, or at each one of a cluster. One that cannot be looked at hides none of the others. Where
-    /// another server can become the primary, a majority must say before and after that this one is; one that
-    /// no majority confirms is looked at, too, if it `may_be_doubted`.
+    /// Returns what `look` finds on the primary, or on each primary of a cluster. A primary that cannot be read does not hide
+    /// the others. Where another server can become the primary, a majority must confirm this one before and after the look; a
+    /// primary that no majority confirms is still read if it `may_be_doubted`.
     fn at_each_primary<T>(
         &mut self,
         may_be_doubted: bool,
@@ -49,7 +49,7 @@ impl RedisStore {
                 continue;
             }
             let store = RedisStore::at(primary.server.clone(), self.timeout).map_err(StoreError::msg);
-            // In a term that nobody has confirmed nothing begins.
+            // A script without a term begins none: nobody has confirmed this one.
             let known = doubt.is_none().then(|| (0, primary.clone()));
             match store.and_then(|store| look(&mut RedisStore { scope: self.scope, primary: known, ..store })) {
                 Ok(listing) => looked_at.push((primary, listing)),
@@ -93,7 +93,7 @@ impl Prune for RedisStore {
 }
 
 impl RedisStore {
-    /// All keys that have ever been held under our prefix, in the order of their names.
+    /// Returns all keys that were ever held under our prefix, sorted by name.
     fn all_keys(&mut self) -> Result<Vec<Key>, StoreError> {
         let pattern = keys::pattern(&self.server.prefix);
         let mut found = BTreeSet::new();
@@ -109,8 +109,8 @@ impl RedisStore {
         }
     }
 
-    /// What `read` makes of the answers to `scripts` that are safe to run twice, one for each of the `keys`. A key under which its script
-    /// fails for what it finds there cannot be read.
+    /// Runs `scripts`, which are safe to run twice, one for each of the `keys`, and returns what `read` makes of the replies.
+    /// A key whose script fails because of what it finds there is unreadable.
     fn ask_each<T>(
         &mut self,
         keys: Vec<Key>,
@@ -130,8 +130,8 @@ impl RedisStore {
         Ok(listing)
     }
 
-    /// The answers to scripts that are safe to run twice. They travel together, some at a time. Fails where the next script would
-    /// fail, too.
+    /// Runs scripts that are safe to run twice, several in one flight, and returns their replies. Fails where the next script
+    /// would fail, too.
     fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
         let mut answers = Vec::with_capacity(scripts.len());
         let mut counter = Counter::new("looking at locks", Some(scripts.len()));
@@ -139,7 +139,7 @@ impl RedisStore {
             let rest = &scripts[answers.len()..];
             let rest: Vec<Cmd> = rest.iter().take(FLIGHT).map(|script| self.in_known_term(script)).collect();
             let flight = match &mut self.connection {
-                // Alone, the first one opens the connection.
+                // The first script travels alone, and opens the connection.
                 None => Ok(vec![self.run(&rest[0], self.timeout)]),
                 Some(connection) => connection.request_all(&rest, Moment::now() + self.timeout),
             };

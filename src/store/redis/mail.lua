@@ -1,20 +1,21 @@
--- Mail to waiters, for the scripts that have something to tell them: behind the prelude.
+-- Mail that scripts send to waiters. Sent after the prelude.
 --
--- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; `granted`: that was
--- granted to it. Waking is a hint: only a claim that the server confirms makes a holder.
+-- A mail is "WRITTEN WAIT": when it was written, and after how many ms its reader should look at the lock; in place of WAIT,
+-- `granted`: the lock was granted to the reader. Mail is only a hint: a waiter becomes a holder only by a claim that the
+-- server confirms.
 --
--- A mail that nobody has taken tells that its waiter is not listening: dead, or about to reconnect. It keeps its place,
--- but after GRACE the others pass it by. That a mail was taken proves little: the server hands it to a connection behind
--- which everything stands still.
+-- Unread mail shows that its waiter is not listening: it is dead, or about to reconnect. It keeps its place, but after GRACE
+-- the others pass it over. Read mail proves little: the server hands it to a connection behind which everything may stand
+-- still.
 
 -- How long a waiter that is not listening may take to come back.
 local GRACE = 500
--- The longest that it may be until a waiter looks when nothing happens, and how long after a look that it has missed it keeps its place:
--- longer than a waiter is patient with a server that is away.
+-- The longest time between two looks of a waiter when nothing happens, and how long it keeps its place after a look that it
+-- has missed: longer than a waiter sits out a server that is away.
 local REFRESH_MAX, LATE = 12000, 75000
--- How many look at the same thing, so that it is no matter if some of them fall silent too.
+-- How many waiters watch the same thing, so that it does not matter if some of them fall silent too.
 local WATCHERS = 4
--- A mailbox that was forgotten goes by itself, but not before its waiter counts as dead: until then it shows that it does not listen.
+-- An abandoned mailbox expires by itself, but not before its waiter counts as dead: until then it shows that nobody listens.
 local MAILBOX_TTL = 90000
 
 -- Notes when a waiter is to look next.
@@ -27,13 +28,13 @@ local function post(token, what)
   redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
 
--- Mail that is to be answered by a look.
+-- Mail that the waiter answers with a look.
 local function mail(token, wait)
   post(token, whole(wait))
   expect(token, wait)
 end
 
--- Since when a waiter has not taken its mail; nil if there is none.
+-- Since when the oldest mail of a waiter is unread; nil if there is none.
 local function unread_since(token)
   local oldest = redis.call('LINDEX', MAILBOX .. token, 0)
   return oldest and tonumber(string.match(oldest, '^%d+'))
@@ -44,7 +45,7 @@ local function is_unresponsive(token)
   return since and now - since >= GRACE
 end
 
--- For how long a look of this waiter's has been due; less than 0: it is not due yet.
+-- For how long a look of this waiter has been overdue; negative: it is not due yet.
 local function overdue(token)
   return now + LATE - tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0)
 end
@@ -60,8 +61,8 @@ local function awake(tokens)
   return found
 end
 
--- Those of the first waiters that are to look at the same thing, at most WATCHERS. Not the next ones alone, for neighbours often fall
--- silent together; nor only places that are even, or odd, because two machines may take turns in the queue.
+-- Picks the waiters, at most WATCHERS of the first, that are to watch the same thing. Not only the very next ones, because
+-- neighbours often fall silent together; nor only even or only odd places, because two machines may alternate in the queue.
 local function spread(first)
   local watchers, from = {}, awake(first)
   local step = math.ceil(#from / WATCHERS)
@@ -71,8 +72,8 @@ local function spread(first)
   return watchers
 end
 
--- Has some waiters look when a lease ends, if that is earlier than they knew before and than they look. Removes none, so the caller need
--- not hand off anything.
+-- Has some waiters look when a lease ends, if that is earlier than the end that they know and than their next look. Removes
+-- no holder, so the caller need not hand anything off.
 local function tell_end(before, ends)
   local wait, first = ends - now + 1, {}
   for _, token in ipairs(ends < math.min(before, now + REFRESH_MAX) and redis.call('ZRANGE', QUEUE, 0, 99) or {}) do

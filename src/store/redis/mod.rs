@@ -1,8 +1,9 @@
 //! Locks in one Redis or Valkey, as leases.
 //!
-//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` says what is in each. Every
-//! change is one Lua script, atomic on the server, with the time taken from the server. All keys but the fence and the last
-//! run expire with the last lease and the last waiter's sign of life, so that a crash leaves nothing behind.
+//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` lists them. Every change is
+//! one Lua script, atomic on the server, and uses the server's time. All keys but the fence, the last run, the sequence and
+//! the failover key expire after the last lease and the last waiter's sign of life, so that a crash leaves nothing else
+//! behind.
 
 mod connection;
 mod diagnose;
@@ -58,41 +59,41 @@ pub(super) use url::KIND;
 /// The keys that every script is given, as the prelude names them.
 const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeats", "mailbox:", "sequence"];
 
-/// How long the waiter that a release has granted the lock is left alone, to claim it and start its command. Only after
-/// that do we check whether it listens, and end: both would compete with it for the server and perhaps a processor.
+/// How long a waiter that our release granted the lock is left alone to claim it and start its command. Only then do we check
+/// whether it listens, and end: both would compete with it for the server, and perhaps for a processor.
 const CLAIM_FIRST: Duration = Duration::from_millis(2);
 
-/// The key that scripts are given besides, where there can be failovers.
+/// The key that scripts get in addition where failovers can happen.
 const FAILOVER_KEY: &str = "failover";
 
-/// For what there is such a key.
+/// What one such key covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
-    /// For all locks.
+    /// All locks.
     Store,
-    /// For each lock: the scripts of a cluster's lock may use keys with its hash tag alone.
+    /// One lock: scripts may use only keys with the hash tag of their lock in a cluster.
     Lock,
 }
 
 /// A store in a Redis or Valkey.
 pub struct RedisStore {
-    /// The server; the primary, since it has been found.
+    /// The server; once the primary has been located, the primary.
     server: Server,
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
-    /// Where there can be failovers: for what it is kept how long nothing is granted after one.
+    /// What one failover key covers, where failovers can happen.
     scope: Option<Scope>,
-    /// Those that know the primary, where another server can become it.
+    /// The servers that know the primary, where another server can become it.
     witnesses: Option<Witnesses>,
-    /// The primary that they have named last, and for which hash slot.
+    /// The primary that they named last, and for which hash slot.
     primary: Option<(u16, Primary)>,
     acquaintance: Acquaintance,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
-    /// Whether the last script was sent again, after the connection closed on which its first copy had been sent.
+    /// Whether the last script was sent again, because the connection closed on which its first copy was sent.
     has_resent: bool,
-    /// Our place in the queue, since we have stood there once.
+    /// Our place in the queue, if we wait.
     place: Option<Place>,
     /// Whether the lock was granted to us.
     was_granted: bool,
@@ -110,8 +111,8 @@ enum Acquaintance {
 }
 
 impl RedisStore {
-    /// The store at `site`. `timeout` bounds every request, connecting included. On failure says what is wrong with
-    /// the files that TLS needs.
+    /// Returns the store at `site`. `timeout` bounds every request, connecting included. Fails if the files that TLS needs
+    /// are unusable, and says why.
     fn new(site: Site, timeout: Duration) -> Result<Self, String> {
         let Site { server, failover } = site;
         let scope = failover.as_ref().map(|failover| match failover {
@@ -122,7 +123,7 @@ impl RedisStore {
         Ok(RedisStore { scope, witnesses, ..RedisStore::at(server, timeout)? })
     }
 
-    /// The store at this server alone.
+    /// Returns the store at this server alone.
     fn at(server: Server, timeout: Duration) -> Result<Self, String> {
         Ok(RedisStore {
             tls: failover::tls_for(&server)?,
@@ -140,7 +141,7 @@ impl RedisStore {
         })
     }
 
-    /// Runs a script that may obtain something for a claim, and remembers if a copy of it may still be on its way.
+    /// Runs a script that may acquire something for a claim, and remembers whether a copy of it may still be on its way.
     fn request(&mut self, script: &Cmd) -> Result<Value, Failure> {
         self.has_resent = false;
         let reply = self.run(script, self.timeout);
@@ -148,7 +149,7 @@ impl RedisStore {
         reply
     }
 
-    /// The failure of such a request.
+    /// Returns the failure of such a request.
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: failure.explain(&self.server),
@@ -157,7 +158,7 @@ impl RedisStore {
         }
     }
 
-    /// Asks for the lock once. A waiter tells whom it has seen holding the lock.
+    /// Asks for the lock once. A waiter includes the holder that it saw last.
     fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<AcquireReply, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
@@ -170,25 +171,25 @@ impl RedisStore {
         AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
     }
 
-    /// The claim is over: a request of it that is still on its way must get nothing when it arrives.
+    /// Makes sure that a request of a finished claim that is still on its way acquires nothing.
     fn forget(&mut self, claim: &Claim) {
         if self.in_flight {
             self.cancel(claim, false);
         }
     }
 
-    /// Makes sure that a waiter that listens knows of the lock which a script of ours has granted. If this fails, or is not done by
+    /// Makes sure that a listening waiter knows of the grant that our script made. If this fails, or is not done by
     /// `deadline`, the other waiters find out by themselves, only later.
     fn confirm_handoff(&mut self, key: &Key, mut handed: Option<Handoff>, deadline: Moment) {
-        // A server that is none could name others for ever.
-        while let Some(Handoff { granted, told }) = handed.filter(|_| Moment::now() < deadline) {
-            let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(told).take();
+        // A server that is not a Redis could name waiters for ever.
+        while let Some(Handoff { granted, notified }) = handed.filter(|_| Moment::now() < deadline) {
+            let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(notified).take();
             let reply = self.run(&script, deadline.since(Moment::now()));
             handed = reply.ok().and_then(|reply| reply::read_confirmation(&reply));
         }
     }
 
-    /// A run of `script` on the keys of the lock.
+    /// Returns the command that runs `script` on the keys of the lock.
     fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
         let mut command = script.command(self.acquaintance == Acquaintance::KnowsScripts, self.scope.is_some());
         let base = keys::base(&self.server.prefix, key);
@@ -203,7 +204,7 @@ impl RedisStore {
         command.arg(failover).take()
     }
 
-    /// The same with a token as its first argument.
+    /// Returns the same with a token as the script's first argument.
     fn script(&self, script: &Script, key: &Key, token: &Token) -> Cmd {
         self.bare_script(script, key).arg(token.as_str()).take()
     }
@@ -247,11 +248,11 @@ impl Store for RedisStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
-        // The server has them from us. What takes time is done before our turn comes.
+        // The server has the scripts from us. Do what takes time before our turn comes.
         self.acquaintance = Acquaintance::KnowsScripts;
         script::take_hashes(self.scope.is_some());
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
-            // The lock was not asked for.
+            // No request for the lock was sent.
             RequestError { left_nothing: true, ..self.failed(&failure) }
         })
     }
@@ -268,12 +269,12 @@ impl Store for RedisStore {
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let (ending, mode, span, succeeded) = release_args(how);
         let in_flight = u8::from(self.in_flight);
-        // By it a release by hand that is tried again knows that it was done before.
+        // It lets a repeated release by hand recognize that it was done before.
         let request = if how == Release::ByHand { Token::random().as_str().to_owned() } else { String::new() };
         let mut script = self.script(&RELEASE, key, token);
         let script =
             script.arg(ending).arg(in_flight).arg(mode).arg(span).arg(u8::from(succeeded)).arg(&request).take();
-        // A lock that never expires has no second chance.
+        // Nothing else would release a lock that never expires.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
         let (released, handed) = reply::read_release(&reply);
@@ -284,19 +285,20 @@ impl Store for RedisStore {
         released.map_err(|strange| self.is_strange(strange))
     }
 
-    /// If this cannot be done, the lease runs out. The token must not be used again, unless it is the user's own: then a request that
-    /// comes late may get the lock, and so may the next one.
+    /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request under
+    /// that may acquire the lock, but so may the user's next one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let in_flight = in_flight || self.in_flight;
-        // Something of ours may be there.
+        // Something of ours may be in the store.
         let matters = self.place.is_some() || self.was_granted || in_flight;
         let voids_late_requests = in_flight && claim.request.is_none();
-        // With its text: it may be on its way for long, and nobody would be there to send that if the server did not know the script.
+        // Send the text: the request may be on its way for long, and nobody would be there to send the text if the server did
+        // not know the hash.
         self.acquaintance = self.acquaintance.min(Acquaintance::Answering);
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
         let script = script.arg(request(claim)).take();
-        // Who waits for the end of lockrun has waited for the time-out of the request already.
+        // Those who wait for lockrun to end have already waited for the request to time out.
         let timeout = self.timeout / 2;
         let deadline = Moment::now() + timeout;
         let reply = if matters { self.run_until_answered(&script, timeout) } else { self.run(&script, timeout) };
@@ -314,7 +316,7 @@ impl Store for RedisStore {
         Ok(Listing { found: vec![self.status(key)?], unreadable: Vec::new() })
     }
 
-    /// Names the holders that it has found: a request that is carried out late, or twice, must not hit the next one.
+    /// Names the holders that it found: a request that is carried out late, or twice, must not hit the next holder.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let holders = self.status(key)?.holders.into_iter().filter(|it| fence.is_none_or(|fence| it.fence == fence));
         let named: BTreeMap<_, _> =
@@ -352,7 +354,7 @@ impl Diagnose for RedisStore {
 }
 
 impl RedisStore {
-    /// The answer to a command that is safe to run twice.
+    /// Returns the answer to a command that is safe to run twice.
     fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))
     }
@@ -363,7 +365,7 @@ impl RedisStore {
         reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))
     }
 
-    /// Renews by so many ms, as the script takes them.
+    /// Renews by `ttl` ms, as the script takes it.
     fn send_renewal(&mut self, key: &Key, token: &Token, ttl: i64, of_run: bool) -> Result<Renewed, StoreError> {
         let script = self.script(&RENEW, key, token).arg(ttl).arg(u8::from(of_run)).take();
         let reply = self.answer(&script)?;
@@ -375,7 +377,7 @@ impl RedisStore {
     }
 }
 
-/// A release as the script takes it: `ending`, `how`, `span` and `used`.
+/// Returns the arguments of the release script: `ending`, `how`, `span` and `succeeded`.
 fn release_args(how: Release) -> (String, &'static str, u64, bool) {
     let Release::Run { ending, succeeded, retain } = how else { return ("{}".into(), "hand", 0, false) };
     let ending = match ending {
@@ -391,7 +393,7 @@ fn release_args(how: Release) -> (String, &'static str, u64, bool) {
     (ending.to_string(), mode, span, succeeded)
 }
 
-/// A mode as the scripts take it: how many may hold the lock; 0: all that share it.
+/// Returns a mode as the scripts take it: how many may hold the lock; 0: all that share it.
 fn slots(mode: Mode) -> u32 {
     match mode {
         Mode::Slots(slots) => slots,
@@ -399,7 +401,7 @@ fn slots(mode: Mode) -> u32 {
     }
 }
 
-/// The holder that a waiter has seen as the acquire script takes it.
+/// Returns the holder that a waiter saw, as the acquire script takes it.
 fn seen_json(seen: Option<&Seen>) -> String {
     seen.map_or_else(String::new, |seen| {
         let Seen { held, ended_unix_ms } = seen;
@@ -419,7 +421,7 @@ fn seen_json(seen: Option<&Seen>) -> String {
     })
 }
 
-/// How many may wait before the claim does not join the queue; nothing: any number.
+/// Returns the number of waiters at which the claim does not join the queue; empty: no limit.
 fn max_waiting(if_held: IfHeld) -> String {
     match if_held {
         IfHeld::Queue { max_waiting: Some(max), .. } => max.to_string(),
@@ -427,17 +429,17 @@ fn max_waiting(if_held: IfHeld) -> String {
     }
 }
 
-/// Which request a claim is, where there may be several under its token; otherwise nothing.
+/// Returns the request of a claim, where there may be several under its token; otherwise an empty string.
 fn request(claim: &Claim) -> &str {
     claim.request.as_ref().map_or("", Token::as_str)
 }
 
-/// A ttl as the scripts take it: 0 is for ever.
+/// Returns a ttl as the scripts take it: 0 is for ever.
 fn ttl_ms(ttl: Ttl) -> u64 {
     ttl.length().map_or(0, millis)
 }
 
-/// A span in whole milliseconds.
+/// Returns a span in whole milliseconds.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

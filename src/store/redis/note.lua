@@ -1,13 +1,13 @@
--- Writing down the last run, for the scripts that end one: behind the prelude.
+-- Records the last run, for the scripts that end one. Sent after the prelude.
 
 -- Whether one fence is less than another.
 local function is_less(fence, other)
   return #fence < #other or #fence == #other and fence < other
 end
 
--- Writes down who had the lock, until now. `ending` has the status or signal, if a command has ended; `request` is by which request of
--- a user, if by one; `succeeded`: it has ended with 0, and had the lock until then. Of one whose particulars are lost, it only notes
--- that it has ended; and of a kept lock, whose run was written down when it ended.
+-- Records who held the lock, until now. `ending`: the status or signal, if a command has ended; `request`: the request by
+-- hand that released it, if one did; `succeeded`: the command ended with 0 and held the lock until then. Records only that
+-- the hold has ended if the holder's particulars are lost, or if the lock was kept: that run was recorded when it ended.
 local function note(info, ending, request, succeeded)
   local last, before, ended = ending, last_run(), last_end()
   if info.fence and not info.kept then
@@ -15,7 +15,7 @@ local function note(info, ending, request, succeeded)
     last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
     last.done, last.till = before.done, before.till
     if succeeded then
-      -- One in the future is by a clock that was wrong.
+      -- A time in the future comes from a clock that was wrong.
       if (last.done or 0) > now then
         last.done, last.till = nil, nil
       end

@@ -1,5 +1,5 @@
-//! What the scripts keep in JSON, read field by field: another program may have written it, and what cannot be understood of it is
-//! as if it were not there.
+//! Reads the JSON that the scripts keep, field by field. Another program may have written it: a field that cannot be read
+//! counts as missing.
 
 use serde_json::Value as Json;
 
@@ -8,19 +8,19 @@ use crate::lock::holder::Holder;
 use crate::lock::state::{Purpose, Success};
 use crate::store::Past;
 
-/// What is kept about a holder or a waiter.
+/// The particulars of a holder or a waiter.
 #[derive(Default)]
 pub(super) struct Info {
-    /// `None`: it is lost.
+    /// `None` if it is lost.
     pub(super) who: Option<Holder>,
     pub(super) since: u64,
     pub(super) ttl: u64,
     pub(super) fence: u64,
     pub(super) slot: u32,
-    /// Whether a holder has said that there are several slots.
+    /// Whether the holder has said that there are several slots.
     pub(super) has_slots: bool,
     pub(super) purpose: Purpose,
-    /// How many may hold the lock; 0: all that share it. Of a holder only kept in that case.
+    /// How many may hold the lock; 0: all that share it. Holders keep only the 0.
     pub(super) slots: Option<u64>,
     pub(super) value: Option<String>,
     pub(super) joined: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) struct Info {
 }
 
 impl Info {
-    /// Reads what is kept.
+    /// Reads the particulars.
     pub(super) fn read(text: &[u8]) -> Self {
         let info: Json = serde_json::from_slice(text).unwrap_or_default();
         Info {
@@ -57,7 +57,7 @@ pub(super) fn purpose(info: &Json) -> Purpose {
     }
 }
 
-/// Reads what is kept about the last run; `None` if nobody knows whose it was.
+/// Reads the last run; `None` if its holder is not known.
 pub(super) fn past(text: &[u8]) -> Option<Past> {
     let last: Json = serde_json::from_slice(text).ok()?;
     let status = number(&last["status"]).and_then(|status| u8::try_from(status).ok());
@@ -70,7 +70,7 @@ pub(super) fn past(text: &[u8]) -> Option<Past> {
     })
 }
 
-/// Reads what has succeeded.
+/// Reads when the last successful run began, and until when no other run is wanted.
 pub(super) fn success(text: &[u8]) -> Option<Success> {
     let last: Json = serde_json::from_slice(text).ok()?;
     Some(Success { began_unix_ms: number(&last["done"])?, until_unix_ms: number(&last["till"]) })
@@ -80,7 +80,7 @@ fn holder(who: &Json) -> Option<Holder> {
     who.is_object().then(|| serde_json::from_value(who.clone()).ok()).flatten()
 }
 
-/// A number that is not negative, or a text of its digits: Lua writes large numbers as 1e+15, and is not exact then.
+/// Reads a number that is not negative, or a string of its digits. Lua writes large numbers as 1e+15, which is not exact.
 fn number(value: &Json) -> Option<u64> {
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,42 +1,49 @@
--- What the scripts share: it stands in front of each of them; where waiters are concerned, with `mail.lua` and `queue.lua` behind it. Every
--- script is given the same keys, all of one lock.
+-- Shared by all scripts and sent in front of each, followed by `mail.lua` and `queue.lua` where a script deals with waiters.
+-- Every script gets the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON; of a holder {who, since, fence, slot, ttl, and where it is so: slots, several, once, value, place, hand,
---                   kept, released, revoked, forgotten, request}; of a waiter {who, slots, most, joined}, with {since, slot} once it
---                   is granted the lock, and {leads, probed}. slots: how many it lets hold the lock at once; 0: all that share it, which
---                   is kept of holders too; most: the greatest such number up to its place, or MANY; several: a holder has said
---                   that there are several slots; once: for how many ms no other run is wanted once it has succeeded; leads: others wait for it to claim the lock; probed: when others were
---                   asked for a sign of life for its sake; request: which request of a user under a token of the user's own it
---                   was that took the lock;
---                   value, place: what it has reserved of the sequence, and how many steps that is from its beginning; hand: no
---                   command of lockrun's runs under it (any more); kept: its run has ended and is written down; released: it
---                   is released by hand while one does; revoked: who has revoked it; forgotten: a command ran under it, it was
---                   forgotten, and a waiter that had seen it put it back; what is revoked or was forgotten cannot be renewed
---       3 fence     the fencing token that was given out last; never expires
---       4 last      JSON {who, started, ended, status or signal} of the last run; lost: when a hold ended that is not
---                   written down, or what makes the end of that run later than the one before it; done: when the last run began that has ended with 0 by itself; till: until when no other is
---                   wanted
+--       2 info      hash: token -> JSON. Of a holder {who, since, fence, slot, ttl} and, where they apply, {slots, several, once,
+--                   value, place, hand, kept, released, revoked, forgotten, request}; of a waiter {who, slots, most, joined}, also
+--                   {since, slot} once the lock is granted to it, and {leads, probed}
+--                   slots: how many it lets hold the lock at once; 0: all that share it. Holders keep only the 0
+--                   most: the greatest such number up to its place in the queue, or MANY
+--                   several: the holder has said that there are several slots
+--                   once: once its run has succeeded, no other run is wanted for so many ms after it began
+--                   leads: others wait for it to claim the lock
+--                   probed: when waiters were last asked for a sign of life because of it
+--                   request: which request acquired the lock, under a token of the user's own
+--                   value, place: what it has reserved of the sequence, and how many steps that is from the beginning
+--                   hand: no command of lockrun's runs under it (any more)
+--                   kept: its run has ended and is recorded as the last run
+--                   released: it was released by hand while its command runs
+--                   revoked: who revoked it
+--                   forgotten: the server had lost it while its command ran, and a waiter that had seen it put it back
+--                   (a revoked or forgotten lease cannot be renewed)
+--       3 fence     the last fencing token; never expires
+--       4 last      JSON {who, started, ended, status or signal} of the last run
+--                   lost: when a hold ended that is not recorded, or what makes the end of that run later than the end before it
+--                   done: when the last run that ended with 0 by itself began; till: until when no other run is wanted
+--                   request: which request by hand released it
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 heartbeats  sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
---       7 mailbox:  what the mailboxes' names begin with; a list for each waiter, which it awaits by BLPOP
---       8 sequence  hash: last -> the value that was used last, place -> how many steps it is from the beginning, fence ->
---                   of the run that used it; never expires
---       9 failover  what `failover.lua` needs; only where there can be failovers
+--       7 mailbox:  prefix of the mailboxes: a list per waiter, on which it blocks with BLPOP
+--       8 sequence  hash: last -> the value used last, place -> how many steps it is from the beginning, fence -> of the run
+--                   that used it; never expires
+--       9 failover  see `failover.lua`; only where failovers can happen
 
--- What is sent says `C(` for each call, and has shorter names, see `script.rs`.
+-- `script.rs` sends `C(` for each call, and shorter names.
 local C = redis.call
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
--- For how long a lease that has run out is remembered.
+-- How long an expired lease is remembered, in ms.
 local REMEMBER = 90000
--- In the mailbox of a token that was cancelled: what comes under it later was long on its way, and gets nothing.
+-- In the mailbox of a cancelled token: a request under it that arrives later acquires nothing.
 local CANCELLED = 'cancelled'
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Lua would write a large number as 1.7e+12.
+-- Lua would print a large number as 1.7e+12.
 local function whole(number)
   return string.format('%.0f', number)
 end
@@ -44,7 +51,7 @@ end
 -- For how many ms nothing is granted yet, after a failover.
 local withheld = 0
 
--- When this one's lease ends (inf: never); nil if it neither holds the lock nor was granted it.
+-- When the lease or grant of `token` ends (inf: never); nil if it has neither.
 local function ends_of(token)
   return tonumber(redis.call('ZSCORE', HOLDERS, token))
 end
@@ -53,7 +60,7 @@ local function set_lease(token, ends)
   redis.call('ZADD', HOLDERS, whole(ends), token)
 end
 
--- What a text in JSON says; nothing, if it is none.
+-- Decodes JSON; returns an empty table if the text is not an object.
 local function decoded(text)
   local is_json, value = pcall(cjson.decode, text or '{}')
   return is_json and type(value) == 'table' and value or {}
@@ -67,7 +74,7 @@ local function set_info(token, info)
   redis.call('HSET', INFO, token, cjson.encode(info))
 end
 
--- Takes it out of the queue, if it is in it.
+-- Removes a waiter from the queue, if it is there.
 local function remove_waiter(token)
   if redis.call('ZREM', QUEUE, token) == 1 then
     redis.call('ZREM', HEARTBEATS, token)
@@ -75,12 +82,12 @@ local function remove_waiter(token)
   end
 end
 
--- Whether nothing is known of a holder but its lease.
+-- Whether nothing but the lease is known of a holder.
 local function is_lost(token, info)
   return not (info.fence or info.slots or info.revoked or redis.call('ZSCORE', QUEUE, token))
 end
 
--- Fails if so much is lost of a holder: what works under the lock cannot be told, so nobody gets it.
+-- Fails if the particulars of a holder are lost: nobody knows what still runs under the lock, so nobody may acquire it.
 local function refuse_if_lost()
   for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf')) do
     if is_lost(token, info_of(token)) then
@@ -89,11 +96,12 @@ local function refuse_if_lost()
   end
 end
 
--- By how much a fence is ahead of the clock at least: where another server may become the primary, its clock may be behind by as much.
+-- How far a fence is ahead of the clock at least. Where another server may become the primary, its clock may be behind by as
+-- much.
 local FENCE_LEAD = FAILOVER and 60000 or 0
 
--- The fence after the last one: greater than that, and, should that be forgotten, than any that was given out before now. A text,
--- because it may be greater than any number that Lua can count to. Fails if no greater one is left.
+-- The next fence: greater than the last one and, in case that is lost, greater than any given out before now. It is text,
+-- because it may exceed the integers that Lua represents exactly. Fails if the server cannot count further.
 local function next_fence()
   if redis.call('INCR', FENCE) < now + FENCE_LEAD then
     redis.call('SET', FENCE, whole(now + FENCE_LEAD))
@@ -101,14 +109,14 @@ local function next_fence()
   return redis.call('GET', FENCE)
 end
 
--- Makes `token` a holder with these particulars, beside what all holders have.
+-- Makes `token` a holder with these particulars, and adds those that every holder has.
 local function take_hold(token, ttl, info)
   info.since, info.fence, info.ttl = info.since or now, next_fence(), ttl
   set_info(token, info)
 end
 
--- Begins a holder's lease anew, for `ttl` from now. One that was revoked, too, if it is asked for again: the answer that the lock is
--- its own promises a whole lease, and its renewals will say that it was revoked.
+-- Restarts a holder's lease: `ttl` from now. A revoked holder that asks again gets this too, because the reply that the lock
+-- is its own promises a whole lease; its renewals will report that it was revoked.
 local function begin_lease(token, ttl, info)
   if info.ttl ~= ttl then
     info.ttl = ttl
@@ -117,9 +125,9 @@ local function begin_lease(token, ttl, info)
   set_lease(token, ttl == 0 and math.huge or now + ttl)
 end
 
--- Lets the keys of the holders expire after the last lease, so that a crash leaves nothing behind. Not at once: that a lease is
--- there and has run out shows that the lock was not simply forgotten. (A waiter's particulars are needed for longer than it waits
--- without a sign of life, which is less.)
+-- Lets the holders' keys expire some time after the last lease, so that a crash leaves nothing behind. They are kept that
+-- long because an expired lease shows that the lock was not simply lost. (A silent waiter's entry in INFO is needed for at
+-- most REFRESH_MAX + LATE, which is less than REMEMBER.)
 local function expire_holders()
   local last = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2]
   for _, key in ipairs(last and {HOLDERS, INFO} or {INFO}) do
@@ -131,33 +139,32 @@ local function expire_holders()
   end
 end
 
--- A holder: how long it has been one, when its lease ends (-1: never), its particulars, and its token; all of it as a reply.
+-- A holder as a reply: how long it has held, in how many ms its lease ends (-1: never), its particulars and its token.
 local function describe(token, ends)
   local info = redis.call('HGET', INFO, token) or '{}'
   local since = tonumber(decoded(info).since) or now
   return {now - since, ends == 'inf' and -1 or ends - now, info, token}
 end
 
--- The holder whose lease ends first, but has not ended yet, described.
+-- Describes the holder whose lease ends first, among those that have not ended.
 local function holder()
   local first = redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return first[1] and describe(first[1], first[2]) or {}
 end
 
--- The last run.
 local function last_run()
   local last = decoded(redis.call('GET', LAST))
   last.ended, last.lost, last.done = tonumber(last.ended) or 0, tonumber(last.lost), tonumber(last.done)
   return last
 end
 
--- When a hold ended last: it rises with each that ends, whatever the clock says.
+-- When a hold last ended. It grows with each end, whatever the clock says.
 local function last_end()
   local last = last_run()
   return math.max(last.ended, last.lost or 0)
 end
 
--- Notes that a hold has ended at this time, or to a waiter that has seen it, it would look as if it were forgotten.
+-- Records that a hold ended at this time. Otherwise a waiter that has seen the hold would take it for lost.
 local function note_end(at)
   local last = last_run()
   -- As text, since a number would be rounded.

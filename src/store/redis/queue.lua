@@ -1,13 +1,13 @@
--- The queue, for the scripts that hand the lock to waiters or stand in it: behind the prelude and `mail.lua`.
+-- The queue, for the scripts that hand the lock to waiters or queue for it. Sent after the prelude and `mail.lua`.
 --
--- Of each waiter it is known when it will look at the lock next. Each look passes on a lock whose lease or grant has run
--- out. So it is enough if any of them looks in time.
+-- The server knows when each waiter is due to look at the lock again. Every look hands off a lock whose lease or grant has
+-- run out, so it is enough that one waiter looks in time.
 
--- For how long a waiter that was granted the lock may take to claim it.
+-- How long a waiter that was granted the lock may take to claim it.
 local CLAIM_WINDOW = 1400
--- After which part of that time others should look whether it is claimed.
+-- After how much of that time others look whether it was claimed.
 local FIRST_LOOK = 600
--- How often waiters look that could use a slot which those ahead of them leave unused: all at the same times.
+-- The period at which waiters look that could use a slot which those ahead of them leave unused: all look at the same times.
 local BEAT = 800
 -- How many waiters are asked for a sign of life at once.
 local PROBED = 100
@@ -16,28 +16,28 @@ local MANY = 1e6
 -- How often a waiter looks when nothing happens.
 local REFRESH = 8000
 
--- How many waiters will look within so many ms, as far as we know.
+-- How many waiters are expected to look within so many ms.
 local function due(within)
   return redis.call('ZCOUNT', HEARTBEATS, '(' .. whole(now + LATE), whole(now + within + LATE))
 end
 
--- The others pass this waiter by until it looks again.
+-- Makes the others pass this waiter over until it looks again.
 local function mark_unresponsive(token)
   redis.call('LPUSH', MAILBOX .. token, whole(now - GRACE) .. ' 0')
   redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
 end
 
--- Takes a waiter out of the queue, with what is known about it and what was granted to it.
+-- Removes a waiter from the queue, with its particulars and its grant.
 local function drop_waiter(token)
   redis.call('ZREM', HOLDERS, token)
   remove_waiter(token)
   redis.call('HDEL', INFO, token)
 end
 
--- Removes the holders whose lease has run out, and gives how many there were. One that had only been granted the lock and did
--- not claim it keeps its place, marked as unresponsive. So do all that have missed a look, as the waiters of a whole machine have
--- that is cut off: otherwise each of them would be waited for in its turn. The caller hands over what has become free: nobody else
--- will see that it has.
+-- Removes the holders whose lease has expired, and returns how many there were. A waiter that did not claim its grant keeps
+-- its place, marked as unresponsive. So are all that have missed a look, such as the waiters of a machine that was cut off:
+-- otherwise the lock would be granted to each of them in turn. The caller must hand off what has become free: nobody else
+-- will notice it.
 local function drop_ended()
   local ended, unclaimed, since = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, 0
   for _, token in ipairs(ended) do
@@ -51,8 +51,8 @@ local function drop_ended()
     end
   end
   if since > 0 then
-    -- Later than the ends that a waiter has seen before it saw the holder, and no more: where the server has gone back to an older
-    -- state, the holder after this one may be forgotten.
+    -- Later than any end that a waiter had seen before it saw this holder, but no later than that: if the server has gone
+    -- back to an older state, the next holder may be the lost one.
     note_end(since + 1)
   end
   if unclaimed then
@@ -65,7 +65,7 @@ local function drop_ended()
   return #ended
 end
 
--- Notes in `room` that one more holds the lock, or was granted it.
+-- Counts one more holder, or waiter that was granted the lock, in `room`.
 local function occupy(room, token, info)
   room.count, room.taken[info.slot or 0] = room.count + 1, true
   room.held, room.forgotten = room.held or not (info.joined or info.forgotten), room.forgotten or info.forgotten
@@ -76,8 +76,9 @@ local function occupy(room, token, info)
   end
 end
 
--- How many hold the lock, or were granted it, how many of them share it, which slots they have, who was granted one and has not
--- claimed it, whether somebody holds it already that was not forgotten, and whether one was. Without `but`.
+-- Counts the holders and the waiters that were granted the lock, except `but`: how many there are, how many share it, which
+-- slots they have, which waiters have not yet claimed an exclusive grant, whether there is a holder that was not forgotten,
+-- and whether there is one that was.
 local function survey(but)
   local room = {count = 0, sharing = 0, taken = {}, granted = {}}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
@@ -88,13 +89,13 @@ local function survey(but)
   return room
 end
 
--- Whether one that lets so many hold the lock may hold it beside those, if nobody is ahead of it.
+-- Whether a claim that lets so many hold the lock fits beside those in `room`, if nobody is ahead of it.
 local function fits(slots, room)
   return not room.forgotten and (slots == 0 and room.sharing == room.count or room.sharing == 0 and room.count < slots)
 end
 
--- Whether one that lets so many hold the lock may be granted it now, beside those that hold it or were granted it. Not if a waiter
--- that was granted it before would then find too many when it claims it: that one leads, and hands the lock on when it has.
+-- Whether such a claim may be granted the lock now, beside those in `room`. It may not if a waiter that was granted the lock
+-- before would then find too many holders when it claims it: that waiter leads, and hands the lock off after its claim.
 local function has_room(slots, room)
   if not fits(slots, room) then
     return false
@@ -110,8 +111,8 @@ local function has_room(slots, room)
   return true
 end
 
--- The waiters that are alive, not granted the lock yet, and listening as far as we know. A function that gives one after the other,
--- in their turn. Those among them that have died are removed.
+-- Returns an iterator over the waiters, in order, that are alive, not granted the lock yet and, as far as is known,
+-- listening. Removes dead waiters that it meets.
 local function waiters()
   local batch, next_one, from = {}, 1, 0
   return function()
@@ -124,7 +125,7 @@ local function waiters()
       end
       local token = batch[next_one]
       next_one = next_one + 1
-      -- The one that asks, by the first argument, is alive.
+      -- The waiter whose script this is (its first argument) is alive.
       if token ~= ARGV[1] and tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0) <= now then
         drop_waiter(token)
       else
@@ -137,7 +138,7 @@ local function waiters()
   end
 end
 
--- The first of these waiters, at most so many.
+-- The first waiters that can be granted the lock, at most `count`.
 local function first_waiters(count)
   local first = {}
   local next_waiter = waiters()
@@ -151,7 +152,7 @@ local function first_waiters(count)
   return first
 end
 
--- The lowest slot that is free. Slot 0 is of one that does not share the lock.
+-- The lowest free slot. Slot 0 is never that of a holder that shares the lock.
 local function lowest_slot(slots, room)
   local slot = slots == 0 and 1 or 0
   while room.taken[slot] do
@@ -160,30 +161,30 @@ local function lowest_slot(slots, room)
   return slot
 end
 
--- Has some waiters look whether the lock that was granted is claimed, unless enough look soon anyway. Returns the tokens of those
--- told, separated by blanks.
+-- Has some waiters look whether the granted lock is claimed, unless enough look soon anyway. Returns the tokens of those
+-- notified, separated by blanks.
 local function watch()
-  local told, missing = {}, WATCHERS - due(FIRST_LOOK)
+  local notified, missing = {}, WATCHERS - due(FIRST_LOOK)
   for _, token in ipairs(missing > 0 and spread(first_waiters(8 * WATCHERS)) or {}) do
-    if #told < missing and -overdue(token) > FIRST_LOOK then
-      told[#told + 1] = token
+    if #notified < missing and -overdue(token) > FIRST_LOOK then
+      notified[#notified + 1] = token
       mail(token, FIRST_LOOK)
     end
   end
-  return table.concat(told, ' ')
+  return table.concat(notified, ' ')
 end
 
--- In how many ms the next beat is; not the one that this look may be a little early for.
+-- In how many ms the next beat is, skipping one less than 100 ms away: this look may be that beat's, a little early.
 local function next_beat()
   return (BEAT - 100 - now) % BEAT + 100
 end
 
--- Whether a waiter has not looked though it was asked to at the last beat.
+-- Whether a waiter was asked to look at the last beat and has not.
 local function is_silent(token)
   return overdue(token) >= BEAT / 2
 end
 
--- The first of the waiters that could hold the lock at once, while those ahead of them leave a slot unused, or do not share it.
+-- The first waiters that could hold the lock at once, while those ahead of them leave a slot unused or do not share it.
 local function willing(room)
   local found = {}
   local last = redis.call('ZRANGE', QUEUE, -1, -1)[1]
@@ -197,9 +198,9 @@ local function willing(room)
   return found
 end
 
--- Grants the lock to the first waiters, as far as it is free, for the time that they have to claim it. Gives their tokens and
--- those of the waiters that are to watch them, separated by blanks, or empty. If the next one leaves a slot unused, those
--- that want it look soon whether it is still there.
+-- Grants the lock to the first waiters, as far as it is free, for CLAIM_WINDOW. Returns their tokens and those of the waiters
+-- notified to watch them, separated by blanks, or empty. If the next waiter leaves a slot unused, those that want the slot
+-- look soon whether that waiter is still there.
 local function hand_off()
   if withheld > 0 then
     return '', ''
@@ -225,11 +226,11 @@ local function hand_off()
   if #granted == 0 then
     return '', ''
   end
-  local told = watch()
-  -- What is mailed last leaves the server first.
+  local notified = watch()
+  -- The server delivers the mail written last first.
   for at = #granted, 1, -1 do
     post(granted[at], 'granted')
   end
-  return table.concat(granted, ' '), told
+  return table.concat(granted, ' '), notified
 end
 

@@ -1,39 +1,39 @@
--- Releases a lock that is ours or was granted to us, or lets it stay for a while, writes down the run that has ended, and
--- leaves the queue. A lock that becomes free goes to the first waiter.
+-- Releases a lock that is ours or was granted to us, or retains it for a while; records the run that has ended; leaves the
+-- queue. A lock that becomes free is handed off.
 --
 -- ARGV  1 token     of the acquisition
---       2 ending    JSON {status} or {signal} or {}; empty: there was no run, write nothing down
---       3 doubt     1: a request for the lock under this token may still be on its way; it must not get it
---       4 how       empty: release; hand: the same, by hand; hold: it stays until it has been held for `span`; keep: it stays
---                   until it is released by hand, or for `span`; cancel: release what `request` obtained, and nothing
---                   else
+--       2 ending    JSON {status} or {signal} or {}; empty: there was no run to record
+--       3 doubt     1: a request under this token may still be on its way, and must not acquire the lock
+--       4 how       empty: release; hand: release by hand; hold: retain it until it has been held for `span`; keep: retain it
+--                   until it is released by hand, or for `span`; cancel: release what `request` acquired, and nothing else
 --       5 span      in ms; 0 with keep: for ever
---       6 succeeded  1: the command has ended with 0 by itself, and has used the value that it had reserved, if it had
---       7 request   of a cancel: which request is cancelled, as the acquire script was given it; by hand: names this request
+--       6 succeeded  1: the command ended with 0 by itself, and so has used the value it had reserved, if any
+--       7 request   of a cancel: the request to cancel, as given to the acquire script; by hand: identifies this request
 -- Reply {0, {held for, expires in or -1, info, token} or {}}
 --                   by hand: it is not ours
---       {1, granted, told, stays}
---                   done; tokens of waiters, or '' (see confirm_handoff); 1: it stays; 0: it does not; -1: it was not ours (any more)
---       {2}         by hand: a command runs under it, and when that has ended it is released
+--       {1, granted, notified, stays}
+--                   done; granted, notified: tokens of waiters, or '' (see confirm_handoff); stays 1: retained; 0: released;
+--                   -1: it was not ours (any more)
+--       {2}         by hand: a command runs under it; it is released when that ends
 
--- For how long such a request is refused.
+-- For how long such a request is refused, in ms.
 local CANCELLED_TTL = 300000
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
 local SUCCEEDED, REQUEST = ARGV[6] == '1', ARGV[7]
 
 local info = info_of(TOKEN)
--- One that was only granted the lock does not hold it yet.
+-- A waiter that was only granted the lock does not hold it yet.
 local is_there = is_in_force(TOKEN) and info.fence
 local holds = is_there and not info.forgotten
 if HOW == 'hand' and not holds then
-  -- Perhaps this very request has released it, and the answer was lost.
+  -- Perhaps this very request released it, and the reply was lost.
   if last_run().request == REQUEST then
     return {1, '', '', 0}
   end
   return {0, holder()}
 end
--- It was held before the request came that is cancelled. Or what is asked was done, and the answer was lost.
+-- Either the lock was held before the request that is being cancelled, or this was done already and the reply was lost.
 local is_others = HOW == 'cancel' and (info.request or '') ~= REQUEST
 if is_there and is_others or holds and info.hand and (HOW == 'hold' or HOW == 'keep') then
   return {1, '', '', 1}
@@ -45,21 +45,20 @@ if HOW == 'hand' and not info.hand then
   return {2}
 end
 
--- A run that has lost its lock is noted too: that its command is dead is what a careful waiter wants to hear.
+-- A run that has lost its lock is recorded too: a careful waiter wants to know that its command is dead.
 if ENDING ~= '' then
   local ending = cjson.decode(ENDING)
   note(info, ending, HOW == 'hand' and REQUEST or nil, SUCCEEDED and holds and not (info.revoked or info.hand))
 else
-  -- First those that have ended before: this end is the latest.
+  -- First those that ended earlier: this end is the latest.
   drop_ended()
   if is_there then
     note_end(now)
   end
 end
 
--- A value that was used is the last one, unless one that comes after it was used already. It is not the later run that
--- counts: it may have been given an earlier value, which another one had failed to use. That the lease was lost unnoticed
--- changes nothing: used is used.
+-- A used value becomes the last one, unless a value further on was used already. Not the later run decides: it may have been
+-- given an earlier value, which another run had failed to use. A lease lost unnoticed changes nothing: used is used.
 if info.value and SUCCEEDED then
   local place = tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
   local fence = redis.call('HGET', SEQUENCE, 'fence') or ''
@@ -68,7 +67,7 @@ if info.value and SUCCEEDED then
   end
 end
 
--- What was revoked does not stay, even if its command ended well before it heard of that.
+-- A revoked lock is not retained, even if its command ended before it learned of that.
 local ends
 holds = holds and not info.revoked
 if holds and HOW == 'keep' and not info.released then
@@ -83,7 +82,7 @@ if ends then
   if FAILOVER then
     note_lease(SPAN, true)
   end
-  -- Whatever they know: a lease that is renewed is watched otherwise.
+  -- Notify waiters whatever end they know: they watch a renewed lease differently.
   tell_end(math.huge, ends)
 else
   redis.call('ZREM', HOLDERS, TOKEN)
@@ -91,11 +90,11 @@ else
   remove_waiter(TOKEN)
 end
 if DOUBT then
-  -- In front of old mail, which nobody takes any more.
+  -- In front of old mail, which nobody reads any more.
   redis.call('LPUSH', MAILBOX .. TOKEN, CANCELLED)
   redis.call('PEXPIRE', MAILBOX .. TOKEN, CANCELLED_TTL)
 end
 drop_ended()
-local handed, told = hand_off()
+local handed, notified = hand_off()
 expire_holders()
-return {1, handed, told, ends and 1 or holds and 0 or -1}
+return {1, handed, notified, ends and 1 or holds and 0 or -1}

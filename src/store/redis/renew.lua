@@ -1,17 +1,17 @@
--- Prolongs a lease that is still there. Never creates one. While a command runs under it, it is prolonged by no less than it
--- was taken for, by its token from anywhere: lockrun counts on that, and would hear too late that it was less.
+-- Extends a lease that still exists; never creates one. While a command runs under it, every renewal extends it by at least
+-- the ttl that it was acquired with, even one by hand: lockrun counts on that, and would learn of a shorter lease too late.
 --
 -- ARGV  1 token     of the acquisition
---       2 ttl       of the lease from now, in ms; 0: it never expires; -1: as long as it was taken for
---       3 run       1: for its run; what was kept when that was over is left alone
+--       2 ttl       of the lease from now, in ms; 0: it never expires; -1: the ttl that it has
+--       3 run       1: for its run; a lock that was kept after the run is left alone
 -- Reply {1}         it is ours
 --       {0, {held for, expires in or -1, info, token} or {}}
 --                   it is not; in ms
---       {2, who}    it was revoked; JSON of by whom
+--       {2, who}    it was revoked; JSON of who revoked it
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
--- One that was only granted the lock has to claim it first.
+-- A waiter that was only granted the lock has to claim it first.
 if not is_in_force(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
   return {0, holder()}
 end
@@ -31,7 +31,7 @@ elseif info.hand and TTL ~= info.ttl then
 elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.ttl) then
   TTL = info.ttl
 end
--- A command counts on the lease that it was promised last: by hand, that gets no shorter.
+-- A command counts on the lease that it was last promised: no renewal shortens that.
 local before = ends_of(TOKEN)
 if TTL == 0 then
   set_lease(TOKEN, math.huge)

@@ -1,4 +1,4 @@
-//! What the scripts answer, read.
+//! Reads the replies of the scripts.
 
 use std::time::Duration;
 
@@ -11,47 +11,47 @@ use crate::lock::token::Token;
 use crate::store::{Done, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
 use crate::sys::clock::Moment;
 
-/// An answer that none of our scripts gives.
+/// A reply that none of our scripts gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnexpectedReply;
 
-/// The answer to a request for the lock.
+/// The reply to a request for the lock. Each names the waiters that the request granted the lock, if any.
 #[derive(Debug)]
 pub(super) enum AcquireReply {
-    /// It is ours. And others may have it too: the waiters to whom it was handed by this request, if it was.
+    /// It is ours.
     Mine(Grant, Option<Handoff>),
-    /// It is not wanted. The waiters to whom it was handed by this request, if it was.
+    /// It is not wanted.
     Done(Done, Option<Handoff>),
-    /// It is not.
+    /// It is not ours.
     NotMine {
-        /// Whose it is.
+        /// The holder.
         held: Held,
-        /// The same as a waiter remembers it.
+        /// The holder as a waiter remembers it.
         first: Option<Box<state::Held>>,
-        /// When a hold ended last.
+        /// When a hold last ended.
         ended_unix_ms: u64,
         /// When to ask again if nothing happens.
         look_in: Duration,
-        /// The waiters to whom the lock was handed by this request, if it was.
+        /// The waiters that this request granted the lock, if any.
         handed: Option<Handoff>,
     },
 }
 
-/// Waiters to whom a script has written.
+/// Waiters that a script sent mail.
 #[derive(Debug)]
 pub(super) struct Handoff {
     /// The tokens of those that were granted the lock, separated by blanks.
     pub(super) granted: String,
-    /// The tokens of those that are to watch it.
-    pub(super) told: String,
+    /// The tokens of those that are to watch the grant.
+    pub(super) notified: String,
 }
 
 impl AcquireReply {
     /// Reads the acquire script's reply to a request that left at `sent_at`.
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, UnexpectedReply> {
         match fields(reply) {
-            [Value::Int(1), fence, Value::Int(slot), granted, told] => {
-                Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, handed(granted, told)))
+            [Value::Int(1), fence, Value::Int(slot), granted, notified] => {
+                Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, handed(granted, notified)))
             }
             [
                 Value::Int(0),
@@ -59,7 +59,7 @@ impl AcquireReply {
                 Value::Int(place),
                 Value::Int(look_in),
                 granted,
-                told,
+                notified,
                 Value::Int(ended),
                 Value::Int(withheld),
             ] => {
@@ -70,53 +70,53 @@ impl AcquireReply {
                     first: read_first(holder).map(Box::new),
                     ended_unix_ms: u64::try_from(*ended).unwrap_or_default(),
                     look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
-                    handed: handed(granted, told),
+                    handed: handed(granted, notified),
                 })
             }
-            [Value::Int(2), Value::Int(began), Value::Int(now), granted, told] => {
+            [Value::Int(2), Value::Int(began), Value::Int(now), granted, notified] => {
                 let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
                 let done = Done { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? };
-                Ok(AcquireReply::Done(done, handed(granted, told)))
+                Ok(AcquireReply::Done(done, handed(granted, notified)))
             }
             _ => Err(UnexpectedReply),
         }
     }
 }
 
-/// Reads the release script's reply: what came of it, and to whom the lock was handed.
+/// Reads the release script's reply: the outcome, and the waiters that were granted the lock.
 pub(super) fn read_release(reply: &Value) -> (Result<Released, UnexpectedReply>, Option<Handoff>) {
     match fields(reply) {
         [Value::Int(0), holder] => (Ok(Released::NotMine(read_holder(holder))), None),
-        [Value::Int(1), granted, told, Value::Int(stays)] => {
+        [Value::Int(1), granted, notified, Value::Int(stays)] => {
             let released = match stays {
                 1 => Released::Retained,
                 0 => Released::Free,
                 _ => Released::NotMine(None),
             };
-            (Ok(released), handed(granted, told))
+            (Ok(released), handed(granted, notified))
         }
         [Value::Int(2)] => (Ok(Released::WhenItEnds), None),
         _ => (Err(UnexpectedReply), None),
     }
 }
 
-/// Reads the confirm_handoff script's reply: those to ask about next.
+/// Reads the reply of `confirm_handoff.lua`: the waiters to ask about next.
 pub(super) fn read_confirmation(reply: &Value) -> Option<Handoff> {
-    let [granted, told] = fields(reply) else { return None };
-    handed(granted, told)
+    let [granted, notified] = fields(reply) else { return None };
+    handed(granted, notified)
 }
 
-/// Reads the reply of the script that takes a lock away: what came of it, and to whom the lock was handed.
+/// Reads the reply of `revoke.lua`: the outcome, and the waiters that were granted the lock.
 pub(super) fn read_taking(reply: &Value) -> Result<(Revoked, Option<Handoff>), UnexpectedReply> {
     let all = |holders| fields(holders).iter().filter_map(read_holder).collect();
     match fields(reply) {
         [Value::Int(0)] => Ok((Revoked::Free, None)),
         [Value::Int(1), others] => Ok((Revoked::Others(all(others)), None)),
-        [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, told] => {
+        [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, notified] => {
             let free_in = millis(*free_in).unwrap_or_default();
             Ok((
                 Revoked::Taken { from: all(taken), living: Vec::new(), free_in, untold: *untold > 0 },
-                handed(granted, told),
+                handed(granted, notified),
             ))
         }
         _ => Err(UnexpectedReply),
@@ -137,7 +137,7 @@ pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserve
     }
 }
 
-/// Reads the reply of the script that tells what is known of `key`.
+/// Reads the reply of `list.lua` about `key`.
 pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     let [Value::Int(now), fence, holders, waiters, last, value, Value::Int(withheld)] = fields(reply) else {
         return Err(UnexpectedReply);
@@ -180,7 +180,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
     })
 }
 
-/// Reads the answer to SCAN: where to go on, and the names that were found.
+/// Reads the answer to SCAN: the next cursor, and the names that were found.
 pub(super) fn read_scan(reply: &Value) -> Result<(String, Vec<String>), UnexpectedReply> {
     let [cursor, names] = fields(reply) else { return Err(UnexpectedReply) };
     Ok((text(cursor).ok_or(UnexpectedReply)?, fields(names).iter().filter_map(text).collect()))
@@ -214,12 +214,12 @@ fn read_token(token: &Value) -> Option<Token> {
     text(token).and_then(|token| Token::parse(&token).ok())
 }
 
-/// A span that a script tells; a negative one is none.
+/// Returns a span from a script; a negative one is none.
 fn millis(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Reads a holder as above, as a waiter remembers it.
+/// Reads a holder as [`read_holder`] does, as a waiter remembers it.
 fn read_first(holder: &Value) -> Option<state::Held> {
     let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
         return None;
@@ -232,12 +232,12 @@ fn read_first(holder: &Value) -> Option<state::Held> {
     Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, is_alone, fence, token: read_token(token)? })
 }
 
-fn handed(granted: &Value, told: &Value) -> Option<Handoff> {
+fn handed(granted: &Value, notified: &Value) -> Option<Handoff> {
     let granted = text(granted).filter(|token| !token.is_empty())?;
-    Some(Handoff { granted, told: text(told)? })
+    Some(Handoff { granted, notified: text(notified)? })
 }
 
-/// The text of a reply that is one.
+/// Returns the text of a reply, if it is a string.
 pub(super) fn text(reply: &Value) -> Option<String> {
     match reply {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
@@ -245,7 +245,7 @@ pub(super) fn text(reply: &Value) -> Option<String> {
     }
 }
 
-/// What a mail says.
+/// The content of a mail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mail {
     /// The lock is granted to us: claim it.
@@ -254,7 +254,7 @@ pub(super) enum Mail {
     LookIn(Duration),
 }
 
-/// Reads the answer to BLPOP: the mail, `None` if none came in time.
+/// Reads the answer to BLPOP: the mail, or `None` if none came in time.
 pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
     let [_, mail] = fields(reply) else { return None };
     let mail = text(mail)?;
@@ -265,7 +265,7 @@ pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
     what.parse().ok().map(|millis| Mail::LookIn(Duration::from_millis(millis)))
 }
 
-/// What a request that left at `sent_at` has brought us.
+/// Returns the grant that a request sent at `sent_at` has acquired.
 fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, UnexpectedReply> {
     let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?;
     let slot = u32::try_from(slot).map_err(|_| UnexpectedReply)?;
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
         assert_eq!((first.ttl_ms, first.fence, ended_unix_ms, look_in), (Some(30_000), 3, 9, Duration::from_secs(8)));
-        assert_eq!((handed.granted.as_str(), handed.told.as_str()), ("a", "b c"));
+        assert_eq!((handed.granted.as_str(), handed.notified.as_str()), ("a", "b c"));
     }
 
     #[test]

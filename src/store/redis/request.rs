@@ -1,5 +1,4 @@
-//! Running a script: at the server, or at the one that is the primary now; and again, while a server is away or does not do what it is
-//! asked for now.
+//! Runs scripts: on the server, or on the current primary, and again while a server is away or cannot do what it is asked.
 
 use std::io;
 use std::thread;
@@ -15,9 +14,9 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
 impl RedisStore {
-    /// Runs a script that is safe to run twice, and gives its reply. A connection that turns out to have been closed while
-    /// it was idle is opened anew, once. Where another server has become the primary, that one is asked. On failure, also tells whether
-    /// a server may have run it.
+    /// Runs a script that is safe to run twice, and returns its reply. Reopens, once, a connection that was closed while it
+    /// was idle. If another server has become the primary, asks that one. A failure also says whether a server may have run
+    /// the script.
     pub(super) fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
         if self.witnesses.is_none() {
@@ -29,7 +28,7 @@ impl RedisStore {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            // What is known of the primary may be wrong.
+            // What we know of the primary may be wrong.
             self.connection = None;
             let pause = backoff.next();
             if !failure.is_of_a_move() || Moment::now() + pause >= deadline {
@@ -40,8 +39,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script at the server that a majority says is the primary, when asked after the beginning of this: an answer that another
-    /// server may have replaced meanwhile is none.
+    /// Runs a script on the server that a majority calls the primary, when asked after this call began: a reply from a server
+    /// that may have been replaced meanwhile does not count.
     fn run_at_primary(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let slot = key_of(script).map_or(0, |key| slot_of(&key));
         let known = self.primary.take().filter(|(of, _)| self.connection.is_some() && *of == slot);
@@ -57,7 +56,7 @@ impl RedisStore {
         let reply = self.run_here(&in_term(script, &primary), deadline);
         if let (true, Some(witnesses)) = (is_asked, &mut self.witnesses) {
             let confirmed = witnesses.confirm(slot, &primary, deadline);
-            // An error is one, whoever is the primary.
+            // An error needs no confirmation: it counts whichever server is the primary.
             if reply.is_ok() {
                 confirmed?;
             }
@@ -77,12 +76,12 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Returns the script as the primary that is known takes it.
+    /// Returns the script with the term of the known primary, if there is one.
     pub(super) fn in_known_term(&self, script: &Cmd) -> Cmd {
         self.primary.as_ref().map_or_else(|| script.clone(), |(_, primary)| in_term(script, primary))
     }
 
-    /// Runs a script at the server.
+    /// Runs a script on the present server; sends its text if the server rejects the hash.
     fn run_here(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         match self.send(script, deadline) {
             Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
@@ -96,7 +95,7 @@ impl RedisStore {
         }
     }
 
-    /// Sends a script as it is.
+    /// Sends a script as it is. Reopens the connection, once, if it was closed while idle.
     fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         if let Some(connection) = &mut self.connection {
             match connection.request(script, deadline) {
@@ -124,8 +123,8 @@ impl RedisStore {
         reply
     }
 
-    /// Runs a script that is safe to run twice, again and again until it is answered, is rejected for good, or `timeout` is over. One
-    /// attempt takes at most half of that: its connection may have been forgotten by something on the way without a word.
+    /// Runs a script that is safe to run twice until it is answered, it is rejected for good, or `timeout` is over. One
+    /// attempt takes at most half of that, because a middlebox may have dropped its connection silently.
     pub(super) fn run_until_answered(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         let until = Moment::now() + timeout;
         let mut backoff = Backoff::new();
@@ -153,7 +152,7 @@ fn key_of(command: &Cmd) -> Option<String> {
     String::from_utf8(key.to_vec()).ok()
 }
 
-/// Returns the command with the term of the `primary` as the last argument of its script, if it runs one.
+/// Returns the command with the term of `primary` as the last argument of its script, if it runs one.
 fn in_term(command: &Cmd, primary: &Primary) -> Cmd {
     let mut command = command.clone();
     if key_of(&command).is_some() {

@@ -1,20 +1,20 @@
--- Reserves a value of the sequence that nobody else has reserved. Asked again under the same token, answers as the first time.
+-- Reserves a value of the sequence that nobody else has reserved. Repeated under the same token, gives the same answer.
 --
 -- ARGV  1 token     of this reservation
 --       2 ttl       of its lease in ms; 0: it never expires
 --       3 who       JSON of the holder's particulars
---       4 how       step: the next value that is not reserved, from the last one on; value: this one
---       5 value     step: the first of all; value: the one that is wanted
---       6 step      step: from one to the next
---         after     value: the last one, after which it comes; empty: there is none
+--       4 how       step: the next value after the last one that is not reserved; value: this value
+--       5 value     step: the first value of the sequence; value: the wanted one
+--       6 step      step: the difference between two values
+--         after     value: the last value, which it follows; empty: there is none
 --       7 steps     value: how many steps it is from that one
 -- Reply {1, fence, value}
---                   it is ours
---       {0}         value: it is reserved
---       {2, last}   step: there is no integer after that one, or it is none itself
---       {3, last}   value: the last one is another by now; '' if there is none
+--                   reserved
+--       {0}         value: another run has reserved it
+--       {2, last}   step: no integer follows that one, or it is not an integer itself
+--       {3, last}   value: the last value is another one by now; '' if there is none
 --       {4, ms}     nothing is reserved for so long, after a failover
---       {}          it was cancelled before it came, or what it had reserved was forgotten
+--       {}          it was cancelled before it came, or its reservation was forgotten
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
 local STEPS = tonumber(ARGV[7])
@@ -23,15 +23,16 @@ if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
   return {}
 end
 if not ends_of(TOKEN) then
-  -- It has reserved nobody knows what.
+  -- Its reservation is unknown.
   refuse_if_lost()
 end
 if drop_ended() > 0 then
   hand_off()
 end
 
--- A larger integer than a number of Lua's can be, added as the server does it; nil if it overflows or is no integer. (Nothing
--- is deleted in vain: after a first change a server that is out of memory would let the others pass.)
+-- Adds as the server does, because the integers may exceed those of Lua; returns nil on overflow, or if `value` is no
+-- integer. (HSET comes first: after a DEL that changes nothing, a server that is out of memory would let the other writes
+-- pass.)
 local function next_after(value)
   redis.call('HSET', SEQUENCE, 'next', value)
   local sum = redis.pcall('HINCRBY', SEQUENCE, 'next', STEP)
@@ -42,7 +43,7 @@ end
 
 local info = info_of(TOKEN)
 if info.forgotten and ends_of(TOKEN) then
-  -- So is what it had reserved.
+  -- So was its reservation.
   return {}
 end
 if not (info.fence and ends_of(TOKEN)) then
@@ -71,7 +72,7 @@ if not (info.fence and ends_of(TOKEN)) then
   else
     place = place + STEPS
   end
-  -- A slot of its own, but no permission: its value is nobody else's.
+  -- It takes a slot of its own, but needs no permission: nobody else has its value.
   info = {who = cjson.decode(WHO), value = value, place = place, slot = lowest_slot(1, survey())}
   take_hold(TOKEN, TTL, info)
 end

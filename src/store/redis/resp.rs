@@ -1,30 +1,30 @@
-//! Reading Redis's protocol (RESP2), within bounds.
+//! A parser of Redis's protocol (RESP2), within bounds.
 //!
-//! The answers are read while others wait, on the small stack of the renewal thread among others, and may come from a server
-//! that is not the one that it should be. So the depth of an answer, the length of a line and the memory that an answer may
-//! take are bounded here, and nothing is reserved for a length that was only announced. Deeper, longer or in another protocol
-//! than anything that lockrun asks for: the answer is refused, and the connection is out of step.
+//! Answers are read on several threads, one of which has a small stack (renewal), and may come from a server that is not a
+//! Redis. So the depth of an answer, the length of a line and the memory of an answer are bounded, and no memory is reserved
+//! for a length that was only announced. An answer that is deeper or longer than any that lockrun asks for, or not RESP2, is
+//! rejected; the connection is then out of step.
 
 use std::io::{self, Read};
 
 use redis::Value;
 
-/// The deepest answer: an array in an array, and so on. What lockrun asks for is at most 4 deep.
+/// The greatest depth of arrays within arrays. What lockrun asks for is at most 4 deep.
 const DEPTH_MAX: usize = 8;
 
 /// The longest line, its end included: a number, a simple string or an error.
 const LINE_MAX: usize = 64 * 1024;
 
-/// The most memory that one answer may take, in bytes: it is enough for the particulars of some 80,000 waiters.
+/// The most memory that one answer may take, in bytes: enough for the particulars of some 80,000 waiters.
 const ANSWER_MAX: usize = 64 * 1024 * 1024;
 
 /// How much is read at a time.
 const CHUNK: usize = 4096;
 
-/// What a server has answered.
+/// An answer of a server.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
-    /// A value, without any error in it.
+    /// A value with no error in it.
     Value(Value),
     /// An error, in the server's words.
     Error(String),
@@ -35,18 +35,18 @@ pub(super) enum Answer {
 pub(super) enum Unread {
     /// The stream failed, or ended.
     Io(io::Error),
-    /// What has come is no RESP2, or is beyond the bounds.
+    /// The input is not RESP2, or exceeds the bounds.
     Protocol,
 }
 
-/// Reads one answer after the other from a stream. What has come after an answer is kept for the next one. After a failure
-/// it is out of step.
+/// Reads answers from a stream, one after the other, and keeps what follows an answer for the next. It is out of step after a
+/// failure.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// What was read from the stream, and how much of it is done with.
+    /// What was read from the stream, and how much of it has been used.
     buffer: Vec<u8>,
     done: usize,
-    /// How many bytes the answer that is being read may still take.
+    /// How many more bytes the present answer may take.
     budget: usize,
 }
 
@@ -61,7 +61,7 @@ impl Answers {
         }
     }
 
-    /// Reads the value that begins with a `line` of this `kind`, `depth` deep in its answer.
+    /// Reads the value that begins with a `line` of this `kind`, at `depth` in its answer.
     fn value(&mut self, stream: &mut impl Read, kind: u8, line: &str, depth: usize) -> Result<Value, Unread> {
         let number = || line.parse::<i64>().map_err(|_| Unread::Protocol);
         match kind {
@@ -82,7 +82,7 @@ impl Answers {
         }
     }
 
-    /// Reads a line: what it is the beginning of, and the rest of it.
+    /// Reads a line. Returns its first character and the rest.
     fn line(&mut self, stream: &mut impl Read) -> Result<(u8, String), Unread> {
         let mut searched = 0;
         let end = loop {
@@ -96,7 +96,7 @@ impl Answers {
             searched = unread.len().saturating_sub(1);
             self.fill(stream, CHUNK)?;
         };
-        // A value takes memory of its own beside its text.
+        // A value takes memory beside its text.
         self.spend(end + size_of::<Value>())?;
         let line = self.take(end);
         self.take(2);
@@ -107,7 +107,7 @@ impl Answers {
         }
     }
 
-    /// Reads so many bytes, and the end of line behind them.
+    /// Reads `length` bytes, and the end of line after them.
     fn bulk(&mut self, stream: &mut impl Read, length: usize) -> Result<Vec<u8>, Unread> {
         self.spend(length)?;
         while self.buffer.len() - self.done < length + 2 {
@@ -123,7 +123,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Reads what has come, at most so many bytes.
+    /// Reads what has arrived, at most `most` bytes.
     fn fill(&mut self, stream: &mut impl Read, most: usize) -> Result<(), Unread> {
         self.buffer.drain(..self.done);
         self.done = 0;
@@ -138,7 +138,7 @@ impl Answers {
         }
     }
 
-    /// The next bytes, which are there.
+    /// Removes and returns the next `count` bytes, which must be buffered.
     fn take(&mut self, count: usize) -> Vec<u8> {
         let bytes = self.buffer[self.done..self.done + count].to_vec();
         self.done += count;
@@ -154,7 +154,7 @@ fn length(number: i64) -> Result<usize, Unread> {
 mod tests {
     use super::*;
 
-    /// A stream that gives a byte at a time.
+    /// A stream that returns one byte at a time.
     struct Trickle<'a>(&'a [u8]);
 
     impl Read for Trickle<'_> {

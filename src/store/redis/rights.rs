@@ -1,6 +1,6 @@
 //! The rights that a user of the server needs, and which of them are missing.
 //!
-//! They are found out by using them: that needs no right to ask for rights, and works on every server alike.
+//! lockrun finds out by using them: that needs no right to query rights, and works on every server.
 
 use redis::Cmd;
 
@@ -12,9 +12,9 @@ use crate::store::redis::url::Server;
 /// Stands for the scratch key in a harmless call.
 const KEY: &str = "KEY";
 
-/// Each command that lockrun sends or that a script of its calls, with the words of a call that does no harm. In this order
-/// nothing is left in the end. Of those that only introduce us, AUTH is everybody's, and
-/// SELECT is needed where the URL names a database.
+/// Each command that lockrun or one of its scripts uses, with the arguments of a harmless call. In this order, the calls
+/// leave nothing behind. Of the commands that introduce us, AUTH is allowed to everybody, and SELECT is needed only where the
+/// URL names a database.
 const COMMANDS: [(&str, &[&str]); 28] = [
     ("time", &[]),
     ("eval", &["return 1", "1", KEY]),
@@ -34,7 +34,7 @@ const COMMANDS: [(&str, &[&str]); 28] = [
     ("hget", &[KEY, "field"]),
     ("hgetall", &[KEY]),
     ("hincrby", &[KEY, "number", "1"]),
-    // This alone finds a key of the wrong type, and leaves it as it is.
+    // The key is a hash here: this fails with WRONGTYPE, and changes nothing.
     ("incr", &[KEY]),
     ("hdel", &[KEY, "field", "number"]),
     ("rpush", &[KEY, "letter"]),
@@ -43,24 +43,24 @@ const COMMANDS: [(&str, &[&str]); 28] = [
     ("persist", &[KEY]),
     ("pexpireat", &[KEY, "99999999999999"]),
     ("blpop", &[KEY, "0.01"]),
-    // Where DEL is not allowed, what was made above goes by itself.
+    // Where DEL is not allowed, what the calls above have created expires.
     ("pexpire", &[KEY, "1000"]),
     ("del", &[KEY]),
 ];
 
-/// What a user may not do.
+/// What a user lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Missing {
     /// Commands that it may not run, in lower case.
     commands: Vec<String>,
     /// Commands that the server does not have, or has under another name.
     unknown: Vec<String>,
-    /// Whether it may not touch our keys, or not write to them.
+    /// Whether it may not access our keys, or may not write to them.
     keys: bool,
 }
 
 impl Missing {
-    /// Tries every command with `ask`, on a scratch key `key`. Fails where the server does not answer.
+    /// Tries every command with `ask`, on the scratch key `key`. Fails if the server does not answer.
     pub(super) fn find(key: &str, mut ask: impl FnMut(&Cmd) -> Result<(), Failure>) -> Result<Self, Failure> {
         let mut missing = Missing::default();
         for (name, words) in COMMANDS {
@@ -76,7 +76,7 @@ impl Missing {
         Ok(missing)
     }
 
-    /// Notes that the server has refused `command` with these words. What does not speak of rights is no matter here.
+    /// Notes that the server rejected `command` with this `error`. Ignores errors that do not concern rights.
     pub(super) fn note(&mut self, command: &str, error: &str) {
         let noperm = error.starts_with("NOPERM");
         if error.contains("unknown command") {
@@ -88,7 +88,7 @@ impl Missing {
         }
     }
 
-    /// What is found about them: one diagnostic for each kind of right, or that nothing is missing.
+    /// Returns one diagnostic for each kind of missing right, or one that says that nothing is missing.
     pub(super) fn diagnostics(&self, server: &Server) -> Vec<Diagnostic> {
         let user = server.user.as_deref().unwrap_or("default");
         let mut diagnostics = Vec::new();
@@ -116,13 +116,13 @@ impl Missing {
         diagnostics
     }
 
-    /// Whether anything is missing.
+    /// Returns whether anything is missing.
     pub(super) fn any(&self) -> bool {
         *self != Missing::default()
     }
 }
 
-/// The pattern of an ACL that our keys match.
+/// Returns the ACL pattern that our keys match.
 fn pattern(prefix: &str) -> String {
     keys::glob(prefix) + ":*"
 }
@@ -134,14 +134,14 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// The files in the directory of this one, not below it, as far as they have this extension.
+    /// Returns the files with this extension in `src/store/redis`, not below it.
     fn sources(extension: &str) -> Vec<PathBuf> {
         let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis");
         let files = fs::read_dir(store).expect("our own sources").map(|entry| entry.expect("ours").path());
         files.filter(|file| file.extension().is_some_and(|found| found == extension)).collect()
     }
 
-    /// The words that follow `call` in a quotation mark, anywhere in these files.
+    /// Returns the quoted words that follow `calls` anywhere in these files.
     fn called(files: &[PathBuf], calls: &[&str]) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for file in files {
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(listed, used);
     }
 
-    // What the documentation tells people to grant is this list.
+    // The documentation tells people to grant exactly this list.
     #[test]
     fn the_manual_grants_the_list() {
         let page = include_str!("../../../docs/stores.md");

@@ -1,21 +1,21 @@
-//! The scripts, and how a server is asked to run one: by its text, or by its hash where the server has the text already.
+//! The scripts, and how a server is asked to run one: by its text, or by its hash if the server knows the text already.
 //!
-//! The text is long, and a server takes the hash of whatever it is sent. Where a run waits, others have come before, so the
-//! server most likely knows what it is to run. One that does not says so, and is sent the text.
+//! The text is long, and a server remembers the hash of each text that it is sent. A run that waits has found earlier runs
+//! there, so the server most likely knows the scripts. A server that does not says so, and is then sent the text.
 
 use std::sync::LazyLock;
 
 use redis::{Arg, Cmd};
 
-/// What the scripts say where they fail on purpose.
+/// What the scripts say when they fail on purpose.
 pub(super) const LOST: &str = "nothing is known of a holder but its lease";
 pub(super) const NO_FENCE: &str = "the fence is no number";
-/// What the server says where they cannot count the fence up.
+/// What the server says when they cannot increment the fence.
 pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_STRANGE: &str = "value is not an integer or out of range";
 
-/// What is sent instead of the words that stand most often in the scripts, and in none of their texts.
-const SHORT: [(&str, &str); 11] = [
+/// Short names sent in place of the words that occur most often in the scripts, and in none of their strings.
+const SHORT: [(&str, &str); 12] = [
     ("redis.call(", "C("),
     ("TOKEN", "T"),
     ("HEARTBEATS", "B"),
@@ -27,9 +27,10 @@ const SHORT: [(&str, &str); 11] = [
     ("REFRESH_MAX", "R"),
     ("FIRST_LOOK", "L"),
     ("CLAIM_WINDOW", "K"),
+    ("notified", "N"),
 ];
 
-/// A script out of these parts, behind the prelude.
+/// A script made of these parts, after the prelude.
 macro_rules! script {
     ($($part:literal)*) => {{
         static ALONE: LazyLock<String> =
@@ -54,11 +55,10 @@ pub(super) static PRUNE: Script = script!("prune.lua");
 
 static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &CONFIRM_HANDOFF, &RESERVE, &LIST, &REVOKE, &PRUNE];
 
-/// A script.
 pub(super) struct Script {
-    /// For a server of which no other one takes the place.
+    /// For a server that no other one can replace.
     alone: Variant,
-    /// For one where that can be.
+    /// For a server that another one can replace.
     with_failover: Variant,
 }
 
@@ -72,7 +72,7 @@ impl Script {
         if with_failover { &self.with_failover } else { &self.alone }
     }
 
-    /// The beginning of a command that runs it.
+    /// Returns the beginning of a command that runs the script.
     pub(super) fn command(&self, by_hash: bool, with_failover: bool) -> Cmd {
         let variant = self.variant(with_failover);
         if by_hash {
@@ -83,15 +83,15 @@ impl Script {
     }
 }
 
-/// Computes the hashes that a waiter will need, while there is time.
+/// Computes the hashes that a waiter will need, while it has time.
 pub(super) fn take_hashes(with_failover: bool) {
     for script in [&ACQUIRE, &RELEASE, &CONFIRM_HANDOFF] {
         LazyLock::force(&script.variant(with_failover).hash);
     }
 }
 
-/// The same command with the text of its script, if it has only the hash and the server has refused it for that: it does not
-/// know the script, does not let us run any in this way, or has no such command.
+/// Returns the same command with the text of its script, if it has the hash and the server rejected it for that: it does not
+/// know the script, does not let us run one by hash, or has no such command.
 pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     let is_for_that =
         matches!(error.split(' ').next(), Some("NOSCRIPT" | "NOPERM")) || error.contains("unknown command");
@@ -112,8 +112,8 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     Some(full)
 }
 
-/// The script without its comments, its indentation and the blanks that it does not need, and with short words for those that it says
-/// most: what is sent first must fit into a connection's first flight, or it takes another round trip.
+/// Returns the script without comments, indentation and unnecessary blanks, and with the short names: what is sent first must
+/// fit into a connection's first flight, or it costs another round trip.
 fn compact(parts: &[&str]) -> String {
     let mut compact = String::with_capacity(parts.iter().map(|part| part.len()).sum());
     for line in parts
@@ -122,7 +122,7 @@ fn compact(parts: &[&str]) -> String {
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with("--"))
     {
-        // Between an odd and an even quotation mark stands a text, which stays as it is.
+        // Between an odd quotation mark and the next is a string, which stays as it is.
         let line = SHORT.iter().fold(line.to_owned(), |line, (word, short)| line.replace(word, short));
         for (number, part) in line.split('\'').enumerate() {
             let is_text = number % 2 == 1;
@@ -134,8 +134,8 @@ fn compact(parts: &[&str]) -> String {
     compact
 }
 
-/// Returns a part of a line without the blanks that Lua does not need: it needs those between two words. The scripts have no two minus signs
-/// with a blank between them, nor a number before two dots, which would be others without it.
+/// Returns a part of a line without the blanks that Lua does not need; it needs those between two words. The scripts nowhere
+/// have two minus signs with a blank between them, or a number before two dots, whose meaning would change.
 fn without_blanks(part: &str) -> String {
     let is_word = |character: Option<char>| character.is_some_and(|it| it.is_ascii_alphanumeric() || it == '_');
     let mut kept = String::with_capacity(part.len());
@@ -148,7 +148,7 @@ fn without_blanks(part: &str) -> String {
     kept
 }
 
-/// The hash under which a server knows a script: its SHA-1.
+/// Returns the hash by which a server knows a script: its SHA-1.
 fn hash(text: &str) -> String {
     sha1_smol::Sha1::from(text).digest().to_string()
 }
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn a_script_fits_into_the_first_flight() {
-        // Ten segments of 1,400 bytes, which are enough for whatever is on the way; with an ordinary key and command, some 550 bytes
-        // come with the script.
+        // Ten segments of 1,400 bytes, enough for any path; with an ordinary key and command, some 550 bytes come with the
+        // script.
         for script in ALL {
             let length = script.alone.text.len();
             assert!(length <= 10 * 1400 - 800, "{length} bytes");

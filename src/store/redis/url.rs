@@ -24,28 +24,27 @@ pub(in crate::store) const KIND: Kind = Kind {
     parse: |url| Ok(Box::new(parse(url)?)),
 };
 
-/// The ports where none is given.
+/// The default ports.
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// One Redis, Valkey or Sentinel, and what we are to it.
+/// One Redis, Valkey or Sentinel, and how we log in to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
-    /// What it is.
     pub(super) product: Product,
     /// How it is reached.
     pub(super) endpoint: Endpoint,
-    /// The ACL user; without one the password is the default user's.
+    /// The ACL user; if there is none, the password is the default user's.
     pub(super) user: Option<String>,
     /// The password. Never shown.
     pub(super) password: Option<String>,
     /// The number of the database.
     pub(super) database: u32,
-    /// What every key begins with.
+    /// The prefix of every key.
     pub(super) prefix: String,
 }
 
-/// What a server is.
+/// What kind of server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Product {
     Redis,
@@ -53,7 +52,7 @@ pub(super) enum Product {
 }
 
 impl Server {
-    /// Returns the same at another host and port.
+    /// Returns the same server at another host and port.
     pub(super) fn at(&self, host: &str, port: u16) -> Self {
         let tls = match &self.endpoint {
             Endpoint::Tcp { tls, .. } => tls.clone(),
@@ -66,18 +65,18 @@ impl Server {
 /// Where a store is.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Site {
-    /// The server. Where another one can take its place, the first one to ask.
+    /// The server, or the first one to ask if another can take its place.
     pub(super) server: Server,
     /// How the primary is found, if another server can take its place.
     pub(super) failover: Option<Failover>,
 }
 
-/// Where a primary can be replaced by one of its replicas.
+/// How to find a primary that one of its replicas can replace.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Failover {
     /// Sentinels know the primary of this service.
     Sentinel {
-        /// Its name.
+        /// The name of the service.
         service: String,
         /// The Sentinels.
         sentinels: Vec<Server>,
@@ -101,7 +100,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     }
     let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
     let mut parameters = Parameters::read(query)?;
-    // A socket has no host, but may have a user before its path.
+    // A URL of a socket has no host, but may have a user before the path.
     let (authority, path) = match before.split_once('/') {
         Some((authority, path)) => (authority, path),
         None => (before, ""),
@@ -136,7 +135,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         Some((base, kind)) => (base == "rediss", kind),
         None => (scheme == "rediss", ""),
     };
-    // What stands before the comma may be a host, and what follows it a password that was written for each host.
+    // The text before the comma may be a host, and the text after it a password that was repeated for each host.
     if !kind.is_empty() && credentials.contains(',') {
         return Err(
             "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them"
@@ -206,7 +205,7 @@ fn read_credentials(text: &str) -> Result<(Option<String>, Option<String>), Stri
     Ok((user, password))
 }
 
-/// Reads the number of a database; without one it is 0. Never repeats what is none: that may be a password.
+/// Reads the number of a database, 0 by default. Does not repeat an invalid one, which may be a password.
 fn read_database(number: Option<&str>) -> Result<u32, String> {
     match number {
         None | Some("") => Ok(0),
@@ -214,7 +213,7 @@ fn read_database(number: Option<&str>) -> Result<u32, String> {
     }
 }
 
-/// Reads `HOST:PORT,HOST:PORT`. There is at least one.
+/// Reads `HOST:PORT,HOST:PORT`. Returns at least one.
 fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<Endpoint>, String> {
     let endpoint = |listed| {
         let (host, own_port) = split_port(listed)?;
@@ -230,7 +229,7 @@ fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<End
     listed.split(',').map(endpoint).collect()
 }
 
-/// Says where the server is, for messages: never with a password.
+/// Formats where the server is, for messages: never with a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let product = match self.product {

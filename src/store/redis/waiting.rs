@@ -12,7 +12,7 @@ use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// Our place in the queue: what we know since we last looked.
+/// Our place in the queue: what we know since our last look.
 #[derive(Debug)]
 pub(super) struct Place {
     /// Who held the lock.
@@ -22,8 +22,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns what is known after another look, which has found this holder, if any, when a hold had ended last at `ended_unix_ms`. The next
-    /// one is due in so long.
+    /// Returns what is known after another look. `held`: the holder that it found; `ended_unix_ms`: when a hold had last
+    /// ended; `look_in`: when the next look is due.
     pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look_in: Duration) -> Self {
         let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
         Place { seen, look_at: Moment::now() + look_in }
@@ -65,15 +65,15 @@ impl RedisStore {
     }
 }
 
-/// What came of waiting for mail.
+/// The outcome of waiting for mail.
 enum Popped {
-    /// Its contents; `None` if none came in time.
+    /// The mail; `None` if none came in time.
     Mail(Option<Mail>),
-    /// A signal came that ends lockrun.
+    /// A signal that ends lockrun.
     Interrupted(i32),
 }
 
-/// Waits for mail for as long as `span`, as the server measures it; gives the server up at `deadline`.
+/// Waits for mail for `span`, as measured by the server; gives up on the server at `deadline`.
 fn pop(
     connection: &mut Connection,
     mailbox: &str,

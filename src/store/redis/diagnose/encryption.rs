@@ -1,4 +1,4 @@
-//! The way to the server: who can listen to it.
+//! Who can listen on the way to the server.
 
 use std::slice;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use crate::net::endpoint::Endpoint;
 use crate::store::diagnostic::{Diagnostic, encryption};
 use crate::store::redis::url::Server;
 
-/// Whether anybody on the way to `server` could read its password; looks its name up within `timeout`.
+/// Judges whether anybody on the way to `server` could read its password; looks its name up within `timeout`.
 pub(super) fn diagnose(server: &Server, timeout: Duration) -> Option<Diagnostic> {
     let is_encrypted = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(_), .. });
     encryption::diagnose(slice::from_ref(&server.endpoint), is_encrypted, in_clear(server), timeout)
 }
 
-/// What is to be said of a connection to `server` over a network that is not encrypted.
+/// Returns the diagnostic for a connection to `server` over a network that is not encrypted.
 fn in_clear(server: &Server) -> Diagnostic {
     if server.password.is_some() {
         Diagnostic::warn(

@@ -1,4 +1,4 @@
-//! What would keep a failover from being sat out.
+//! What would keep a run from outlasting a failover.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::text::duration;
 /// The lease of most runs: the default.
 const USUAL_TTL: Duration = Duration::from_secs(30);
 
-/// How long a failover takes after the primary was found to be down, as a rule: until another one is elected, and all know it.
+/// How long a failover usually takes once the primary was found to be down: until another one is elected and known to all.
 const ELECTION: Duration = Duration::from_secs(5);
 
-/// What is not covered, whatever the setting.
+/// What no setting covers.
 const UNCOVERED: &str = "after a failover nothing is granted until the longest lease from before it has run out; what that does not \
                          cover: --ttl none, and a lease longer than any that had reached the replica";
 
-/// Judges what those that know the primary say.
+/// Judges what the servers that know the primary report.
 pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
     match report {
         WitnessReport::Sentinel(report) => judge_sentinels(report),
@@ -85,10 +85,10 @@ fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Compares the time after which a silent primary counts as down with a lease.
+/// Compares a lease with the time after which a silent primary counts as down.
 fn judge_delay(name: &str, delay: Duration) -> Diagnostic {
     let failover = delay + ELECTION;
-    // TERM comes a third of the lease before its end, and the last renewal may be a third old.
+    // The command gets TERM a third of the lease before its end, and the last renewal may be a third of the lease old.
     if failover * 3 < USUAL_TTL {
         return Diagnostic::ok(format!(
             "a silent primary is replaced after about {} ({name})",

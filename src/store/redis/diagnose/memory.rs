@@ -1,12 +1,12 @@
-//! Whether the server may throw a lock away, or has no room for one.
+//! Whether the server may evict a lock, or has no room for one.
 
 use super::report::Report;
 use crate::store::diagnostic::Diagnostic;
 
-/// From this share of its memory on, in percent, a server is nearly full.
+/// The share of its memory, in percent, from which on a server counts as nearly full.
 const NEARLY_FULL: u64 = 90;
 
-/// Looks at the limit of the server's memory, and at what it does there.
+/// Judges the limit of the server's memory, and what the server does when it is reached.
 pub(super) fn diagnose(report: &Report) -> Vec<Diagnostic> {
     let (Some(policy), Some(limit)) = (report.text("maxmemory_policy"), report.number("maxmemory")) else {
         return vec![Diagnostic::note(

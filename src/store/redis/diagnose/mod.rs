@@ -24,7 +24,7 @@ use crate::sys::clock::Moment;
 use report::Report;
 use server::Greeting;
 
-/// A conversation with the server in which a refusal is an answer like any other.
+/// A connection on which a rejection is an answer like any other.
 struct Session {
     connection: Connection,
     timeout: Duration,
@@ -36,7 +36,7 @@ impl Session {
         self.connection.request(command, Moment::now() + self.timeout)
     }
 
-    /// The same where a refusal is nothing to complain of: `None`.
+    /// Does the same where a rejection does not matter: `None`.
     fn try_ask(&mut self, command: &Cmd) -> Result<Option<Value>, Failure> {
         match self.ask(command) {
             Ok(reply) => Ok(Some(reply)),
@@ -45,12 +45,12 @@ impl Session {
         }
     }
 
-    /// What the server's clock shows, since 1970; `None` if the answer cannot be read.
+    /// Returns what the server's clock shows, since 1970; `None` if the answer cannot be read.
     fn time(&mut self) -> Result<Option<Duration>, Failure> {
         self.ask(&redis::cmd("TIME")).map(|reply| read_time(&reply))
     }
 
-    /// The value of one parameter of the server's configuration, if we may know it.
+    /// Returns one parameter of the server's configuration, if we may know it.
     fn parameter(&mut self, name: &str) -> Result<Option<String>, Failure> {
         let reply = self.try_ask(redis::cmd("CONFIG").arg("GET").arg(name))?;
         Ok(match reply {
@@ -67,10 +67,10 @@ fn read_time(reply: &Value) -> Option<Duration> {
     Some(Duration::from_secs(number(0)?) + Duration::from_micros(number(1)?))
 }
 
-/// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
+/// Examines the server of `store`, and tries a lock there under a name that nobody else uses.
 pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
-    // A lock of ours alone, as any other to the server.
+    // A lock of our own; the server treats it like any other.
     let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
     let looked = match ask_witnesses(store, &key, &mut diagnostics) {
         Ok(()) => look(store, &key, &mut diagnostics),
@@ -86,7 +86,8 @@ pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Where another server can become the primary: adds what those say that know it, and turns to the one that has the lock `key`.
+/// Where another server can become the primary: adds what the servers that know it report, and turns to the primary of the
+/// lock `key`.
 fn ask_witnesses(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let (slot, deadline) = (slot_of(&keys::base(&store.server.prefix, key)), Moment::now() + store.timeout);
     let Some(witnesses) = &mut store.witnesses else { return Ok(()) };
@@ -96,7 +97,7 @@ fn ask_witnesses(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagno
     store.turn_to(&primary.server)
 }
 
-/// Adds what is found to `diagnostics`. Fails when the server does not answer any more.
+/// Adds what is found to `diagnostics`. Fails when the server no longer answers.
 fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let server = store.server.clone();
     let deadline = Moment::now() + store.timeout;
@@ -140,7 +141,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     Ok(())
 }
 
-/// Removes what a trial leaves: the fence and the last run, which any other lock keeps.
+/// Removes what the trial leaves: the fence and the last run, which stay for any other lock.
 fn clean_up(session: &mut Session, base: &str) -> Result<(), Failure> {
     let mut command = redis::cmd("DEL");
     for key in KEYS.into_iter().chain([FAILOVER_KEY]) {

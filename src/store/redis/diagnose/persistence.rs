@@ -3,10 +3,10 @@
 use super::report::Report;
 use crate::store::diagnostic::Diagnostic;
 
-/// What a forgotten lock means.
+/// What it means to lose a lock.
 const FORGOTTEN: &str = "and another run gets one while its first command runs";
 
-/// Looks at what the server writes to its disk; `fsync` and `save` are those parameters, where they may be known.
+/// Judges what the server writes to its disk; `fsync` and `save` are those parameters, where they may be known.
 pub(super) fn diagnose(report: &Report, fsync: Option<&str>, save: Option<&str>) -> Vec<Diagnostic> {
     let mut diagnostics = vec![judge(report.text("aof_enabled"), fsync, save)];
     for (name, what) in [("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "last snapshot")] {

@@ -3,8 +3,8 @@
 use super::report::Report;
 use crate::store::diagnostic::Diagnostic;
 
-/// Looks at the replicas of a primary; `to_write` is its parameter min-replicas-to-write, where that may be known. Where a failover is
-/// followed, what it loses is waited for.
+/// Judges the replicas of a primary; `to_write` is its parameter min-replicas-to-write, if we may know it. `is_followed`:
+/// lockrun follows failovers, and sits out what they lose.
 pub(super) fn diagnose(report: &Report, to_write: Option<&str>, is_followed: bool) -> Option<Diagnostic> {
     let replicas = report.number("connected_slaves")?;
     if report.text("role") != Some("master") {

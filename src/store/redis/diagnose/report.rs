@@ -4,17 +4,17 @@
 pub(super) struct Report(String);
 
 impl Report {
-    /// The report that INFO has given as `text`.
+    /// Takes the answer to INFO.
     pub(super) fn new(text: String) -> Self {
         Report(text)
     }
 
-    /// The value of a line.
+    /// Returns the value of a line.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// The value of a line that is a number.
+    /// Returns the value of a line, if it is a number.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         self.text(name)?.parse().ok()
     }

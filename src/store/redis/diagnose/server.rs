@@ -9,10 +9,10 @@ use crate::store::redis::connection::Failure;
 use crate::store::redis::reply;
 use crate::store::redis::url::Server;
 
-/// The oldest Redis whose scripts and users are as lockrun needs them.
+/// The oldest Redis that has the scripts and users that lockrun needs.
 const OLDEST: u32 = 6;
 
-/// What the server says of itself when it is greeted; every user may do that.
+/// The answer to HELLO, which every user may send.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Greeting {
     product: String,
@@ -38,14 +38,13 @@ impl Greeting {
         greeting
     }
 
-    /// Whether it is no store at all, but knows of one.
+    /// Returns whether it is a Sentinel, which is no store but knows of one.
     pub(super) fn is_sentinel(&self) -> bool {
         self.mode == "sentinel"
     }
 }
 
-/// Greets the server; `None` if it does not know greetings. It is the first thing that it is asked: fails where the server
-/// refuses us.
+/// Greets the server; `None` if it does not know HELLO. This is the first request, so it fails if the server rejects us.
 pub(super) fn ask(session: &mut Session) -> Result<Option<Greeting>, Failure> {
     match session.ask(redis::cmd("HELLO").arg(2)) {
         Ok(reply) => Ok(Some(Greeting::read(&reply))),
@@ -54,7 +53,7 @@ pub(super) fn ask(session: &mut Session) -> Result<Option<Greeting>, Failure> {
     }
 }
 
-/// What kind of server this is: by its greeting, or else by its report. Whether it is to be one `of_a_cluster`, the URL says.
+/// Judges what kind of server this is, by its greeting, or else by its report. `of_a_cluster`: the URL says that it is one.
 pub(super) fn judge(
     greeting: Option<&Greeting>,
     report: Option<&Report>,

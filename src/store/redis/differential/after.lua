@@ -9,7 +9,7 @@ for _, token in ipairs(server.call('ZRANGE', QUEUE, 0, -1)) do
   local oldest = server.call('LINDEX', MAILBOX .. token, 0)
   local written = oldest and tonumber(string.match(oldest, '^%d+'))
   if written and written < NOW then
-    -- No mail of this step, but the mark of one that is passed by until it asks.
+    -- Not mail of this step, but the mark of a waiter that is passed over until it asks.
     server.call('SADD', SILENT, token)
   elseif written then
     server.call('DEL', MAILBOX .. token)

@@ -1,4 +1,4 @@
-//! What an operation has answered, in one form for both sides.
+//! The answer of an operation, in one form for both sides.
 
 use redis::Value;
 
@@ -11,16 +11,16 @@ use crate::store::redis::reply::read_status;
 /// An answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Answer {
-    /// What it says.
+    /// The answer in words.
     pub(super) words: String,
-    /// The holder that it names. On the side of the state all of those are here that it may name: if several leases end first, at
+    /// The holder that it names. The state's answer has all that Redis may name: if several leases are the first to end, at
     /// the same time, each side has its own order.
     pub(super) holder: Vec<HolderSeen>,
-    /// To whom the lock was granted, if the answer tells.
+    /// The waiters that were granted the lock, if the answer says.
     pub(super) granted: Option<Vec<String>>,
 }
 
-/// A holder as an answer names it.
+/// A holder, as an answer names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct HolderSeen {
     pub(super) token: String,
@@ -28,7 +28,7 @@ pub(super) struct HolderSeen {
     pub(super) ends: Option<u64>,
 }
 
-/// Which script has answered, and what matters for reading it.
+/// The script that has answered, and what matters for reading its reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reader {
     Acquire { waits: bool },
@@ -47,7 +47,7 @@ impl Answer {
         Answer { words: words.into(), ..Answer::default() }
     }
 
-    /// Returns whether Redis may answer this where the state answers `self`.
+    /// Returns whether Redis may give this answer where the state gives `self`.
     pub(super) fn allows(&self, redis: &Answer) -> bool {
         let is_same_holder = match redis.holder.first() {
             None => self.holder.is_empty(),
@@ -118,7 +118,7 @@ impl Answer {
         }
     }
 
-    /// Returns the answer that `status` gives.
+    /// Returns a `status` as an answer.
     pub(super) fn status(mut status: KeyStatus) -> Self {
         status.holders.sort_by(|a, b| a.who.command.cmp(&b.who.command));
         Answer::new(format!("{status:?}"))
@@ -135,7 +135,7 @@ impl HolderSeen {
     }
 }
 
-/// Returns the tokens that a reply names, separated by blanks.
+/// Returns the tokens in a reply, which are separated by blanks.
 fn tokens(value: &Value) -> Vec<String> {
     text(value).split_whitespace().map(str::to_owned).collect()
 }

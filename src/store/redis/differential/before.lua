@@ -1,11 +1,11 @@
--- What stands in front of a script when a history plays it, and `after.lua` behind it: they put the history's time in place of the
--- server's, and the history's waiters in place of processes that sleep at their mailboxes.
+-- Put in front of a script when a history plays it, with `after.lua` behind it. They replace the server's time by the
+-- history's, and the processes that sleep at their mailboxes by the history's waiters.
 --
--- ARGV, behind those of the script
---       asks      the token of the waiter that asks for the lock by this step; empty: none does
+-- ARGV, after those of the script
+--       asks      the token of the waiter that asks for the lock in this step; empty: none
 --       now       the history's time, in ms
 -- Reply {'reply', the script's, holders, info, fence, last, waiters, sequence}
---                 waiters: {{token, 1 if it counts as alive, 1 if the others pass it by}, ...}
+--                 waiters: {{token, 1 if it counts as alive, 1 if the others pass it over}, ...}
 --       {'error', message}
 
 local ASKS, NOW = ARGV[#ARGV - 1], tonumber(ARGV[#ARGV])
@@ -21,7 +21,7 @@ local function number(value)
   return string.format('%.0f', value)
 end
 
--- The server would let keys expire by its own time.
+-- The server would expire keys by its own time.
 local redis = {pcall = server.pcall, call = function(command, key, value, ...)
   if command == 'PEXPIRE' or command == 'PEXPIREAT' then
     if server.call('EXISTS', key) == 1 then
@@ -36,8 +36,8 @@ local redis = {pcall = server.pcall, call = function(command, key, value, ...)
   return server.call(command, key, value, ...)
 end}
 
--- A waiter that listens has looked in time, and has taken its mail; one that was granted the lock, and does not claim it, has not
--- looked since.
+-- A listening waiter has looked in time and read its mail; one that was granted the lock and does not claim it has not looked
+-- since.
 local function hear(token)
   if token == ASKS then
     -- Its last look may have been long ago.

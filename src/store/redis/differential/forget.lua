@@ -1,4 +1,4 @@
--- The holders are lost, and what was granted is not.
+-- Loses the holders, but not the grants.
 for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
   if not redis.call('ZSCORE', QUEUE, token) then
     redis.call('ZREM', HOLDERS, token)

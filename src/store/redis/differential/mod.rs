@@ -1,29 +1,29 @@
-//! The Lua scripts held against the rules: random histories are played to a [`LockState`] and to the scripts on a Redis server of
-//! the test's own, and every answer and all that is kept must be the same.
+//! The Lua scripts compared with the rules: random histories are played to a [`LockState`] and to the scripts on a Redis server of
+//! the test's own, and every answer and everything that is kept must be the same.
 //!
-//! The state goes first, and says for each step what Redis has to answer; then the whole history is sent at once. A failure prints
-//! the seed and the steps. `DIFFERENTIAL_SEED=N cargo test differential` plays that history alone, `DIFFERENTIAL_COUNT=N` so many.
+//! The state goes first, and predicts Redis's answer to each step; then the whole history is sent at once. A failure prints the
+//! seed and the steps. `DIFFERENTIAL_SEED=N cargo test differential` plays that history alone, `DIFFERENTIAL_COUNT=N` plays N.
 //!
-//! Both sides are given the same time, and the same waiters: `before.lua` stands in front of each script and puts the history's time
-//! in place of the server's, also where keys expire. A state asks its store which waiters are alive; a script reads it from
-//! `heartbeats` and mailboxes. So the history decides, and `before.lua` writes what such waiters would have left there: one that
-//! listens has looked in time and taken its mail; one that has fallen silent has old mail, is passed by, and counts as dead when it
-//! has not looked for `LATE`; one that was granted the lock and does not claim it in time has been silent since.
+//! Both sides get the same time and the same waiters: `before.lua` precedes each script and replaces the server's time by the
+//! history's, also where keys expire. A state asks its store which waiters are alive; a script reads that from `heartbeats` and the
+//! mailboxes. So the history decides, and `before.lua` writes what such waiters would have left there: a listening one has looked
+//! in time and read its mail; one that has fallen silent has old mail, is passed over, and counts as dead when it has not looked
+//! for `LATE`; one that was granted the lock and does not claim it in time has been silent since.
 //!
-//! Compared are: answers, with the holder that they name, fences, slots, places, values, and to whom the lock was granted; holders with
-//! all that is kept about them; the queue, the grants in it, who is passed by; the last run; the sequence; `status`; pruning.
+//! Compared are: answers, with the holder that they name, fences, slots, places, values, and the waiters that were granted the lock;
+//! holders with all that is kept about them; the queue, its grants, who is passed over; the last run; the sequence; `status`; pruning.
 //!
 //! Not compared is what one side does not have, or may do at another time:
-//! - How waiters sleep and are woken: mail, watchers, beats, when to look again, and `confirm_handoff.lua`, which shortens a grant whose
-//!   mail lies unread. A state leaves that to its store. The hand-off has tests of its own.
-//! - When what has ended is seen. An operation that changes nothing may leave that to the next one, in Redis it does; so after such a
-//!   step a status is asked for, on both sides. Redis forgets a lease that ran out a minute ago; so one is asked for before.
-//! - When a dead waiter is removed: a state does it at once, Redis when it comes by it in the queue. One that comes back before then
-//!   has kept its place there.
+//! - How waiters sleep and are woken: mail, watchers, beats, when to look again, and `confirm_handoff.lua`, which shortens a grant
+//!   whose mail is unread. A state leaves that to its store. The hand-off has tests of its own.
+//! - When an end is noticed. An operation that changes nothing may leave that to the next one, and in Redis it does; so after such a
+//!   step both sides are asked for a status. Redis forgets a lease that expired over a minute ago; so a request comes before that.
+//! - When a dead waiter is removed: a state does so at once, Redis when it meets the waiter in the queue. A waiter that comes back
+//!   before that has kept its place there.
 //! - Which of several holders is named whose leases end at the same time.
 //! - Whether a key with a cancelled request is pruned: Redis keeps such requests beside the key, where they outlive it.
-//! - A release by hand that is sent again after its answer was lost: Redis knows it by a number, a state does not yet.
-//! - Data that is broken or lost in part.
+//! - A release by hand that is sent again after its answer was lost: Redis recognizes it by a number, a state does not yet.
+//! - Data that is broken, or lost in part.
 
 mod answer;
 mod model;
@@ -49,10 +49,10 @@ use super::script::FENCE_ENDS;
 #[allow(unused_imports, reason = "the documentation names it")]
 use crate::lock::state::LockState;
 
-/// How many histories are played, if the environment does not say.
+/// How many histories are played unless the environment says otherwise.
 const HISTORIES: u64 = 3000;
 
-/// When each history begins, in ms of Unix time: so late that the server lets nothing expire by its own time.
+/// When each history begins, in ms of Unix time: so late that the server expires nothing by its own time.
 const START: u64 = 4_000_000_000_000;
 
 #[test]
@@ -69,7 +69,7 @@ fn the_scripts_keep_the_rules() {
     }
 }
 
-/// The seed of a history, which is said if that fails, in whatever way.
+/// The seed of a history, printed if that fails in any way.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -80,7 +80,7 @@ impl Drop for Seed {
     }
 }
 
-/// Plays the history of this seed to both.
+/// Plays the history of this seed to both sides.
 fn play(seed: u64, server: &mut Server, scripts: &Scripts) {
     let _seed = Seed(seed);
     let mut model = Model::new(scripts, START);
@@ -95,12 +95,12 @@ fn play(seed: u64, server: &mut Server, scripts: &Scripts) {
     }
 }
 
-/// Compares what a script has done with what the state has done. Returns the difference, if there is one.
+/// Compares what a script did with what the state did. Fails with the difference, if there is one.
 fn compare(line: &Line, reply: &Value) -> Result<(), String> {
     let fields = fields(reply);
     let kind = fields.first().map(text).unwrap_or_default();
     let (Some(expected), false) = (&line.answer, kind == "error") else {
-        // The only way in which a script fails whose data is sound.
+        // On sound data a script fails in this way only.
         let is_same = line.answer.is_none() && kind == "error" && text(&fields[1]).contains(FENCE_ENDS);
         return if is_same { Ok(()) } else { Err(format!("state: {:?}\nRedis: {reply:?}", line.answer)) };
     };
@@ -113,7 +113,7 @@ fn compare(line: &Line, reply: &Value) -> Result<(), String> {
     if *view == kept { Ok(()) } else { Err(differing_lines(view, &kept)) }
 }
 
-/// Returns what differs of what is kept.
+/// Returns how the kept data differ.
 fn differing_lines(state: &View, redis: &View) -> String {
     let (state, redis) = (state.parts(), redis.parts());
     let only_in = |these: &[String], others: &[String]| {
@@ -123,7 +123,7 @@ fn differing_lines(state: &View, redis: &View) -> String {
     format!("kept by the state:\n  {}\nby Redis:\n  {}", only_in(&state, &redis), only_in(&redis, &state))
 }
 
-/// Returns a history, line by line.
+/// Formats a history, line by line.
 fn printed(lines: &[Line]) -> String {
     let mut printed = String::new();
     for line in lines {

@@ -1,4 +1,4 @@
-//! The side of the state: it plays the steps, and says what Redis has to answer.
+//! The side of the state: it plays the steps, and predicts Redis's answers.
 
 use std::collections::HashMap;
 use std::slice;
@@ -22,21 +22,21 @@ use crate::lock::token::Token;
 use crate::store::redis::{millis, release_args, seen_json, slots, ttl_ms};
 use crate::store::{Holding, KeyStatus, Past, Waiting};
 
-/// What the state has to say of a history so far, and what Redis is to be asked.
+/// The state of a history so far, and what to ask Redis.
 pub(super) struct Model<'a> {
     pub(super) state: LockState,
     pub(super) facts: World,
     scripts: &'a Scripts,
-    /// The holder that a waiter has seen last.
+    /// The holder that each waiter saw last.
     pub(super) seen: HashMap<String, Seen>,
     pub(super) script: Vec<Line>,
-    /// To whom the last step has granted the lock, if Redis leaves that to the next one.
+    /// The waiters that the last step granted the lock, if Redis leaves that to the next step.
     left: Vec<String>,
     /// No fence is left: the state must not be stored, so the history ends.
     pub(super) is_over: bool,
 }
 
-/// One command of a history, and what has to come of it.
+/// One command of a history, and its expected result.
 pub(super) struct Line {
     pub(super) step: String,
     pub(super) command: Cmd,
@@ -44,7 +44,7 @@ pub(super) struct Line {
     pub(super) now: u64,
     /// `None`: the script must fail.
     pub(super) answer: Option<Answer>,
-    /// What must be kept then, if both sides have looked at what has ended.
+    /// What must be kept then, if both sides have noticed what has ended.
     pub(super) view: Option<View>,
 }
 
@@ -60,8 +60,8 @@ impl Facts for World {
         Now::unix(self.now)
     }
 
-    /// As the heartbeats say it: a waiter counts as dead when it has not looked for [`LATE`]. One that was granted the lock, and
-    /// does not claim it, was to look at once.
+    /// Judges like the heartbeats: a waiter counts as dead when it has not looked for [`LATE`]. One that was granted the lock
+    /// and does not claim it was due to look at once.
     fn presence(&self, waiter: &WaiterState) -> Presence {
         let silent_since = self.silent.get(waiter.token.as_str()).copied();
         let waited_for_since = waiter.grant.map(|grant| grant.since_ms).or(silent_since);
@@ -92,7 +92,7 @@ impl<'a> Model<'a> {
     /// Plays a step.
     pub(super) fn step(&mut self, step: &Step) {
         let grants = self.grants();
-        // Whether the step was none, and may have left it to the next one to see what has ended: then a status is asked for.
+        // Whether the step may have left it to the next one to notice what has ended: then a status is asked for.
         let mut is_left = false;
         match step {
             Step::Time(now) => return self.facts.now = *now,
@@ -189,7 +189,7 @@ impl<'a> Model<'a> {
                 self.seen.remove(token);
                 Answer::new(format!("done by one that began at {began_unix_ms}"))
             }
-            // The client does not hear the difference; it is not there any more.
+            // The client cannot tell the difference; it is gone.
             Acquired::Cancelled => {
                 if let Some(since) = is_silent {
                     self.facts.silent.insert(token.clone(), since);
@@ -220,7 +220,7 @@ impl<'a> Model<'a> {
             return self.fails(step, command, Reader::Reserve);
         };
         let words = match &applied.answer {
-            // The slot is no part of the reply, but is kept.
+            // The slot is not in the reply, but is kept.
             Reserved::Mine { fence, value, .. } => format!("mine: fence {fence}, value {value}"),
             Reserved::Taken => "taken".into(),
             Reserved::NoNext(last) => format!("nothing after {last}"),
@@ -320,7 +320,7 @@ impl<'a> Model<'a> {
         is_left
     }
 
-    /// To whom the lock was granted by a step. If that is left to the next one in Redis, that one tells.
+    /// Returns the waiters that a step granted the lock. If Redis leaves that to the next step, that step returns them.
     fn granted(&mut self, tokens: &[Token], is_left: bool) -> Option<Vec<String>> {
         self.left.extend(names(tokens));
         (!is_left).then(|| std::mem::take(&mut self.left))
@@ -382,7 +382,7 @@ impl<'a> Model<'a> {
         })
     }
 
-    /// The holders that an answer may name in place of the first one: those whose lease ends at the same time.
+    /// Returns the holders that an answer may name in place of the first one: those whose leases end at the same time.
     fn named(&self, first: Option<&Held>) -> Vec<HolderSeen> {
         let Some(first) = first else { return Vec::new() };
         let holders = self.state.holders.iter().map(|holder| HolderSeen::of_state(&holder.held()));
@@ -394,7 +394,7 @@ impl<'a> Model<'a> {
         holders.chain(granted).filter(|it| it.ends == first.ends_ms).collect()
     }
 
-    /// What a waiter remembers of what it has seen.
+    /// Notes what a waiter remembers of what it saw.
     fn note_seen(&mut self, token: &str, waits: bool, held: Option<&Held>, ended_unix_ms: u64) {
         let before = self.seen.remove(token).filter(|_| waits);
         if let Some(seen) = Seen::after(before, held.filter(|_| waits), ended_unix_ms) {
@@ -402,7 +402,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// When a lease or a grant ends next; now, if none does.
+    /// Returns when the next lease or grant ends; now, if none does.
     pub(super) fn next_end(&self) -> u64 {
         let leases = self.state.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
         let grants = self.state.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
@@ -414,7 +414,7 @@ impl<'a> Model<'a> {
         self.state.waiters.iter().filter_map(granted).collect()
     }
 
-    /// A waiter that has not claimed what was granted to it has been silent since then.
+    /// Notes that a waiter that has not claimed its grant has been silent since the grant.
     fn note_unclaimed(&mut self, before: &HashMap<String, u64>) {
         for waiter in self.state.waiters.iter().filter(|waiter| waiter.is_unresponsive) {
             if let Some(since) = before.get(waiter.token.as_str()) {

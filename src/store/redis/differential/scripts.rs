@@ -6,7 +6,7 @@ use super::server::Server;
 use crate::store::redis::KEYS;
 use crate::store::redis::script::{ACQUIRE, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
 
-/// The scripts that a server has, by their hashes.
+/// The scripts on a server, by their hashes.
 pub(super) struct Scripts {
     pub(super) acquire: String,
     pub(super) renew: String,
@@ -39,7 +39,7 @@ impl Scripts {
     }
 }
 
-/// Returns the command that runs a script at `now`, on behalf of the waiter that `asks`, if one does.
+/// Returns the command that runs a script at `now`, on behalf of the waiter that `asks`, if any.
 pub(super) fn run(script: &str, args: &[String], asks: &str, now: u64) -> Cmd {
     let mut command = redis::cmd("EVALSHA");
     command.arg(script).arg(KEYS.len()).arg(&KEYS[..]).arg(args).arg(asks).arg(now).take()

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use redis::{Cmd, Connection, Pipeline, Value};
 use tempfile::TempDir;
 
-/// How long the server may take to start, on a machine that is busy.
+/// How long the server may take to start on a busy machine.
 const START: Duration = Duration::from_mins(1);
 
-/// A running server, on a socket in a directory that goes with it. It ends with this, and also if the test is killed.
+/// A running server, on a socket in a temporary directory. It ends with this value, and also if the test is killed.
 pub(super) struct Server {
     connection: Connection,
     _shell: Shell,
@@ -21,7 +21,7 @@ impl Server {
     /// Starts it.
     pub(super) fn start() -> Self {
         let directory = TempDir::new().expect("a directory");
-        // Its shell reads the end of its standard input when this process is gone, however it has ended.
+        // The shell reads the end of its standard input when this process is gone, however it ended.
         let shell = Command::new("sh")
             .args(["-c", "redis-server \"$@\" </dev/null >log 2>&1 & cat >/dev/null; kill -KILL $!; wait", "sh"])
             .args(["--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "no"])
@@ -40,19 +40,19 @@ impl Server {
                 return Server { connection, _shell: shell, _directory: directory };
             }
             let log = std::fs::read_to_string(directory.path().join("log")).unwrap_or_default();
-            // What the shell says if there is no such program, or the program itself.
+            // What the shell says if there is no such program, or what the program says itself.
             let has_failed = begun.elapsed() > START || log.contains("not found") || log.contains("FATAL");
             assert!(!has_failed, "redis-server does not start; this test needs it: {log}");
             thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Loads a script, and returns the hash by which it is run.
+    /// Loads a script, and returns its hash.
     pub(super) fn load(&mut self, text: &str) -> String {
         redis::cmd("SCRIPT").arg("LOAD").arg(text).query(&mut self.connection).expect("is a script")
     }
 
-    /// Forgets all data, then runs the commands, which are sent at once. Returns their replies.
+    /// Deletes all data, then runs the commands, which are sent at once. Returns their replies.
     pub(super) fn play(&mut self, commands: Vec<Cmd>) -> Vec<Value> {
         let mut pipeline = Pipeline::new();
         pipeline.cmd("FLUSHALL").ignore();

@@ -1,4 +1,4 @@
--- A waiter falls silent: it is stopped, cut off, or dead.
+-- Makes a waiter fall silent: it is stopped, cut off, or dead.
 --
 -- ARGV  1 token
 

@@ -8,34 +8,34 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Purpose, Release, Retain, Seen, Wanted};
 
-/// How long after the look that was expected of it a waiter counts as dead, in ms: as in `mail.lua`.
+/// How long after a missed look a waiter counts as dead, in ms: as in `mail.lua`.
 pub(super) const LATE: u64 = 75_000;
 
-/// For how long Redis remembers at least that a lease has run out, in ms. The state remembers it until the next
-/// request, so one comes before.
+/// For how long Redis at least remembers that a lease has expired, in ms. The state remembers it until the next request, so a
+/// request comes before that.
 const REMEMBERED: u64 = 80_000;
 
-/// How many runs a history has at once, and how many steps.
+/// How many clients a history has, and how many steps.
 const CLIENTS: u64 = 6;
 const STEPS: usize = 60;
 
 /// One step.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// It is as late as this, in ms. The clock may be set back.
+    /// The time is this, in ms. The clock may be set back.
     Time(u64),
     /// Asks for the lock, once.
     Acquire {
         token: String,
         waits: bool,
-        /// If so many wait already, it does not.
+        /// It does not join if so many wait already.
         max: Option<u32>,
         by_hand: bool,
         mode: Mode,
         once_per: Option<Duration>,
         ttl: Ttl,
         request: Option<String>,
-        /// The holder that it has seen last.
+        /// The holder that it saw last.
         seen: Option<Seen>,
     },
     Reserve {
@@ -46,7 +46,7 @@ pub(super) enum Step {
     Renew {
         token: String,
         ttl: Option<Ttl>,
-        /// For its run, which always tells the ttl.
+        /// For its run, which always gives the ttl.
         of_run: bool,
     },
     Release {
@@ -63,7 +63,7 @@ pub(super) enum Step {
         fence: Option<u64>,
         at_once: bool,
     },
-    /// The waiter is stopped, cut off or dead: it takes no mail, and counts as dead after [`LATE`], unless it asks before.
+    /// A waiter is stopped, cut off or dead: it reads no mail, and counts as dead after [`LATE`], unless it asks before that.
     FallSilent(String),
     Status,
     Prune {
@@ -74,9 +74,9 @@ pub(super) enum Step {
     Forget,
     /// It loses the holders.
     ForgetHolders,
-    /// This fence was given out last.
+    /// This fence was the last.
     Fence(u64),
-    /// A cancelled request under a token that holds nothing: any request hands off what is free.
+    /// A cancelled request under a token that holds nothing: like any request, it hands off what is free.
     Look,
 }
 
@@ -103,23 +103,23 @@ impl Random {
     }
 }
 
-/// What a history is like.
+/// The character of a history.
 struct Manner {
-    /// In which modes the lock is asked for.
+    /// The modes in which the lock is asked for.
     modes: Vec<Mode>,
-    /// How many may wait, where that is limited.
+    /// How many may wait, if that is limited.
     max: Option<u32>,
-    /// For how long a run is to be the only one, where that is asked.
+    /// For how long a run is to be the only one, if that is asked.
     once_per: Option<Duration>,
     /// Whether values are reserved.
     reserves: bool,
-    /// Which of its acquisitions each client is at.
+    /// At which of its acquisitions each client is.
     lives: Vec<u64>,
-    /// How long nobody has looked.
+    /// For how long nobody has looked.
     unlooked: u64,
 }
 
-/// Plays a random history on the side of the state.
+/// Plays a random history to the state.
 pub(super) fn play(model: &mut Model<'_>, random: &mut Random) {
     let numbers = random.of(&[vec![1], vec![1], vec![2], vec![3], vec![1, 2], vec![1, 2, 3]]);
     let mut asked: Vec<Mode> = numbers.into_iter().map(Mode::Slots).collect();
@@ -146,13 +146,13 @@ pub(super) fn play(model: &mut Model<'_>, random: &mut Random) {
 }
 
 impl Manner {
-    /// Lets time pass.
+    /// Advances the time.
     fn pass(&mut self, model: &mut Model<'_>, random: &mut Random) {
         let mut left = match random.below(40) {
             0..=19 => 0,
             20..=29 => random.below(300),
             30..=34 => random.below(3_000),
-            // Right at the end of a lease or a grant, or beside it.
+            // Just before, at, or just after the end of a lease or a grant.
             35..=37 => model.next_end().saturating_sub(model.facts.now + 1) + random.below(3),
             38 => random.below(30_000),
             _ if random.one_in(4) => random.below(400_000),
@@ -206,7 +206,7 @@ impl Manner {
             return self.claim(model, random);
         }
         let token = if random.one_in(8) { self.token(model, random) } else { self.client(random) };
-        // One that the state has removed as dead does not come back: Redis may not have come by it yet.
+        // A waiter that the state has removed as dead does not come back: Redis may not have met it yet.
         let is_waiting = model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token);
         if model.facts.silent.contains_key(&token) && !is_waiting {
             self.another_life(&token);
@@ -228,7 +228,7 @@ impl Manner {
         }
     }
 
-    /// A waiter that was granted the lock, or another one, asks again.
+    /// Lets a waiter ask again: one that was granted the lock, if there is any.
     fn claim(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
         let granted: Vec<_> = model.state.waiters.iter().filter(|waiter| waiter.grant.is_some()).collect();
         let waiting: Vec<_> = model.state.waiters.iter().collect();
@@ -256,7 +256,7 @@ impl Manner {
             }
             _ => Wanted::Next { from: 1, step: 1 },
         };
-        // A token is one acquisition: no run reserves under one that waits for the lock.
+        // A token is one acquisition: no run reserves under a token that waits for the lock.
         let token = self.client(random).replace('c', "r");
         if model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token) {
             return Step::Look;
@@ -297,7 +297,7 @@ impl Manner {
         Step::Cancel { token, request, is_in_flight }
     }
 
-    /// A token: of a holder, a waiter or anybody else.
+    /// Draws a token: of a holder, a waiter, or neither.
     fn token(&self, model: &Model<'_>, random: &mut Random) -> String {
         let holders = model.state.holders.iter().map(|holder| &holder.token);
         let waiters = model.state.waiters.iter().map(|waiter| &waiter.token);
@@ -313,7 +313,7 @@ impl Manner {
         format!("c{client}.{}", self.lives[usize::try_from(client).expect("is small")])
     }
 
-    /// The next acquisition of this client is another one.
+    /// Makes the next acquisition of this client another one.
     fn another_life(&mut self, token: &str) {
         let number = token[1..].split('.').next().and_then(|client| client.parse::<usize>().ok());
         if let Some(client) = number {

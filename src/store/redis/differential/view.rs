@@ -10,17 +10,17 @@ use crate::lock::state::{Facts, HolderState, LockState, Presence, Purpose, Succe
 use crate::store::redis::particulars::purpose;
 use crate::store::redis::slots;
 
-/// What is kept of a lock.
+/// All that is kept of a lock.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct View {
     fence: String,
     /// By their tokens.
     holders: BTreeMap<String, HolderView>,
-    /// The next one first; without the dead.
+    /// In order, without the dead.
     waiters: Vec<WaiterView>,
     last: Option<LastView>,
     success: Option<Success>,
-    /// When a hold ended last.
+    /// When a hold last ended.
     ended: u64,
     sequence: Option<(String, u64, String)>,
 }
@@ -48,9 +48,9 @@ struct WaiterView {
     who: String,
     slots: u64,
     joined: u64,
-    /// The slot, since when and until when.
+    /// The slot, and from when until when.
     grant: Option<(u64, u64, u64)>,
-    /// It was granted nothing, and the others pass it by.
+    /// It was granted nothing, and is passed over.
     is_passed_by: bool,
 }
 
@@ -106,7 +106,7 @@ impl View {
         holders.chain(waiters).chain(rest).collect()
     }
 
-    /// Reads what stands behind a script's reply: holders, info, fence, last, waiters, sequence.
+    /// Reads what follows a script's reply: holders, info, fence, last, waiters, sequence.
     pub(super) fn of_redis(kept: &[Value]) -> Self {
         let [holders, info, fence, last, waiters, sequence] = kept else { panic!("six fields: {kept:?}") };
         let ends: BTreeMap<String, String> = pairs(holders);
@@ -231,7 +231,7 @@ fn command(who: &Json) -> String {
     who["command"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A number, which Lua may have written as 1.8e+12.
+/// Reads a number, which Lua may have written as 1.8e+12.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times, which are exact in a double")]
 fn number(value: &Json) -> u64 {
     let text = || value.as_str()?.parse().ok();

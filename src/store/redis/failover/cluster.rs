@@ -1,8 +1,9 @@
 //! The nodes of a cluster, which know the primary of each hash slot.
 //!
-//! A primary is the node that a majority of the others says, those that vote when a replica wants to take its place, with its
-//! configuration epoch: each failover and each move of a slot to another node gives another one. Its own voice does not count: it may
-//! be cut off from all others. Where it has fewer than two, no replica can be elected in its place, and its own is enough.
+//! A primary is the node that a majority of the other primaries calls so (those that vote when a replica wants to replace
+//! it), with its configuration epoch, which changes with each failover and each move of a slot to another node. Its own vote
+//! does not count: it may be cut off from all others. If there are fewer than two others, no replica can be elected in its
+//! place, and its own vote is enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,14 +22,15 @@ use crate::sys::clock::Moment;
 /// How many hash slots a cluster has.
 const SLOTS: u16 = 16384;
 
-/// From so many primaries on a replica can be elected: a majority of them has to vote for it, and the one that it replaces does not.
+/// From how many primaries on a replica can be elected: a majority of them has to vote for it, and the replaced one does not
+/// vote.
 const CAN_REPLACE: usize = 3;
 
 /// The most primaries that a cluster may have: each of them is asked.
 const PRIMARIES_MAX: usize = 200;
 
-/// Returns the hash slot of `key`: the CRC16 (XMODEM) of what stands between its first brace and the next closing one, as Redis's cluster
-/// specification has it.
+/// Returns the hash slot of `key`: the CRC16 (XMODEM) of the text between its first brace and the next closing one, as
+/// Redis's cluster specification defines it.
 pub(in crate::store::redis) fn slot_of(key: &str) -> u16 {
     const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
@@ -37,9 +39,9 @@ pub(in crate::store::redis) fn slot_of(key: &str) -> u16 {
 
 /// The nodes of a cluster.
 pub(in crate::store::redis) struct Cluster {
-    /// Those that the URL names.
+    /// The nodes that the URL names.
     named: Vec<Server>,
-    /// The primaries; as long as they are not known, those that the URL names.
+    /// The primaries, or the nodes that the URL names until the primaries are known.
     pub(super) panel: Panel,
     question: [Cmd; 1],
 }
@@ -48,22 +50,22 @@ pub(in crate::store::redis) struct Cluster {
 pub(in crate::store::redis) struct ClusterReport {
     /// How many primaries it has.
     pub(in crate::store::redis) primaries: usize,
-    /// Those of them that have no replica.
+    /// The primaries that have no replica.
     pub(in crate::store::redis) alone: Vec<String>,
     /// Why some do not answer.
     pub(in crate::store::redis) silent: Vec<String>,
-    /// After which silence a node counts as failed, if that may be known.
+    /// After how long a silence a node counts as failed, if we may know it.
     pub(in crate::store::redis) node_timeout: Option<Duration>,
 }
 
 /// How one node sees the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct View {
-    /// Which node it is.
+    /// The id of the node.
     id: String,
     /// The primaries that have slots.
     primaries: Vec<Node>,
-    /// The nodes, by their ids, that have replicas which are not known to have failed.
+    /// The ids of the nodes that have a replica not known to have failed.
     replicated: BTreeSet<String>,
 }
 
@@ -73,7 +75,7 @@ struct Node {
     id: String,
     address: Address,
     epoch: u64,
-    /// The first and the last of its slots, for each row of them.
+    /// The first and the last slot of each range.
     slots: Vec<(u16, u16)>,
 }
 
@@ -85,13 +87,14 @@ impl Cluster {
     /// Asks which node is the primary of `slot`.
     pub(super) fn locate(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
         self.ask_all(deadline);
-        // A node that knows of few others may have been cut off before they came, or belong to another cluster: they are to say so.
+        // A node that knows few others may have been cut off before they joined, or belong to another cluster: hear the
+        // others, too.
         let is_clear = |views: &[View]| seats(views) >= CAN_REPLACE && agreed(views, slot).is_some();
         let views = self.hear_until(Vec::new(), Moment::now() + half_left(deadline), is_clear);
         self.hear_on(views, slot, deadline)
     }
 
-    /// Asks all primaries that are known, and those that the URL names.
+    /// Asks all known primaries, and the nodes that the URL names.
     fn ask_all(&mut self, deadline: Moment) {
         for server in &self.named {
             self.panel.add(server.clone());
@@ -142,12 +145,12 @@ impl Cluster {
     }
 
     pub(super) fn ask(&mut self, deadline: Moment) {
-        // One of those that are connected may be the primary itself, which has no voice.
+        // One of the connected members may be the primary itself, whose vote does not count.
         let enough = majority(self.panel.len().saturating_sub(1)) + 1;
         self.panel.send(&self.question, enough, deadline);
     }
 
-    /// Reads the answers, as far as a majority needs them.
+    /// Reads the answers until a majority agrees.
     pub(super) fn hear(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
         self.hear_on(Vec::new(), slot, deadline)
     }
@@ -171,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// Reads the answers until they are enough. Primaries that are named in them are asked, too.
+    /// Reads the answers until they are enough. Also asks primaries that the answers name.
     fn hear_until(&mut self, mut views: Vec<View>, deadline: Moment, is_enough: impl Fn(&[View]) -> bool) -> Vec<View> {
         loop {
             let like = &self.named[0];
@@ -191,7 +194,7 @@ impl Cluster {
         }
     }
 
-    /// Makes the panel that of the primaries in the newest of these views. Returns that.
+    /// Replaces the panel by the primaries in the newest of these views. Returns that view.
     fn keep_primaries(&mut self, views: &[View]) -> Option<View> {
         let view = newest(views)?;
         self.panel.become_these(view.primaries.iter().map(|node| self.server(node)).collect());
@@ -229,7 +232,7 @@ impl Cluster {
     }
 }
 
-/// Returns a server `like` this one where a node is.
+/// Returns a server `like` this one, at the address of a node.
 fn at(like: &Server, node: &Node) -> Server {
     like.at(&node.address.0, node.address.1)
 }
@@ -239,18 +242,18 @@ fn newest(views: &[View]) -> Option<&View> {
     views.iter().max_by_key(|view| view.primaries.iter().map(|node| node.epoch).max())
 }
 
-/// Returns whether enough agree that a node has the slots that it is said to have.
+/// Returns whether enough nodes agree that a node has the slots it is said to have.
 fn is_agreed(views: &[View], node: &Node) -> bool {
     let is_its = |slot| agreed(views, slot).is_some_and(|it| it.id == node.id && it.epoch == node.epoch);
     node.slots.iter().all(|(first, last)| is_its(*first) && is_its(*last))
 }
 
-/// How many primaries there are, as far as it is known.
+/// Returns how many primaries there are, as far as is known.
 fn seats(views: &[View]) -> usize {
     views.iter().map(|view| view.primaries.len()).max().unwrap_or(0)
 }
 
-/// Returns the node on which enough agree as the primary of `slot`.
+/// Returns the node that enough others call the primary of `slot`.
 fn agreed(views: &[View], slot: u16) -> Option<Node> {
     let seats = seats(views);
     let mut parties: BTreeMap<(&str, u64), (BTreeSet<&str>, &Node)> = BTreeMap::new();
@@ -293,7 +296,7 @@ impl View {
             if flags.contains(&"slave") && !flags.contains(&"fail") {
                 view.replicated.insert((*replica_of).to_owned());
             }
-            // Slots that are on their way stand in brackets.
+            // Slots that are being moved are in brackets.
             let slots: Vec<(u16, u16)> = slots.iter().filter_map(|range| row(range)).collect();
             if flags.contains(&"master") && !slots.is_empty() {
                 let (id, address) = ((*id).to_owned(), address_of(address, node)?);
@@ -308,13 +311,14 @@ impl View {
     }
 }
 
-/// Reads `FIRST-LAST`, or one slot.
+/// Reads `FIRST-LAST`, or a single slot.
 fn row(range: &str) -> Option<(u16, u16)> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// Reads `IP:PORT@BUS,HOSTNAME`. A node may not know its own address: then it is at that by which it was asked. Certificates are of names.
+/// Reads `IP:PORT@BUS,HOSTNAME`. A node may not know its own address: then it is at the address where it was asked. Over TLS
+/// the name is preferred, because certificates are issued for names.
 fn address_of(listed: &str, asked: &Server) -> Option<Address> {
     let (ip, port) = listed.split(['@', ',']).next()?.rsplit_once(':')?;
     let Endpoint::Tcp { host, tls, .. } = &asked.endpoint else { return None };
@@ -396,7 +400,7 @@ eee 127.0.0.1:7004@17004 master,fail - 0 0 0 disconnected
         // Redis's cluster specification: the CRC16 of 123456789 is 0x31C3.
         assert_eq!(slot_of("123456789"), 0x31C3 % SLOTS);
         assert_eq!(slot_of("lockrun:{a}:holders"), slot_of("a"));
-        // An empty tag is none.
+        // An empty tag does not count as a tag.
         assert_eq!(slot_of("a{}b"), 13694);
     }
 }

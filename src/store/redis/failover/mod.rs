@@ -1,8 +1,8 @@
 //! Which server is the primary, where a replica can take its place.
 //!
-//! It is the one that a majority says, and a majority is asked again with every request, after the request was sent or before: a
-//! lease counts from before both. So when a majority has come to know another primary, each holder on the old one has counted its
-//! lease from an earlier moment, and is dead after the longest lease. `failover.lua` lets the new primary grant nothing until then.
+//! The primary is the server that a majority calls so. A majority is asked with every request, and a lease counts from before
+//! both. So once a majority knows another primary, every holder on the old one has counted its lease from an earlier moment,
+//! and its command is dead after the longest lease. `failover.lua` keeps the new primary from granting anything until then.
 
 mod cluster;
 mod panel;
@@ -27,11 +27,11 @@ type Address = (String, u16);
 pub(super) struct Primary {
     /// Where it is.
     pub(super) server: Server,
-    /// Its term, by a name: the same server has another one when it becomes the primary again.
+    /// The name of its term: a server gets another one each time it becomes the primary.
     pub(super) term: String,
-    /// For how many milliseconds it has been the primary, at least, as the scripts take it: see `failover.lua`.
+    /// For at least how many milliseconds it has been the primary, as the scripts take it: see `failover.lua`.
     pub(super) standing: i64,
-    /// What it is the primary of, where one server may be that of several services; otherwise nothing.
+    /// The service whose primary it is, where one server may be that of several; otherwise empty.
     pub(super) scope: String,
 }
 
@@ -42,27 +42,27 @@ impl Primary {
     }
 }
 
-/// A primary that is to be listed.
+/// A primary to list.
 pub(super) struct Listed {
     pub(super) primary: Primary,
-    /// Why no majority says that it is one, if that is so.
+    /// Why no majority confirms it, if none does.
     pub(super) doubt: Option<Failure>,
 }
 
-/// What those that know the primary say of themselves.
+/// What the servers that know the primary report about themselves.
 pub(super) enum WitnessReport {
     Sentinel(SentinelReport),
     Cluster(ClusterReport),
 }
 
-/// Those that know the primary.
+/// The servers that know the primary.
 pub(super) enum Witnesses {
     Sentinels(Sentinels),
     Cluster(Cluster),
 }
 
 impl Witnesses {
-    /// Takes those of `failover`. `server` is what a primary is like.
+    /// Takes the servers of `failover`. Primaries are reached like `server`.
     pub(super) fn new(failover: url::Failover, server: &Server) -> Self {
         match failover {
             url::Failover::Sentinel { service, sentinels } => {
@@ -72,7 +72,7 @@ impl Witnesses {
         }
     }
 
-    /// Does something with them that leaves no child process behind.
+    /// Calls one of these, then ends the child processes that still look up names.
     fn do_with<T>(
         &mut self,
         with_sentinels: impl FnOnce(&mut Sentinels) -> T,
@@ -97,7 +97,7 @@ impl Witnesses {
         self.do_with(|sentinels| sentinels.locate(deadline), |cluster| cluster.locate(slot, deadline))
     }
 
-    /// Sends the question whether the primary still is the primary.
+    /// Asks whether the primary is still the primary, without waiting for the answers.
     pub(super) fn ask(&mut self, deadline: Moment) {
         match self {
             Witnesses::Sentinels(sentinels) => sentinels.ask(deadline),
@@ -105,7 +105,7 @@ impl Witnesses {
         }
     }
 
-    /// Reads the answers to that. Fails if a majority does not say that this server was the primary for this slot when it was asked.
+    /// Reads those answers. Fails unless a majority says that this server was the primary for this slot when asked.
     pub(super) fn confirm(&mut self, slot: u16, primary: &Primary, deadline: Moment) -> Result<(), Failure> {
         let found = self.do_with(|sentinels| sentinels.hear(deadline), |cluster| cluster.hear(slot, deadline));
         match found {
@@ -115,7 +115,7 @@ impl Witnesses {
         }
     }
 
-    /// Asks them of themselves. Fails if they do not know a primary.
+    /// Asks these servers about themselves. Fails if they know no primary.
     pub(super) fn report(&mut self, deadline: Moment) -> Result<WitnessReport, Failure> {
         self.do_with(
             |sentinels| sentinels.report(deadline).map(WitnessReport::Sentinel),
@@ -132,7 +132,7 @@ impl Witnesses {
     }
 }
 
-/// Prepares TLS for the server, if it uses it. On failure says what is wrong with its files.
+/// Prepares TLS for the server, if it uses TLS. Fails if its files are unusable, and says why.
 pub(super) fn tls_for(server: &Server) -> Result<Option<Tls>, String> {
     match &server.endpoint {
         Endpoint::Tcp { host, tls: Some(files), .. } => Tls::new(host, files, Verification::Full).map(Some),
@@ -140,7 +140,7 @@ pub(super) fn tls_for(server: &Server) -> Result<Option<Tls>, String> {
     }
 }
 
-/// What a majority of `count` is.
+/// Returns how many of `count` are a majority.
 fn majority(count: usize) -> usize {
     count / 2 + 1
 }
@@ -154,18 +154,18 @@ mod tests {
 
     const LOCKED_OUT: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
-    /// Returns why the lock is not acquired at this URL of three servers. The first answers that it requires a password, and the others
-    /// give these `answers` before they close the connection.
+    /// Returns why the lock is not acquired at this URL of three servers. The first answers that it requires a password; the
+    /// others give these `answers` before they close the connection.
     fn failed_at(url: &str, answers: [&[u8]; 2]) -> RequestError {
         let mut store = Address::parse(url).expect("is a URL").open(Duration::from_secs(1)).expect("is opened");
-        // They are asked more than once.
+        // Each is asked more than once.
         let round = [LOCKED_OUT, answers[0], answers[1]].map(|answer| answer.repeat(3));
         scripted::with(std::iter::repeat_n(round, 6).flatten(), || {
             store.try_acquire(&Claim::example(), IfHeld::Leave).expect_err("no primary is known")
         })
     }
 
-    // One witness that is wrong for good does not matter where the others would be enough.
+    // A witness whose failure is permanent does not matter where the others would be enough.
     #[test]
     fn what_may_pass_counts_for_all_witnesses() {
         const HOSTS: &str = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";
@@ -175,7 +175,7 @@ mod tests {
             for words in ["closed the connection", "requires a password"] {
                 assert!(failed.error.to_string().contains(words), "{url}: {:#}", failed.error);
             }
-            // Of three, one is not enough.
+            // One of three is not enough.
             for answers in [[LOCKED_OUT, LOCKED_OUT], [b"", LOCKED_OUT], [LOCKED_OUT, b""]] {
                 assert_eq!(failed_at(&url, answers).trouble, Trouble::Lasting, "{url}");
             }

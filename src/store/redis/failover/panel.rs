@@ -1,6 +1,7 @@
-//! Servers that are all asked the same, of which some need not answer.
+//! Servers that are all asked the same, some of which need not answer.
 //!
-//! Nothing here waits for one of them alone: they are connected to, and heard, at the same time. So one that hangs costs the others nothing.
+//! It connects to all of them and reads from all of them at the same time, and never waits for one alone: a server that hangs
+//! costs the others nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,27 +19,27 @@ use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use crate::sys::wait::readable;
 
-/// How long the rest of an answer may take whose beginning has come, and an answer when the next question is asked. After so long, those
-/// that were left aside are asked, too.
+/// How long the rest of an answer may take once its beginning has come, and how old an unanswered question may be when the
+/// next one is asked. After this time, the servers that were left aside are asked, too.
 pub(super) const REST: Duration = Duration::from_millis(250);
 
 /// The servers, each with its connection.
 pub(super) struct Panel {
     members: Vec<Member>,
-    /// What was asked last.
+    /// The latest questions.
     questions: Arc<Vec<Cmd>>,
 }
 
 struct Member {
     server: Server,
-    /// What TLS needs, if it is used, since it was connected to for the first time.
+    /// What TLS needs, if it is used; set at the first connection.
     tls: Option<Tls>,
     line: Line,
-    /// What it has not answered yet; of an open line.
+    /// The questions that it has not answered yet; only while its line is open.
     owes: Option<Debt>,
     /// Where it stands in the present round.
     part: Part,
-    /// Why it has not answered, if it has failed last.
+    /// Why it has not answered, if it failed last.
     failure: Option<Failure>,
 }
 
@@ -56,9 +57,9 @@ struct Debt {
 /// Where a member stands in the present round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It is not asked, as long as the others are enough.
+    /// It is not asked while the others are enough.
     Aside,
-    /// It is to be asked as soon as its line is open, and it owes no earlier answer.
+    /// It is to be asked as soon as its line is open and it owes no earlier answer.
     ToAsk,
     /// It was asked.
     Asked,
@@ -67,7 +68,7 @@ enum Part {
 }
 
 impl Panel {
-    /// Takes these servers, not connected yet.
+    /// Takes these servers, without connecting.
     pub(super) fn new(servers: &[Server]) -> Self {
         let mut panel = Panel { members: Vec::new(), questions: Arc::default() };
         for server in servers {
@@ -76,7 +77,7 @@ impl Panel {
         panel
     }
 
-    /// Adds a server, if it is none of them. It is asked from the next round on, or by [`Panel::ask_rest`].
+    /// Adds a server, unless it is there already. It is asked from the next round on, or by [`Panel::ask_rest`].
     pub(super) fn add(&mut self, server: Server) {
         if self.servers().all(|it| it.endpoint != server.endpoint) {
             self.members.push(Member {
@@ -90,7 +91,7 @@ impl Panel {
         }
     }
 
-    /// Keeps these servers alone, and the connections to them.
+    /// Keeps only these servers, with their connections, and adds the missing ones.
     pub(super) fn become_these(&mut self, servers: Vec<Server>) {
         self.members.retain(|member| servers.iter().any(|server| server.endpoint == member.server.endpoint));
         for server in servers {
@@ -103,13 +104,13 @@ impl Panel {
         self.members.iter().map(|member| &member.server)
     }
 
-    /// Returns how many they are.
+    /// Returns how many servers there are.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Begins a round: sends `questions` to all, connecting where that must be, and waits for none. As long as `enough` of them are
-    /// connected, those that have failed are left aside.
+    /// Begins a round: sends `questions` to all servers, connecting where necessary, and waits for none. While `enough` of
+    /// them are connected, those that have failed are left aside.
     pub(super) fn send(&mut self, questions: &[Cmd], enough: usize, deadline: Moment) {
         self.questions = Arc::new(questions.to_vec());
         for member in &mut self.members {
@@ -124,7 +125,7 @@ impl Panel {
         }
     }
 
-    /// Asks those that were left aside, and those that were added since.
+    /// Asks the servers that were left aside, and those that were added since.
     pub(super) fn ask_rest(&mut self, deadline: Moment) {
         for member in self.members.iter_mut().filter(|member| member.part == Part::Aside) {
             member.part = Part::ToAsk;
@@ -132,9 +133,9 @@ impl Panel {
         }
     }
 
-    /// Reads the answers to what was sent, until `is_enough` says so of what `read` makes of them and of those that were `heard` before, all
-    /// have answered, or the deadline comes. `read` is given the server, too. Those that were left aside are asked as soon as the others
-    /// turn out not to be enough.
+    /// Reads the answers with `read`, which is also given the server, and adds the results to `heard`; ends when `is_enough`
+    /// accepts them, all servers have answered or failed, or the deadline comes. If the others turn out not to be enough, the
+    /// servers that were left aside are asked, too.
     pub(super) fn hear<V>(
         &mut self,
         mut heard: Vec<V>,
@@ -160,18 +161,18 @@ impl Panel {
         heard
     }
 
-    /// Ends what must not outlast the request: children that look up names.
+    /// Ends the child processes that look up names: they must not outlast the request.
     pub(super) fn end_look_ups(&mut self) {
         self.members.iter_mut().for_each(Member::end_look_up);
     }
 
-    /// Counts those as failed that have not answered.
+    /// Counts the servers that have not answered as failed.
     pub(super) fn give_up(&mut self) {
         self.members.iter_mut().for_each(Member::give_up);
     }
 
-    /// Waits until there is something to do for one of those that have a part in the round. Returns whether there is: not at the
-    /// deadline, and not if all are done.
+    /// Waits until a server that takes part in the round needs attention. Returns `false` at the deadline, or if none takes
+    /// part any more.
     fn await_any(&self, deadline: Moment) -> bool {
         loop {
             let due = self.members.iter().filter_map(Member::due).min();
@@ -184,7 +185,7 @@ impl Panel {
             let left = until.since(now);
             let millis = if left.is_zero() { 0 } else { i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX) };
             match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
-                // What has come counts, although this process may have been stopped for longer.
+                // What has arrived counts, even if this process was stopped past the deadline.
                 Ok(1..) => return true,
                 Ok(_) if now >= deadline => return false,
                 Ok(_) if now >= until => return true,
@@ -194,13 +195,13 @@ impl Panel {
         }
     }
 
-    /// Returns those that have failed, and why.
+    /// Returns the servers that have failed, and why.
     pub(super) fn failures(&self) -> impl Iterator<Item = (&Server, &Failure)> {
         self.members.iter().filter_map(|member| Some((&member.server, member.failure.as_ref()?)))
     }
 
-    /// Returns the failure that counts for all of them: one that may pass by itself, unless so much is wrong with the others for good that there
-    /// cannot be a majority a little later either.
+    /// Returns the failure that stands for all: a transient one, unless so many servers fail permanently that a little later
+    /// there cannot be a majority either.
     pub(super) fn failure(&self) -> Option<(&Server, &Failure)> {
         let lasting = self.failures().filter(|(_, failure)| !failure.is_transient()).count();
         let may_be_enough = self.members.len() - lasting >= majority(self.members.len());
@@ -208,7 +209,7 @@ impl Panel {
         self.failures().find(counts).or_else(|| self.failures().next())
     }
 
-    /// Returns the same in words, and, if it may pass, also the first that does not: it may be the one to mend.
+    /// Returns that failure in words; if it is transient, also the first permanent one, which may be the one to fix.
     pub(super) fn why(&self) -> String {
         let lasting = self.failures().find(|(_, failure)| !failure.is_transient());
         let passing = self.failure().filter(|(_, failure)| failure.is_transient());
@@ -216,15 +217,15 @@ impl Panel {
         passing.into_iter().chain(lasting).map(in_words).collect()
     }
 
-    /// Returns the same in words, of each.
+    /// Returns the failure of each server in words.
     pub(super) fn complaints(&self) -> Vec<String> {
         self.failures().map(|(server, failure)| format!("{:#}", failure.explain(server))).collect()
     }
 }
 
 impl Member {
-    /// Reads what has come of an answer to an earlier question. Drops a connection that was closed, on which nothing comes, or that could
-    /// not be made in the time of an earlier request.
+    /// Reads an answer to an earlier question, if it has come. Drops a connection that was closed, that owes an answer for
+    /// too long, or that could not be made in the time of an earlier request.
     fn catch_up(&mut self, deadline: Moment) {
         let connection = match &mut self.line {
             Line::Closed => return,
@@ -240,13 +241,13 @@ impl Member {
                 Err(failure) => self.fail(failure),
             },
             Some(debt) if Moment::now().since(debt.since) > REST => self.fail(silent()),
-            // Nothing was asked: this is its end.
+            // Nothing was asked, so this is the end of the stream.
             None if has_come => self.line = Line::Closed,
             _ => {}
         }
     }
 
-    /// Sends it the questions if it is to be asked and can be, or begins to connect to it.
+    /// Sends the questions if it is to be asked and can be; begins to connect if it is not connected.
     fn ask(&mut self, questions: &Arc<Vec<Cmd>>, deadline: Moment) {
         if self.part != Part::ToAsk {
             return;
@@ -274,7 +275,7 @@ impl Member {
         Dialing::start(&self.server.endpoint, deadline).map_err(Failure::Unreachable)
     }
 
-    /// Returns whether it has a part in the round that is not over.
+    /// Returns whether it still takes part in the round.
     fn is_awaited(&self) -> bool {
         matches!(self.part, Part::ToAsk | Part::Asked)
     }
@@ -288,7 +289,7 @@ impl Member {
         }
     }
 
-    /// Returns when a connection that is being made has to be looked after.
+    /// Returns when a connection in progress needs attention.
     fn due(&self) -> Option<Moment> {
         match &self.line {
             Line::Dialing(dialing) if self.is_awaited() => Some(dialing.due()),
@@ -296,7 +297,7 @@ impl Member {
         }
     }
 
-    /// Does what can be done without waiting. Returns what `read` makes of an answer to the questions, if one has come.
+    /// Does what can be done without waiting. If an answer to the questions has come, returns what `read` makes of it.
     fn go_on<V>(
         &mut self,
         questions: &Arc<Vec<Cmd>>,
@@ -327,7 +328,7 @@ impl Member {
                         (self.part, self.failure) = (Part::Done, None);
                         return Some(voice);
                     }
-                    // It has answered what it was asked before.
+                    // That was the answer to an earlier question.
                     Ok(None) => self.ask(questions, deadline),
                     Err(failure) => self.fail(failure),
                 }
@@ -336,14 +337,14 @@ impl Member {
         None
     }
 
-    /// Ends the child process that looks up its name, if that is not done yet.
+    /// Ends the child process that looks up its name, if it still runs.
     fn end_look_up(&mut self) {
         if matches!(&self.line, Line::Dialing(dialing) if dialing.is_looking_up()) {
             self.fail(Failure::Unreachable(too_slow()));
         }
     }
 
-    /// The time of the round is over.
+    /// Ends its part in the round, whose time is over.
     fn give_up(&mut self) {
         if !self.is_awaited() {
             return;
@@ -389,7 +390,7 @@ mod tests {
     use crate::net::endpoint::Endpoint;
     use crate::store::redis::url;
 
-    /// A server at which the listener can be reached.
+    /// Returns a server whose address is the listener's.
     fn server_of(listener: &TcpListener) -> Server {
         let port = listener.local_addr().expect("its address").port();
         let server = url::parse("redis://127.0.0.1").expect("is a URL").server;
@@ -431,7 +432,7 @@ mod tests {
             let heard = panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| !heard.is_empty());
             assert_eq!(heard, [1]);
         }
-        // If each was waited for alone, and for no longer than for the rest of an answer, it would be 25 s.
+        // If each were waited for alone, even only for REST, it would take 25 s.
         assert!(Moment::now().since(started) < Duration::from_secs(15), "they were waited for");
     }
 
@@ -451,7 +452,7 @@ mod tests {
             panel.send(&[redis::cmd("PING")], usize::MAX, deadline);
             panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
         };
-        // The first one is still being connected to when the time is over.
+        // The first server is still being connected to when the time is over.
         assert_eq!(ask(Duration::from_millis(200), 2), [1]);
         answering(full);
         drop(queue);
@@ -469,7 +470,7 @@ mod tests {
             panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
         };
         assert_eq!(ask(&[redis::cmd("PING")], 1), [1]);
-        // It owes an answer to one question, and is to answer two.
+        // The first server owes an answer to one question, and is to answer two.
         answering(first);
         assert_eq!(ask(&[redis::cmd("PING"), redis::cmd("PING")], 2), [2, 2]);
     }

@@ -1,10 +1,11 @@
 //! Sentinels, which know the primary of a service.
 //!
-//! A primary is what a majority of the service's Sentinels says at once: the address and its configuration epoch, which grows with each
-//! failover. A Sentinel never goes back to an earlier epoch, and two majorities have one in common.
+//! The primary is what a majority of the service's Sentinels names at the same time: its address and its configuration epoch,
+//! which grows with each failover. A Sentinel never goes back to an earlier epoch, and any two majorities have a Sentinel in
+//! common.
 //!
-//! How many there are is not taken from one place: the URL may name some that are gone, and lack some that came later; a Sentinel that was cut
-//! off may not know the newest. The greatest number counts.
+//! The number of Sentinels is not taken from one source: the URL may name some that are gone, and lack some that were added;
+//! a Sentinel that was cut off may not know the newest. The greatest number counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,7 +19,8 @@ use crate::store::redis::reply::{UnexpectedReply, text};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
-/// By how much the clock of a Sentinel may have been stepped since the failover, in ms: by that it tells how long it has known the primary.
+/// By how much a Sentinel's clock may have been stepped since the failover, in ms: by that clock it measures how long it has
+/// known the primary.
 const STEP_MS: u64 = 600_000;
 
 /// The most Sentinels that are asked.
@@ -27,14 +29,14 @@ const MEMBERS_MAX: usize = 100;
 /// The Sentinels of one service.
 pub(in crate::store::redis) struct Sentinels {
     service: String,
-    /// What a primary is like, but for its address.
+    /// What a primary is like, except for its address.
     server: Server,
     pub(super) panel: Panel,
-    /// Those that the URL names: only these are believed when they name others.
+    /// The Sentinels that the URL names: only these are believed when they name others.
     named: Vec<Server>,
-    /// Which Sentinel has answered at an address last, or is said to be there.
+    /// Which Sentinel last answered at an address, or is said to be there.
     ids: BTreeMap<String, String>,
-    /// Whether it was asked which others there are.
+    /// Whether the Sentinels were asked for the others.
     has_learned: bool,
     questions: Vec<Cmd>,
 }
@@ -48,26 +50,25 @@ pub(in crate::store::redis) struct SentinelReport {
     pub(in crate::store::redis) seats: usize,
     /// Why some do not answer.
     pub(in crate::store::redis) silent: Vec<String>,
-    /// The primary.
     pub(in crate::store::redis) primary: String,
-    /// How many replicas it has.
+    /// How many replicas the primary has.
     pub(in crate::store::redis) replicas: u64,
-    /// After which silence a primary counts as down.
+    /// After how long a silence a primary counts as down.
     pub(in crate::store::redis) down_after: Option<Duration>,
 }
 
 /// What a Sentinel says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Voice {
-    /// Where it was asked.
+    /// The address at which it was asked.
     at: String,
-    /// Which one it is.
+    /// Its id.
     id: String,
-    /// Where the primary is.
+    /// The address of the primary.
     address: Address,
-    /// The configuration epoch of that.
+    /// The configuration epoch of that primary.
     epoch: u64,
-    /// How long it has known this primary, in ms.
+    /// How long the Sentinel has known this primary, in ms.
     standing: u64,
     /// How many other Sentinels it knows.
     others: usize,
@@ -76,7 +77,8 @@ struct Voice {
 impl Sentinels {
     pub(super) fn new(service: String, named: &[Server], server: Server) -> Self {
         let sentinel = |words: &[&str]| redis::cmd("SENTINEL").arg(words).take();
-        // The address first: a Sentinel that learns of another primary between the two answers gives a new epoch with an old address.
+        // Ask for the address first: a Sentinel that learns of another primary between the two answers then gives a new epoch
+        // with an old address.
         let questions = vec![
             sentinel(&["MYID"]),
             sentinel(&["GET-MASTER-ADDR-BY-NAME", &service]),
@@ -99,7 +101,7 @@ impl Sentinels {
         self.hear(deadline)
     }
 
-    /// Asks all, those too that were away.
+    /// Asks all, including those that were away.
     fn ask_all(&mut self, deadline: Moment) {
         self.panel.send(&self.questions, usize::MAX, deadline);
     }
@@ -108,7 +110,7 @@ impl Sentinels {
         self.panel.send(&self.questions, majority(self.panel.len()), deadline);
     }
 
-    /// Reads the answers, as far as a majority needs them. If those that are known are not enough, asks for the others.
+    /// Reads the answers until a majority agrees. If the known Sentinels are not enough, asks for the others.
     pub(super) fn hear(&mut self, deadline: Moment) -> Result<Primary, Failure> {
         let mut voices = self.hear_voices(Moment::now() + half_left(deadline), !self.has_learned);
         if self.agreed(&voices).is_none() && Moment::now() < deadline {
@@ -120,15 +122,15 @@ impl Sentinels {
             self.panel.give_up();
             return Err(self.no_majority(&voices));
         };
-        // Before the first failover nobody knows for how long, or of another primary.
+        // Before the first failover, nobody knows how long it has been the primary, or of any other primary.
         let standing = standing.saturating_sub(STEP_MS);
         let standing = if epoch == 0 { -1 } else { i64::try_from(standing).unwrap_or(i64::MAX) };
         let (term, scope) = (format!("{epoch}:{host}:{port}"), self.service.clone());
         Ok(Primary { server: self.server.at(&host, port), term, standing, scope })
     }
 
-    /// Reads the answers until a majority agrees; or, if it `may_learn` of others, until it turns out that there are others, and those that are
-    /// asked cannot be a majority or some of them are silent.
+    /// Reads the answers until a majority agrees. If it `may_learn` of others, stops as soon as there turn out to be others
+    /// while those asked cannot be a majority, or some of them are silent.
     fn hear_voices(&mut self, deadline: Moment, may_learn: bool) -> Vec<Voice> {
         let (named, ids, members, began) = (&self.named, &self.ids, self.panel.len(), Moment::now());
         let is_enough = |voices: &[Voice]| {
@@ -209,7 +211,7 @@ impl Sentinels {
         }
     }
 
-    /// Asks for the others, of which these `voices` may know.
+    /// Asks for the other Sentinels that these `voices` may know.
     fn learn_of_others(&mut self, voices: &[Voice], deadline: Moment) {
         self.has_learned = true;
         let expected = voices.iter().map(|voice| voice.others).max().unwrap_or(0);
@@ -225,7 +227,7 @@ impl Sentinels {
                 _ => Ok(Vec::new()),
             }
         };
-        // One that knows the most of them is enough.
+        // The list of a Sentinel that knows enough others is enough.
         let is_enough = |heard: &[Vec<Fields>]| heard.iter().any(|others| others.len() >= expected.max(1));
         let heard = self.panel.hear(Vec::new(), soon, read, is_enough);
         for other in heard.into_iter().flatten() {
@@ -241,11 +243,12 @@ impl Sentinels {
     }
 }
 
-/// Those that agree, and how long each has known that.
+/// The Sentinels that agree, and for how long each has known the primary.
 type Party<'a> = BTreeMap<&'a str, u64>;
 
-/// How many Sentinels there are, as far as it is known: as many as have answered or were ever said to be there, as one of them knows, or as the
-/// URL names. One that has not answered at an address counts as another one, unless it is known which one is there.
+/// Returns how many Sentinels there are, as far as is known: the greatest of how many have answered or were ever said to
+/// exist, how many one of them knows, and how many the URL names. A Sentinel that has not answered counts separately, unless
+/// it is known which one is at its address.
 fn seats(voices: &[Voice], named: &[Server], ids: &BTreeMap<String, String>) -> usize {
     let heard: BTreeSet<&str> =
         voices.iter().map(|voice| voice.id.as_str()).chain(ids.values().map(String::as_str)).collect();
@@ -258,8 +261,8 @@ fn seats(voices: &[Voice], named: &[Server], ids: &BTreeMap<String, String>) -> 
     heard.len().max(known).max(named.len())
 }
 
-/// Returns the address, the epoch and the standing on which a majority of so many agrees. A Sentinel that has several addresses has one
-/// voice.
+/// Returns the address, the epoch and the standing on which a majority of `seats` agrees. A Sentinel with several addresses
+/// has one vote.
 fn agreed(voices: &[Voice], seats: usize) -> Option<(Address, u64, u64)> {
     let needed = majority(seats);
     let mut parties: BTreeMap<(&Address, u64), Party<'_>> = BTreeMap::new();
@@ -267,7 +270,7 @@ fn agreed(voices: &[Voice], seats: usize) -> Option<(Address, u64, u64)> {
         parties.entry((&voice.address, voice.epoch)).or_default().insert(&voice.id, voice.standing);
     }
     let ((address, epoch), party) = parties.into_iter().find(|(_, party)| party.len() >= needed)?;
-    // A majority has known it for so long.
+    // For so long a majority has known it.
     let mut standings: Vec<u64> = party.into_values().collect();
     standings.sort_unstable_by(|one, other| other.cmp(one));
     Some((address.clone(), epoch, standings[needed - 1]))
@@ -286,7 +289,8 @@ impl Voice {
         let port: Option<u16> = text(port).and_then(|port| port.parse().ok());
         let address = (text(host).ok_or_else(strange)?, port.ok_or_else(strange)?);
         let master = Fields::of(&master);
-        // While a failover ends, the address is that of the new primary already, and the rest still speaks of the old one.
+        // At the end of a failover the address is already that of the new primary, while the rest still describes the old
+        // one.
         let is_its = master.text("ip").as_ref() == Some(&address.0) && master.number("port") == Some(address.1.into());
         let standing = master.number("role-reported-time").filter(|_| is_its).unwrap_or(0);
         let epoch = master.number("config-epoch").ok_or_else(strange)?;
@@ -295,7 +299,7 @@ impl Voice {
     }
 }
 
-/// What a server tells as names and values in turn.
+/// An answer that lists names and values in turn.
 struct Fields(BTreeMap<String, String>);
 
 impl Fields {
@@ -330,7 +334,7 @@ mod tests {
         }
     }
 
-    /// The Sentinels that a URL names.
+    /// Returns the Sentinels that a URL names.
     fn named(hosts: &str) -> Vec<Server> {
         let site = url::parse(&format!("redis+sentinel://{hosts}/service")).expect("is a URL");
         let Some(url::Failover::Sentinel { sentinels, .. }) = site.failover else { panic!("names Sentinels") };
