@@ -1,5 +1,5 @@
-//! The messages of etcd's version 3 interface as its JSON gateway writes them: bytes in base64, 64-bit numbers as strings, and no field
-//! that is zero. See "gRPC gateway" and "etcd API" in etcd's documentation.
+//! The messages of etcd's version 3 API as its JSON gateway writes them: bytes in base64, 64-bit numbers as strings, and no
+//! zero fields. See "gRPC gateway" and "etcd API" in etcd's documentation.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::failure::Failure;
 use super::http::Request;
 
-/// Returns bytes as the gateway writes them.
+/// Encodes text as the gateway does.
 fn encoded(text: &str) -> String {
     STANDARD.encode(text)
 }
@@ -29,7 +29,7 @@ pub(super) struct KeyValue {
     pub(super) lease: i64,
 }
 
-/// What a range of keys contains.
+/// The content of a range of keys.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Range {
@@ -41,7 +41,7 @@ pub(super) struct Range {
     pub(super) count: i64,
 }
 
-/// What precedes every answer.
+/// The header of every answer.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Header {
@@ -62,7 +62,7 @@ pub(super) struct Transacted {
     pub(super) responses: Vec<Step>,
 }
 
-/// The answer to one operation in a transaction: a range, or nothing that matters.
+/// The response to one operation of a transaction: a range, or nothing that matters.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Step {
@@ -73,12 +73,12 @@ pub(super) struct Step {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
-    /// For how many seconds it still lasts; 0 or less: it is not there.
+    /// For how many seconds it still lasts; 0 or less: it does not exist.
     #[serde(rename = "TTL", deserialize_with = "number")]
     pub(super) ttl: i64,
 }
 
-/// The same as a message of a stream.
+/// The same, as a message of a stream.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Streamed {
@@ -92,14 +92,14 @@ pub(super) struct Watched {
     pub(super) result: Events,
 }
 
-/// The changes of what is watched, the last one at the end.
+/// The changes of what is watched, the latest last.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Events {
     pub(super) events: Vec<Event>,
 }
 
-/// A change of a key. One that was deleted has no value.
+/// A change of a key. A deleted key has no value.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Event {
@@ -113,11 +113,11 @@ pub(super) struct Admitted {
     pub(super) token: String,
 }
 
-/// The answer of a gateway that has refused a request.
+/// The gateway's answer to a rejected request.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Refused {
-    /// In etcd's words.
+    /// etcd's message.
     pub(super) error: String,
     pub(super) message: String,
     /// A status code of gRPC.
@@ -143,7 +143,7 @@ fn number<'a, D: Deserializer<'a>>(from: D) -> Result<i64, D::Error> {
     }
 }
 
-/// Reads a number of 64 bits without a sign, as a word.
+/// Reads an unsigned 64-bit number, as text.
 fn word<'a, D: Deserializer<'a>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from)
 }
@@ -152,13 +152,13 @@ fn request(path: &'static str, body: &Value) -> Request {
     Request { path, body: body.to_string() }
 }
 
-/// What a transaction compares before it does something.
+/// What a transaction compares before it writes.
 pub(super) enum Compare {
-    /// That a key was changed last at this revision; 0: that it is not there.
+    /// That the key's last change was at this revision; 0: that it does not exist.
     Unchanged(String, i64),
     /// That a key is attached to this lease.
     Attached(String, i64),
-    /// That there is no key that begins so.
+    /// That no key has this prefix.
     NoneBegin(String),
 }
 
@@ -183,15 +183,15 @@ impl Compare {
 pub(super) enum Operation {
     /// Reads a key.
     Get(String),
-    /// Reads the first keys that begin so, in the order of their names: so many, or all (0).
+    /// Reads the first `limit` keys with this prefix, in the order of their names; 0: all.
     GetAll { prefix: String, limit: u32 },
-    /// Reads the keys from one on to another, which is not read: so many, or all (0).
+    /// Reads the first `limit` keys from `from` up to `to`, exclusive; 0: all.
     GetFrom { from: String, to: String, limit: u32 },
-    /// Counts the keys from one on to another, which does not count.
+    /// Counts the keys from `from` up to `to`, exclusive.
     Count { from: String, to: String },
     /// Writes a key, attached to a lease (0: to none).
     Put { key: String, value: String, lease: i64 },
-    /// Writes a key that is there, which stays attached to its lease.
+    /// Writes an existing key, which stays attached to its lease.
     Change { key: String, value: String },
     /// Deletes a key.
     Delete(String),
@@ -222,7 +222,7 @@ impl Operation {
     }
 }
 
-/// Does `then` if all that is compared is so, else `otherwise`; all of it at once, and as a majority of the members has it.
+/// Does `then` if all comparisons hold, otherwise `otherwise`; atomically, and as a majority of the members has it.
 pub(super) fn transaction<'a>(
     compare: &[Compare],
     then: impl IntoIterator<Item = &'a Operation>,
@@ -244,7 +244,7 @@ pub(super) fn revoke(lease: i64) -> Request {
     request("/v3/lease/revoke", &json!({ "ID": lease.to_string() }))
 }
 
-/// Lets a lease begin anew.
+/// Renews a lease.
 pub(super) fn keep_alive(lease: i64) -> Request {
     request("/v3/lease/keepalive", &json!({ "ID": lease.to_string() }))
 }

@@ -1,4 +1,4 @@
-//! What an operation changes in etcd: one transaction, which fails if another one has changed the lock meanwhile.
+//! What an operation changes in etcd: one transaction, which fails if the lock was changed meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,28 @@ use crate::lock::claim::Mode;
 use crate::lock::state::{LockState, WaiterState};
 use crate::lock::token::Token;
 
-/// etcd accepts so many operations in a transaction by default.
+/// How many operations etcd accepts in a transaction by default.
 const OPERATIONS_MAX: usize = 128;
 
-/// So many operations of a transaction may be about the lives of holders. Only `break --now` ends more of them: what those leave goes with
-/// their leases, which are revoked right after it.
+/// How many operations of a transaction may concern the lives of holders. Only `break --now` ends more: the other lives go
+/// with their leases, which are revoked right after it.
 const LIVES_MAX: usize = 10;
 
-// A transaction has an operation for each of these lives, for each row that is changed, comes near or is to check, for the row of the one
-// that asks, and for the record.
+// A transaction has an operation for each of these lives, for each row that is changed, comes near or is to check, for the
+// row of the one that asks, and for the record.
 const _: () = assert!(LIVES_MAX + ROWS_MAX + LOOKERS + WATCHERS + 2 <= OPERATIONS_MAX);
 
-/// The leases that an operation has created, or is about to: one for each holder that needs one, and for the waiter. An attempt that is
-/// repeated uses them again.
+/// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
+/// repeated attempt uses them again.
 #[derive(Debug, Default)]
 pub(super) struct NewLeases {
     leases: BTreeMap<(String, u64), i64>,
-    /// Those that were created already.
+    /// Those that exist already.
     created: Vec<i64>,
 }
 
 impl NewLeases {
-    /// Returns the lease of this holder, or waiter, that lasts so long.
+    /// Returns the lease of `seconds` for this holder or waiter.
     fn of(&mut self, token: &Token, seconds: u64) -> i64 {
         *self.leases.entry((token.as_str().to_owned(), seconds)).or_insert_with(number)
     }
@@ -45,13 +45,13 @@ impl NewLeases {
         self.created.extend(change.leases());
     }
 
-    /// Returns those that an operation does not use after all.
+    /// Returns the created leases that an operation does not use after all.
     pub(super) fn without(self, used: &[i64]) -> Vec<i64> {
         self.created.into_iter().filter(|lease| !used.contains(lease)).collect()
     }
 }
 
-/// Returns the number of a new lease. The same twice is as good as impossible, and would be refused.
+/// Returns the number of a new lease: 63 random bits, which practically never collide.
 pub(super) fn number() -> i64 {
     i64::from_ne_bytes((Uuid::new_v4().as_u64_pair().1).to_ne_bytes()) & i64::MAX
 }
@@ -60,29 +60,31 @@ pub(super) fn number() -> i64 {
 pub(super) struct Change {
     compare: Vec<Compare>,
     operations: Vec<Operation>,
-    /// The leases that are created before that, with their seconds.
+    /// The leases to create before that, with their seconds.
     grants: Vec<(i64, u64)>,
-    /// The leases that are of no use after that.
+    /// The leases that are useless after that.
     pub(super) ended: Vec<i64>,
-    /// The row of the one that asks, if it joins the queue, and the lease of that.
+    /// The new row of the one that asks, if it joins the queue, and the lease of the row.
     pub(super) own_row: Option<(String, i64)>,
-    /// The rows in which somebody is granted the lock or called then, see [`RowValue::challenge`].
+    /// The rows whose waiters are granted the lock or called by this, see [`RowValue::challenge`].
     pub(super) challenges: Vec<(String, u64)>,
-    /// Whether the lock is read as the change leaves it: the one that asks holds it then, and would know it for its next operation.
+    /// Whether the transaction also reads the lock as the change leaves it: the one that asks holds it then, and will know it
+    /// for its next operation.
     pub(super) looks_back: bool,
 }
 
-/// What is changed, from what to what.
+/// The states before and after a change.
 pub(super) struct Draft<'a> {
     pub(super) scope: &'a Scope,
     pub(super) facts: &'a EtcdFacts<'a>,
     pub(super) before: &'a LockState,
     pub(super) after: &'a LockState,
-    /// Whether the lease of the one that asks begins anew, see [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
+    /// Whether the lease of the one that asks is renewed, see
+    /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
     /// Whether the lock was not read for this, see [`Known`](super::operation::Known).
     pub(super) is_from_memory: bool,
-    /// Whether the record is written even if it stays as it is.
+    /// Whether to write the record even if it stays the same.
     pub(super) forces: bool,
 }
 
@@ -104,7 +106,7 @@ impl Draft<'_> {
         };
         if self.is_from_memory {
             let (names, found) = (&self.scope.names, self.found());
-            // A waiter that is granted the lock has its row compared, which also notices that it has left.
+            // The row of a waiter that is granted the lock is compared, which also notices that it has left.
             change.compare.extend(found.rows.is_empty().then(|| Compare::NoneBegin(names.queue.clone())));
             let lives = found.lives.iter();
             change.compare.extend(lives.map(|life| Compare::Attached(names.life(&life.token), life.lease)));
@@ -122,7 +124,7 @@ impl Draft<'_> {
         change
     }
 
-    /// Gives the holders their leases, and takes them from those that hold the lock no longer.
+    /// Gives new leases to holders, and takes them from those that no longer hold the lock.
     fn change_lives(&self, change: &mut Change, leases: &mut NewLeases) {
         let names = &self.scope.names;
         for holder in &self.after.holders {
@@ -148,7 +150,7 @@ impl Draft<'_> {
         for life in &self.found().lives {
             let was_there = self.before.holders.iter().any(|holder| holder.token == life.token);
             let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
-            // Our own is of no use if it is not in the record.
+            // Our own life is useless if we are not in the record.
             if !is_there && (was_there || self.facts.asking == Some(&life.token)) {
                 if change.operations.len() < LIVES_MAX {
                     change.operations.push(Operation::Delete(names.life(&life.token)));
@@ -158,8 +160,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the rows of the waiters that have changed, and of those that have to look: to show that they are alive, or because a slot may
-    /// be theirs. `record` is what the record says then. Returns whether it changes what is granted to whom.
+    /// Writes the rows of the waiters that have changed, and of those that have to look: to show that they are alive, or
+    /// because a slot may be theirs. `record` is the new record. Returns whether a grant is made or ended.
     fn change_rows(&self, change: &mut Change, record: &LockState) -> bool {
         let mut changes_grants = false;
         let passes_over = waiting::passes_over(self.before, self.after);
@@ -169,7 +171,7 @@ impl Draft<'_> {
             let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *token) else {
                 changes_grants |= row.value.waiter.grant.is_some();
                 if self.is_from_memory {
-                    // Revisions may come again when a cluster is restored from a backup. Leases do not.
+                    // Revisions can recur when a cluster is restored from a backup; leases do not.
                     change.compare.extend([row.unchanged(), Compare::Attached(row.name.clone(), row.lease)]);
                 }
                 change.operations.push(Operation::Delete(row.name.clone()));
@@ -177,14 +179,14 @@ impl Draft<'_> {
                 continue;
             };
             changes_grants |= waiter.grant.is_some() != row.value.waiter.grant.is_some();
-            // Where one has not claimed the lock, the next one may be dead, too.
+            // If a waiter has not claimed the lock, the next one may be dead, too.
             let is_granted = waiter.grant.is_some() && row.value.waiter.grant.is_none();
             let wakes = woken.get(&row.name);
             let is_called = is_granted && passes_over || wakes == Some(&Wake::Call);
             let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
             let value = self.row_value(row, waiter, called);
             if wakes == Some(&Wake::Check) || value != row.value {
-                // A copy from before is older than the row is now.
+                // An old copy of the record is not valid for the new revision of the row.
                 let record = is_granted.then(|| to_claim_by(waiter, record)).flatten();
                 change.change_row(row, &RowValue { record, ..value });
             }
@@ -194,24 +196,24 @@ impl Draft<'_> {
 
     fn row_value(&self, row: &Row, waiter: &WaiterState, called: Option<u64>) -> RowValue {
         let grant = waiter.grant.map(|grant| match row.value.waiter.grant {
-            // It is the same one: its times are nobody's measure.
+            // The same grant keeps its times: they identify it, and nobody measures by them.
             Some(before) if before.slot == grant.slot => before,
             _ => grant,
         });
-        // One that is passed over shows that it is alive by asking again.
+        // A waiter that is passed over shows that it is alive by asking again.
         let called = called.filter(|_| !waiter.is_unresponsive);
         let is_near = row.value.is_near || is_near(waiter, self.after);
         RowValue { waiter: WaiterState { grant, ..waiter.clone() }, called, is_near, record: row.value.record.clone() }
     }
 
-    /// Returns since when the waiter in a row has to show that it is alive.
+    /// Returns since when the waiter in a row is called.
     fn called(&self, row: &Row) -> Option<u64> {
         row.value.called.filter(|_| self.facts.asking != Some(&row.value.waiter.token))
     }
 
     fn change_record(&self, change: &mut Change, record: &LockState, changes_grants: bool) {
         let changes_record = *record != self.found().stored;
-        // Whoever has seen the lock before this must not act on what has changed since.
+        // A client that has seen the lock before this must not act on what has changed since.
         let is_needed = changes_record || changes_grants || !change.operations.is_empty() && self.changes_holders();
         if !is_needed && !self.forces {
             return;
@@ -260,8 +262,8 @@ impl Change {
         self.grants.iter().map(|(lease, _)| *lease).collect()
     }
 
-    /// Returns the requests that make the change, the transaction last. That reads the lock, too: as it was found if the change is not made,
-    /// and as the change leaves it if that [`looks_back`](Change::looks_back).
+    /// Returns the requests that make the change; the last is the transaction. It also reads the lock: as it was found if the
+    /// change is not made, and as the change leaves it if it [`looks_back`](Change::looks_back).
     pub(super) fn requests(&self, scope: &Scope, leases: &NewLeases) -> Vec<Request> {
         let new = self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease));
         let grants = new.map(|(lease, seconds)| api::grant(*lease, *seconds));
@@ -270,7 +272,7 @@ impl Change {
         grants.chain([api::transaction(&self.compare, changes, &reads)]).collect()
     }
 
-    /// Returns, of the answers to all that the transaction has done, those to what reads the lock as the change leaves it.
+    /// Returns those of the transaction's responses that read the lock as the change leaves it.
     pub(super) fn looked_back(&self, transacted: Transacted) -> Option<Transacted> {
         let responses = transacted.responses.into_iter().skip(self.operations.len()).collect();
         self.looks_back.then_some(Transacted { responses, ..transacted })
@@ -283,19 +285,19 @@ impl Scope {
         api::transaction(&[], &self.operations(), &[])
     }
 
-    /// Returns this with the row of the one that asks, once that is known.
+    /// Returns the same with the row of the one that asks, if that is known.
     pub(super) fn with_row(self, row: Option<String>) -> Self {
         Scope { own_row: row.map_or(self.own_row, OwnRow::Named), ..self }
     }
 }
 
-/// Returns the record for the row of a waiter to which the lock is granted: one that is going to hold it alone claims it by that. Where several
-/// can hold it, the one that claims it must see the others.
+/// Returns the record for the row of a waiter that is granted the lock exclusively, while nobody holds it: the waiter claims
+/// the lock by this copy. Where several can hold the lock, a claim must see the other holders.
 fn to_claim_by(waiter: &WaiterState, record: &LockState) -> Option<Box<LockState>> {
     (waiter.mode == Mode::EXCLUSIVE && record.holders.is_empty()).then(|| Box::new(record.clone()))
 }
 
-/// Returns what is stored. All that is in it can be written as JSON.
+/// Returns what is stored, as JSON, which cannot fail for these types.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

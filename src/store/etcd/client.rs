@@ -1,4 +1,4 @@
-//! A conversation with the cluster: with one member at a time, and with the next one if that fails.
+//! A client of the cluster: it asks one member at a time, and the next one if that fails.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,10 +13,10 @@ use crate::net::tls::{Tls, Verification};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
-/// The least time that a member is given, where others may answer.
+/// The least time that a member is given while others may answer.
 const SHARE_MIN: Duration = Duration::from_millis(100);
 
-/// The same for a log-in and what follows it: etcd computes for a while over a password.
+/// The same for a log-in and what follows it: etcd takes a while to check a password.
 const LOGIN_SHARE_MIN: Duration = Duration::from_millis(300);
 
 /// A client of the cluster.
@@ -27,17 +27,18 @@ pub(super) struct Client {
     /// The member that is asked.
     pub(super) member: usize,
     connection: Option<Connection>,
-    /// Whether the connection has been idle since before the present operation: it may have been closed for reasons that do not concern that.
+    /// Whether the connection has been idle since before the present operation: it may have been closed for unrelated
+    /// reasons.
     is_idle: bool,
     /// The token of our log-in.
     token: Option<String>,
-    /// What the clock of the member showed, in milliseconds of Unix time, and when that was.
+    /// What the member's clock showed, in milliseconds of Unix time, and when.
     clock: Option<(u64, Moment)>,
     /// How long the last answer took.
     pub(super) round_trip: Duration,
-    /// How often a member has failed to answer a request.
+    /// How many requests members have failed to answer.
     pub(super) failed: u64,
-    /// Whether a request that writes may have been carried out of which no answer has come, since this was set to `false`.
+    /// Whether an unanswered write may have been carried out since this was last set to `false`.
     pub(super) may_be_done: bool,
 }
 
@@ -49,7 +50,7 @@ pub(super) enum Effect {
 }
 
 impl Client {
-    /// Returns a client that is not connected yet. On failure says what is wrong with the files that TLS needs.
+    /// Returns a client that is not connected yet. Fails if the files that TLS needs are unusable, and says why.
     pub(super) fn new(cluster: Cluster) -> Result<Self, String> {
         let prepare = |member: &Endpoint| match member {
             Endpoint::Tcp { host, tls: Some(files), .. } => Tls::new(host, files, Verification::Full).map(Some),
@@ -70,8 +71,8 @@ impl Client {
         })
     }
 
-    /// Returns the time, in milliseconds of Unix time: what the member's clock showed at its last answer, and the time since then. If ours is set
-    /// meanwhile, that changes nothing.
+    /// Returns the time, in milliseconds of Unix time: what the member's clock showed at its last answer, plus the time since
+    /// then. Setting our clock meanwhile has no effect.
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.map_or_else(our_ms, |(unix_ms, at)| unix_ms.saturating_add(millis(Moment::now().since(at))))
     }
@@ -81,11 +82,12 @@ impl Client {
         self.is_idle = true;
     }
 
-    /// Sends the requests in one flight, and returns their answers, those that etcd has refused among them. Members are tried in turn, each
+    /// Sends the requests in one flight, and returns their answers, including rejections. Members are tried in turn, each
     /// with its share of the time.
     ///
-    /// A member that has no leader loses what it is asked, and one that was cut off does not know it yet. So as soon as one has not answered,
-    /// the others have shorter shares, and are asked again and again: the new leader may be there a little later.
+    /// A member without a leader loses what it is asked, and one that was just cut off does not know it yet. So as soon as
+    /// one member has not answered, the others get shorter shares, and are asked again and again: a new leader may be there a
+    /// little later.
     pub(super) fn exchange(
         &mut self,
         flight: &[Request],
@@ -126,7 +128,7 @@ impl Client {
                 thread::sleep(pause);
             }
         }
-        // As during an election. The one that was asked first may be the leader that is away: the next time it is not waited for first.
+        // The member that was asked first may be the leader that is away, so do not ask it first the next time.
         self.member = (self.member + 1) % members;
         Err(self.worst(failures))
     }
@@ -151,7 +153,7 @@ impl Client {
         failures.pop().map_or(Failure::Closed, |(_, failure)| failure)
     }
 
-    /// Asks the present member. A log-in that it does not know any more is made anew, once.
+    /// Asks the present member. Logs in again, once, if the member no longer knows our log-in.
     fn ask(&mut self, flight: &[Request], effect: Effect, deadline: Moment) -> Result<Vec<Response>, Failure> {
         let mut logs_in = true;
         loop {
@@ -213,7 +215,7 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a connection of its own to the present member, and watches `key` there from now on.
+    /// Opens a separate connection to the present member, and watches `key` there from now on.
     pub(super) fn watch(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
         let mut connection = self.dial(deadline)?;
         connection.start_stream(api::watch(key), self.token.as_deref(), "\"created\":true", deadline)?;
@@ -221,9 +223,9 @@ impl Client {
     }
 }
 
-/// Returns how much of the time that is `left` the next one of so many members is given: an equal share, or, if there may be an election, a
-/// shorter one, but not less than the `least`. No member has more because others have failed at once: what it was asked may be lost with
-/// the leader that was one of those.
+/// Returns how much of the time `left` the next of so many members gets: an equal share, or a shorter one, but not below
+/// `least`, if there may be an election. A member gets no more because others have failed at once: what it was asked may be
+/// lost with the leader, which may be among those.
 fn share(left: Duration, members: usize, has_elections: bool, least: Duration) -> Duration {
     let parts = |count: usize| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
     if has_elections { (left / parts(2 * members)).max(least).min(left) } else { left / parts(members) }
@@ -250,7 +252,8 @@ fn our_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns what a clock shows that tells this `date`, in whole seconds, in milliseconds: ours counts what lies between, unless the two disagree.
+/// Returns the milliseconds of a clock that shows this `date`, in whole seconds: ours supplies the fraction, unless the two
+/// disagree.
 fn member_ms(our_ms: u64, date: u64) -> u64 {
     let least = date.saturating_mul(1000);
     our_ms.clamp(least, least.saturating_add(999))

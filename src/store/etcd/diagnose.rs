@@ -41,10 +41,10 @@ struct Alarms {
     alarms: Vec<Value>,
 }
 
-/// From this size on, a database is near the limit that etcd has unless it is configured otherwise: 2 GiB.
+/// From this size on, a database is near etcd's default limit of 2 GiB.
 const LARGE: u64 = 1_700_000_000;
 
-/// Looks at the members of `store`, and tries a lock there under a name that nobody else uses.
+/// Examines the members of `store`, and tries a lock there under a name that nobody else uses.
 pub(super) fn diagnose(store: &mut EtcdStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
     if let Err(failure) = look(store, &mut diagnostics) {
@@ -93,7 +93,7 @@ fn ask<T: for<'a> Deserialize<'a>>(
     }
 }
 
-/// Looks at each of the members in the URL.
+/// Examines each member in the URL.
 fn each_member(cluster: &Cluster, timeout: Duration) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
     for member in &cluster.members {
@@ -118,7 +118,7 @@ fn each_member(cluster: &Cluster, timeout: Duration) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Whether anybody on the way to the members could listen.
+/// Judges whether anybody could listen on the way to the members.
 fn judge_way(cluster: &Cluster, timeout: Duration) -> Option<Diagnostic> {
     let exposed = if cluster.login.is_some() {
         Diagnostic::warn(
@@ -171,7 +171,7 @@ fn judge_size(members: usize) -> Diagnostic {
     }
 }
 
-/// Judges the lease that was granted when the shortest was asked for, in seconds.
+/// Judges the lease, in seconds, that was granted when the shortest was asked for.
 fn judge_least_lease(seconds: i64) -> Diagnostic {
     if seconds <= 2 {
         return Diagnostic::ok(format!("the shortest lease that the cluster grants lasts {seconds} s"));

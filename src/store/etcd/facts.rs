@@ -1,10 +1,10 @@
 //! What a waiter knows of the others.
 //!
-//! No clock of etcd's is asked whether somebody who was granted the lock has had time enough to claim it: each waiter measures by its own
-//! clock for how long it has seen a grant, or a call that nobody answers. It is no matter if one of them is mistaken. A grant is not yet
-//! the lock, and a waiter that was passed over keeps its place. But many mistakes at once would have many waiters claim the lock at once,
-//! and get in each other's way: where etcd answers slowly, or others acquire the lock meanwhile, they are more patient. And while etcd does
-//! not answer, nobody can claim anything: no waiter is blamed for that time.
+//! Whether a waiter that was granted the lock has had time enough to claim it is not decided by etcd's clock: each waiter
+//! measures by its own clock how long it has seen a grant, or an unanswered call. Single mistakes do no harm: a grant is not
+//! yet the lock, and a waiter that was passed over keeps its place. But many mistakes at once would make many waiters claim
+//! the lock at once and conflict; so where etcd answers slowly, or others acquire the lock meanwhile, waiters are more
+//! patient. And while etcd does not answer, nobody can claim anything: that time is held against no waiter.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -15,48 +15,48 @@ use crate::lock::state::{Facts, LockState, Now, WaiterState, millis};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
-/// For how long a waiter sees that somebody does not claim what was granted to it, before it is granted to the next one.
+/// How long a waiter sees an unclaimed grant before it grants the lock to the next waiter.
 const CLAIM_WINDOW: Duration = Duration::from_millis(800);
 
-/// For how long it sees that somebody who was called does not answer, before that one is passed over; or does not claim what was granted to
-/// it, where the one before it has not done so either.
+/// How long it sees an unanswered call before it passes the called waiter over; also how long it sees an unclaimed grant if
+/// the waiter before that one has not claimed its grant either.
 const CALL_WINDOW: Duration = Duration::from_millis(400);
 
-/// An answer to a call counts as a sign of life for so many of these windows.
+/// For how many of these windows an answer to a call counts as a sign of life.
 const ANSWER_LASTS: u32 = 2;
 
-/// A window lasts for so many round trips at least, of which a claim takes one or two; and so long at most.
+/// A window lasts at least this many round trips (a claim takes one or two), up to SLOW_WINDOW.
 const ROUND_TRIPS: u32 = 6;
 const SLOW_WINDOW: Duration = Duration::from_secs(4);
 
-/// A window begins anew whenever somebody acquires the lock, against whom a claim may have lost. But no grant, and no call, lasts for longer
-/// than this because of that.
+/// A window starts again whenever somebody acquires the lock, because a claim may have lost against that. But no grant or
+/// call is prolonged beyond this for that reason.
 const LONGEST_WINDOW: Duration = Duration::from_millis(1600);
 
-/// After a disturbance a window begins so much later: a request that was lost in it is repeated only when its time is over.
+/// By how much later a window starts after a disturbance: a request that was lost in it is repeated only after its timeout.
 const DISTURBANCE: Duration = Duration::from_millis(700);
 
-/// Since when this process has seen that somebody is granted the lock, or called, in which row.
+/// Since when this process has seen each grant and each call.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     since: HashMap<(String, u64), Moment>,
     /// When this process saw that the waiter in a row had answered a call.
     answered: HashMap<String, Moment>,
     now: Option<Moment>,
-    /// The last fence, and when it was seen first.
+    /// The last fence, and when it was first seen.
     fence: Option<(u64, Moment)>,
-    /// The cluster's term, and how often a request of ours had failed: both as of the last answer.
+    /// The cluster's term, and how many requests of ours had failed, both as of the last answer.
     conditions: Option<(String, u64)>,
     /// How long the last answer took.
     round_trip: Duration,
 }
 
 impl Observed {
-    /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first. So often requests of ours have
-    /// `failed` until then.
+    /// Notes what was read just now, after a `round_trip`: the record, and all rows of the queue, or the first. `failed` is
+    /// how many requests of ours have failed so far.
     ///
-    /// If one has failed since the last time, or there was an election, requests of others may be lost, too: then what was seen before does
-    /// not count.
+    /// If one has failed since the last time, or there was an election, requests of others may be lost, too: then earlier
+    /// observations do not count.
     pub(super) fn note(&mut self, found: &Found, round_trip: Duration, failed: u64) {
         let now = Moment::now();
         let lasts = self.call_window() * ANSWER_LASTS;
@@ -96,17 +96,17 @@ impl Observed {
         self.now = Some(now);
     }
 
-    /// Notes that this process has granted the lock to somebody just now, or called it.
+    /// Notes that this process has just granted the lock to a waiter, or called it.
     pub(super) fn mark(&mut self, challenge: &(String, u64)) {
         self.since.entry(challenge.clone()).or_insert_with(Moment::now);
     }
 
-    /// Returns whether the waiter in this row has answered a call lately, as far as this process has seen.
+    /// Returns whether this process has recently seen the waiter in this row answer a call.
     pub(super) fn has_answered(&self, name: &str) -> bool {
         self.answered.contains_key(name)
     }
 
-    /// Returns for how long the waiter in a row may still claim what was granted to it, or answer a call.
+    /// Returns for how long the waiter in a row may still claim its grant, or answer a call.
     fn left(&self, row: &Row) -> Option<Duration> {
         let challenge = row.value.challenge()?;
         let window = if row.value.called.is_some() { self.call_window() } else { self.longer(CLAIM_WINDOW) };
@@ -117,18 +117,18 @@ impl Observed {
         Some(window.saturating_sub(quiet).min(longest.saturating_sub(age_of_challenge)))
     }
 
-    /// Returns how long somebody who was called may take to answer.
+    /// Returns how long a called waiter may take to answer.
     pub(super) fn call_window(&self) -> Duration {
         self.longer(CALL_WINDOW)
     }
 
-    /// Returns a window, or a longer one if etcd answers slowly.
+    /// Returns `window`, or a longer one if etcd answers slowly.
     fn longer(&self, window: Duration) -> Duration {
         window.max((self.round_trip * ROUND_TRIPS).min(SLOW_WINDOW))
     }
 
-    /// Returns the waiter in a row. What was granted to it has ended if it has not been claimed in time, and it is passed over if it was called
-    /// and has not answered.
+    /// Returns the waiter in a row. Its grant has ended if it was not claimed in time; the waiter is passed over if it was
+    /// called and has not answered.
     pub(super) fn waiter(&self, row: &Row, now_ms: u64) -> WaiterState {
         let mut waiter = row.value.waiter.clone();
         let left = self.left(row).unwrap_or_default();
@@ -140,7 +140,7 @@ impl Observed {
         waiter
     }
 
-    /// Returns when the first of these waiters has had time enough, if one was granted the lock or called.
+    /// Returns when the first window of a granted or called waiter among these ends, if there is one.
     pub(super) fn next_end<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Option<Duration> {
         let is_passed_over = |row: &&Row| row.value.waiter.is_unresponsive;
         rows.filter(|row| !is_passed_over(row)).filter_map(|row| self.left(row)).min()
@@ -163,8 +163,8 @@ impl EtcdFacts<'_> {
         state.holders.iter().any(|holder| self.asking == Some(&holder.token))
     }
 
-    /// Returns whether enough of the waiters in the state, without the one that asks, can be granted the lock in their turn: then nobody behind
-    /// those that were read is next, nor near the head of the queue.
+    /// Returns whether enough waiters in the state, besides the one that asks, can be granted the lock: then no waiter behind
+    /// those that were read is next, or near the head of the queue.
     pub(super) fn has_enough(&self, state: &LockState) -> bool {
         let others = state.waiters.iter().filter(|waiter| self.asking != Some(&waiter.token));
         others.filter(|waiter| is_willing(waiter)).count() > LOOKERS
@@ -176,7 +176,7 @@ pub(super) fn is_willing(waiter: &WaiterState) -> bool {
     waiter.grant.is_none() && !waiter.is_unresponsive
 }
 
-/// Returns whether a waiter is one of the first in this state that can be granted the lock.
+/// Returns whether a waiter is among the first in this state that can be granted the lock.
 pub(super) fn is_near(waiter: &WaiterState, state: &LockState) -> bool {
     let mut first = state.waiters.iter().filter(|waiter| is_willing(waiter)).take(LOOKERS);
     first.any(|it| it.token == waiter.token)
@@ -199,7 +199,8 @@ mod tests {
 
     const ROUND_TRIP: Duration = Duration::from_millis(5);
 
-    /// What was found in this term when a waiter had been granted the lock and somebody else had acquired it last with this fence.
+    /// Returns what was found in this term: a waiter is granted the lock, and somebody else has acquired it last, with this
+    /// fence.
     fn found(fence: u64, term: &str) -> Found {
         let waiter = r#"{"token": "granted", "who": {}, "mode": {"slots": 8}, "joined_ms": 0,
             "grant": {"slot": 0, "since_ms": 1, "ends_ms": 0}}"#;
@@ -219,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Returns what has been observed when the grant is so old, and the last acquisition by somebody else.
+    /// Returns what was observed if the grant, and the last acquisition by somebody else, are this old.
     fn observed(grant: Duration, acquisition: Duration, round_trip: Duration) -> Observed {
         let mut observed = Observed::default();
         observed.note(&found(1, "1"), round_trip, 0);
@@ -229,7 +230,7 @@ mod tests {
         observed
     }
 
-    /// Lets the grant have been there for longer.
+    /// Makes the grant older.
     fn age(observed: &mut Observed, span: Duration) {
         observed.since.values_mut().for_each(|since| *since = since.before(span));
     }
@@ -243,7 +244,7 @@ mod tests {
         let ages = |grant: Duration, acquisition: Duration| has_ended(&observed(grant, acquisition, ROUND_TRIP));
         assert!(!ages(CLAIM_WINDOW / 2, CLAIM_WINDOW * 2));
         assert!(ages(CLAIM_WINDOW, CLAIM_WINDOW * 2));
-        // One that claims it has lost against those that acquired the lock.
+        // A waiter that claims it has lost against those that acquired the lock.
         assert!(!ages(CLAIM_WINDOW * 3 / 2, CLAIM_WINDOW / 2));
         assert!(ages(LONGEST_WINDOW, CLAIM_WINDOW / 2));
     }

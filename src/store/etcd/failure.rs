@@ -25,17 +25,17 @@ pub(super) enum Failure {
     Closed,
     /// No answer came in time.
     Silent,
-    /// An answer came that etcd would not give: what is strange about it.
+    /// An answer came that etcd does not give; says what is wrong with it.
     NotEtcd(&'static str),
-    /// Something between us and etcd has answered, with this status of HTTP.
+    /// Something between us and etcd has answered, with this HTTP status.
     Proxy(u16),
     /// The member rejects our certificate, with this TLS alert.
     BadCertificate(String),
-    /// etcd has refused the request.
+    /// etcd has rejected the request.
     Refused(Refusal),
     /// What is stored of this lock cannot be read.
     Broken(String),
-    /// Others have changed the lock each time before we could.
+    /// Others changed the lock before each of our attempts.
     Contended,
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
@@ -44,7 +44,7 @@ pub(super) enum Failure {
 /// An error message of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
-    /// A status code of gRPC, see "Status codes and their use in gRPC".
+    /// A gRPC status code, see "Status codes and their use in gRPC".
     code: u32,
     /// etcd's words.
     message: String,
@@ -67,30 +67,30 @@ impl Refusal {
         self.code == RESOURCE_EXHAUSTED && self.message.contains("space exceeded")
     }
 
-    /// Returns whether another member, or the same a little later, may do it: there is no leader, it has changed, or there are too many
-    /// requests.
+    /// Returns whether another member, or the same a little later, may accept the request: there is no leader, it has
+    /// changed, or there are too many requests.
     fn is_passing(&self) -> bool {
         match self.code {
             CANCELLED | DEADLINE_EXCEEDED | UNAVAILABLE => true,
             RESOURCE_EXHAUSTED => !self.is_no_space(),
-            // Errors of raft reach us without a code of their own.
+            // Raft errors come without a code of their own.
             UNKNOWN => ["leader", "stopped", "timed out", "timeout"].iter().any(|word| self.message.contains(word)),
             _ => false,
         }
     }
 
-    /// Returns whether the token of our log-in is not known any more.
+    /// Returns whether the token of our log-in is no longer known.
     pub(super) fn is_of_token(&self) -> bool {
         self.code == UNAUTHENTICATED
             || self.code == INVALID_ARGUMENT && self.message.contains("revision of auth store is old")
     }
 
-    /// Returns whether a lease is not there, or not any more.
+    /// Returns whether the lease does not exist, or no longer.
     pub(super) fn is_no_lease(&self) -> bool {
         self.code == NOT_FOUND
     }
 
-    /// Returns whether a lease is there already.
+    /// Returns whether the lease exists already.
     pub(super) fn is_lease_there(&self) -> bool {
         self.code == FAILED_PRECONDITION && self.message.contains("lease already exists")
     }
@@ -112,7 +112,7 @@ impl Failure {
     /// Returns the failure of an attempt to reach a member.
     pub(super) fn of_dial(error: &io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
-            // That does not pass by itself.
+            // This does not pass by itself.
             Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
             _ => match certificate_alert(error) {
                 Some(alert) => Failure::BadCertificate(alert),
@@ -121,7 +121,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure that an answer says, if it does.
+    /// Returns the failure that an answer reports, if any.
     pub(super) fn of_response(response: &Response) -> Option<Self> {
         if response.status == 200 {
             return None;
@@ -129,7 +129,7 @@ impl Failure {
         let refused = api::read::<Refused>(&response.body).unwrap_or_default();
         let message = if refused.error.is_empty() { refused.message } else { refused.error };
         if message.is_empty() || refused.code == 0 {
-            // Not in the words of etcd's gateway.
+            // The answer is not from etcd's gateway.
             return Some(Failure::Proxy(response.status));
         }
         Some(Failure::Refused(Refusal { code: refused.code, message }))
@@ -146,8 +146,8 @@ impl Failure {
         }
     }
 
-    /// Returns whether it may be because of an election, or because the member does not hear of one: a little later the same request may be
-    /// answered.
+    /// Returns whether an election may be the cause, or a member that does not know of one: a little later the same request
+    /// may succeed.
     pub(super) fn is_of_election(&self) -> bool {
         match self {
             Failure::Silent => true,
@@ -160,7 +160,7 @@ impl Failure {
     pub(super) fn is_open(&self) -> bool {
         match self {
             Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => true,
-            // A proposal that has timed out may still be accepted.
+            // A proposal that timed out may still be accepted.
             Failure::Refused(refusal) => refusal.is_passing(),
             _ => false,
         }
@@ -187,7 +187,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure in words: what failed, on what, and what to do about it where that is known.
+    /// Describes the failure: what failed, on what, and what to do about it where that is known.
     pub(super) fn explain(&self, cluster: &Cluster) -> StoreError {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {cluster}: {}", escaped(why)),

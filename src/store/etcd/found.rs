@@ -1,4 +1,4 @@
-//! What is stored of one lock, as of one moment.
+//! What is stored of one lock, at one moment.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,8 @@ use super::keys::Names;
 use crate::lock::state::{HolderState, Lease, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
 
-/// How many waiters are read at first, beside the one that asks; and how many times more if too many of them do not answer.
+/// How many waiters are read at first, besides the one that asks; and the factor by which this grows if too few of them
+/// answer.
 pub(super) const FIRST_WAITERS: u32 = 16;
 pub(super) const MORE: u32 = 8;
 
@@ -20,32 +21,32 @@ pub(super) enum OwnRow {
     None,
     /// It has this name.
     Named(String),
-    /// It may have one: that is found among all rows.
+    /// It may have one, to be found among all rows.
     Unknown,
 }
 
-/// What of a lock is read.
+/// Which part of a lock is read.
 #[derive(Clone, Debug)]
 pub(super) struct Scope {
     pub(super) names: Names,
     pub(super) own_row: OwnRow,
-    /// How many waiters are wanted; 0: all.
+    /// How many waiters to read; 0: all.
     pub(super) limit: u32,
 }
 
-/// What is stored of a waiter, beside its lease.
+/// What is stored of a waiter, besides its lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowValue {
     pub(super) waiter: WaiterState,
-    /// Since when it is to show that it is alive, or to claim what was granted to it sooner than others, in milliseconds of Unix time, which
-    /// tell one call from another.
+    /// Since when it is called, that is, has to show that it is alive, or to claim its grant sooner than others. In
+    /// milliseconds of Unix time, which identify the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) called: Option<u64>,
-    /// Whether it has been told that it is near the head of the queue, and looks at the lock again and again.
+    /// Whether it was notified that it is near the head of the queue, and looks at the lock regularly.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_near: bool,
-    /// A copy of the record as of the grant, if the lock is granted to the waiter and nobody holds it: valid while the row and the record have the
-    /// same revision. By this the lock is claimed.
+    /// A copy of the record as of the grant, if the lock is granted to the waiter and nobody holds it: valid while the row
+    /// and the record have the same revision. The waiter claims the lock by this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) record: Option<Box<LockState>>,
 }
@@ -54,13 +55,13 @@ pub(super) struct RowValue {
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) name: String,
-    /// At which revision it was changed last.
+    /// The revision of its last change.
     pub(super) revision: i64,
     pub(super) value: RowValue,
     pub(super) lease: i64,
 }
 
-/// A holder that lives.
+/// A holder's life, which exists.
 #[derive(Clone, Debug)]
 pub(super) struct Life {
     pub(super) token: Token,
@@ -74,16 +75,16 @@ pub(super) struct Found {
     pub(super) asked: (String, String),
     /// The cluster's revision.
     pub(super) revision: i64,
-    /// At which revision the record was changed last; 0: there is none.
+    /// The revision of the record's last change; 0: there is none.
     pub(super) record_revision: i64,
     /// The state in the record, without waiters.
     pub(super) stored: LockState,
     pub(super) lives: Vec<Life>,
-    /// The waiters that were read, in their order.
+    /// The waiters that were read, in order.
     pub(super) rows: Vec<Row>,
-    /// Whether those are all that there are.
+    /// Whether these are all waiters.
     pub(super) has_all_rows: bool,
-    /// How many waiters there are, and how many come before the one that asks.
+    /// How many waiters there are, and how many are ahead of the one that asks.
     pub(super) waiting: u64,
     pub(super) before: u64,
 }
@@ -94,7 +95,7 @@ impl Scope {
         self.limit == 0 || self.own_row == OwnRow::Unknown
     }
 
-    /// Returns what reads it.
+    /// Returns the operations that read it.
     pub(super) fn operations(&self) -> Vec<Operation> {
         let Names { state, lives, queue } = &self.names;
         let limit = if self.reads_all_rows() { 0 } else { self.limit };
@@ -110,7 +111,7 @@ impl Scope {
         operations
     }
 
-    /// Reads the answers to these operations.
+    /// Reads the responses to these operations.
     pub(super) fn read(&self, transacted: Transacted) -> Result<Found, Failure> {
         const INCOMPLETE: Failure = Failure::NotEtcd("an answer that lacks parts");
         let mut ranges = transacted.responses.into_iter().map(|step| step.response_range);
@@ -148,7 +149,7 @@ fn count(range: &Range) -> u64 {
 /// Reads the record of a lock.
 pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
     let broken = |what: &str| Failure::Broken(what.to_owned());
-    // A structure may also be read from the list of its parts, which nothing that lockrun has written is.
+    // serde would also read a structure from an array of its fields, which lockrun never writes.
     if !record.starts_with('{') {
         return Err(broken("it is no JSON object"));
     }
@@ -160,7 +161,7 @@ pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
 }
 
 impl Life {
-    /// Reads a holder's key, whose name begins so.
+    /// Reads a holder's key, whose name begins with `prefix`.
     pub(super) fn read(kv: &KeyValue, prefix: &str) -> Option<Self> {
         let token = Token::parse(kv.key.strip_prefix(prefix)?).ok()?;
         Some(Life { token, lease: kv.lease })
@@ -168,7 +169,7 @@ impl Life {
 }
 
 impl RowValue {
-    /// Returns what tells this grant, or this call, from others, if the waiter was granted the lock or called.
+    /// Returns what identifies the grant or the call of the waiter, if it has one.
     pub(super) fn challenge(&self) -> Option<u64> {
         self.waiter.grant.map(|grant| grant.since_ms).or(self.called)
     }
@@ -186,16 +187,17 @@ impl Row {
         })
     }
 
-    /// Returns what the transaction compares that changes it.
+    /// Returns the comparison for a transaction that changes the row.
     pub(super) fn unchanged(&self) -> Compare {
         Compare::Unchanged(self.name.clone(), self.revision)
     }
 }
 
 impl Found {
-    /// Returns the state with its waiters, at `now_ms`. A holder holds the lock for as long as its life is there, whatever a clock shows. One
-    /// whose life is gone holds it until the end that is in the record, too: its lease was not over, but revoked by somebody, and its
-    /// command still runs. An end that is further away than any could be is a clock's mistake. What was granted to a waiter is `observed`.
+    /// Returns the state with its waiters, at `now_ms`. A holder holds the lock while its life exists, whatever a clock
+    /// shows. A holder whose life is gone still holds it until the end in the record: then its lease did not expire, but was
+    /// revoked, and its command still runs. An end further away than is possible is a clock's mistake. Grants and calls are
+    /// judged by `observed`.
     pub(super) fn state(&self, asking: Option<&Token>, observed: &Observed, now_ms: u64) -> LockState {
         let mut state = self.stored.clone();
         for holder in &mut state.holders {
@@ -215,7 +217,8 @@ impl Found {
         state
     }
 
-    /// Returns what the row of a waiter says of the lock, if that is granted to it and the row has a copy of the record. The other rows are not known.
+    /// Returns what a waiter's row says of the lock, if the lock is granted to it and the row has a copy of the record. The
+    /// other rows are not known.
     pub(super) fn of_granted(kv: &KeyValue) -> Option<Self> {
         let mut row = Row::read(kv).ok()?;
         let stored = *row.value.record.take()?;
@@ -232,7 +235,8 @@ impl Found {
         })
     }
 
-    /// Returns whether the one that asks holds the lock alone, and none of the waiters that were read is granted it, called or passed over.
+    /// Returns whether the one that asks holds the lock alone, and no waiter that was read is granted the lock, called or
+    /// passed over.
     pub(super) fn is_held_alone_by(&self, asking: &Token) -> bool {
         let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
         let is_alive = matches!(&self.lives[..], [life] if life.token == *asking);
@@ -240,23 +244,23 @@ impl Found {
         is_alone && is_alive && self.rows.iter().all(is_quiet)
     }
 
-    /// Returns whether this holder is not in the record.
+    /// Returns whether this holder is missing from the record.
     pub(super) fn is_stranger(&self, token: &Token) -> bool {
         self.stored.holders.iter().all(|holder| holder.token != *token)
     }
 
-    /// Returns the lease of a holder, if that lives.
+    /// Returns the lease of a holder, if its life exists.
     pub(super) fn lease_of(&self, token: &Token) -> Option<i64> {
         self.lives.iter().find(|life| life.token == *token).map(|life| life.lease)
     }
 
-    /// Returns the leases of the lives here that no life in `other` is attached to.
+    /// Returns the leases of the lives here that no life in `other` has.
     pub(super) fn leases_without(&self, other: &Found) -> impl Iterator<Item = i64> {
         let is_there = |lease: &i64| other.lives.iter().any(|life| life.lease == *lease);
         self.lives.iter().map(|life| life.lease).filter(move |lease| !is_there(lease))
     }
 
-    /// Returns the leases of the holders and of the waiters that were read.
+    /// Returns the leases of the holders, and of the waiters that were read.
     pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
         self.lives.iter().map(|life| life.lease).chain(self.rows.iter().map(|row| row.lease))
     }
@@ -267,7 +271,7 @@ impl Found {
     }
 }
 
-/// Returns a holder of which nothing is known but that it lives: not for how long.
+/// Returns a holder of which only the life is known, not for how long it lasts.
 fn stranger(token: &Token, now_ms: u64) -> HolderState {
     const UNKNOWN_MS: u64 = 1000;
     let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: None };
@@ -280,8 +284,8 @@ fn stranger(token: &Token, now_ms: u64) -> HolderState {
     }
 }
 
-/// Returns a state as it is stored: without waiters, and without holders of which only their life was found `before`. The lease of the
-/// `renewed` one ends as the state says, and those that were changed; the others as it was stored.
+/// Returns a state as it is stored: without waiters, and without holders of which only the life was found `before`. The
+/// leases of the `renewed` holder and of changed ones end as the state says; the others as stored.
 pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, renewed: Option<&Token>) -> LockState {
     let mut record = LockState { waiters: Vec::new(), ..state.clone() };
     let was_there = |token: &Token| before.holders.iter().any(|holder| holder.token == *token);
@@ -298,7 +302,7 @@ pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, re
     record
 }
 
-/// Returns how many whole seconds a lease has that ends at `ends_ms`, no less than is left of it.
+/// Returns how many whole seconds to give a lease so that it does not end before `ends_ms`.
 pub(super) fn seconds_until(ends_ms: u64, now_ms: u64) -> u64 {
     ends_ms.saturating_sub(now_ms).div_ceil(1000).max(1)
 }

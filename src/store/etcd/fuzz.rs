@@ -6,7 +6,7 @@ use super::url::parse;
 use crate::net::endpoint::Endpoint;
 use crate::store::url::spelled_tls;
 
-/// A URL of a cluster: what is read of one is the same when it is written again.
+/// A URL of a cluster: written again, it reads the same.
 pub fn url(text: &str) {
     let Ok(cluster) = parse(text) else { return };
     let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();

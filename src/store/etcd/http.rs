@@ -1,4 +1,4 @@
-//! HTTP/1.1 as etcd's gateway speaks it: several requests in one flight, whose answers come in their order.
+//! HTTP/1.1 as etcd's gateway speaks it: several requests in one flight, answered in order.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use crate::net::stream::Stream;
 use crate::net::tls::Tls;
 use crate::sys::clock::Moment;
 
-/// The longest head of an answer, and the longest body: far above what etcd sends.
+/// The longest head and the longest body of an answer: far more than etcd sends.
 const HEAD_MAX: usize = 32 * 1024;
 const BODY_MAX: usize = 16 * 1024 * 1024;
 
@@ -58,7 +58,7 @@ impl Connection {
         Ok(Connection { stream, host: super::url::shown(member), buffer: Vec::new() })
     }
 
-    /// Sends the requests in one flight, with this token of a user.
+    /// Sends the requests in one flight, with the token of a log-in.
     pub(super) fn send(&mut self, requests: &[Request], token: Option<&str>, deadline: Moment) -> Result<(), Failure> {
         self.stream.set_deadline(deadline);
         let mut flight = String::new();
@@ -91,7 +91,8 @@ impl Connection {
         Ok(Response { status, date, body })
     }
 
-    /// Starts a stream of answers, such as a watch: reads until the first contains `sign`. What follows is read by [`Connection::drain`].
+    /// Starts a stream of answers, such as a watch, and reads until `sign` has come. [`Connection::drain`] reads what
+    /// follows.
     pub(super) fn start_stream(
         &mut self,
         request: Request,
@@ -118,7 +119,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what has come, without waiting. Returns it, with what HTTP adds, and whether the stream goes on.
+    /// Reads what has arrived, without waiting. Returns it, HTTP's framing included, and whether the stream goes on.
     pub(super) fn drain(&mut self) -> (&[u8], bool) {
         self.stream.set_deadline(Moment::from_boot(std::time::Duration::ZERO));
         self.buffer.clear();
@@ -163,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// Reads a body that comes in chunks.
+    /// Reads a chunked body.
     fn chunks(&mut self) -> Result<Vec<u8>, Failure> {
         let mut body = Vec::new();
         loop {
@@ -213,7 +214,7 @@ impl Connection {
         }
     }
 
-    /// Takes so many bytes.
+    /// Takes `length` bytes, reading as necessary.
     fn take(&mut self, length: usize) -> Result<Vec<u8>, Failure> {
         while self.buffer.len() < length {
             self.more()?;

@@ -1,35 +1,35 @@
 //! The names of the keys in etcd.
 //!
-//! | key | what it is | attached to the lease of |
+//! | key | content | attached to the lease of |
 //! |---|---|---|
 //! | `PREFIX/state/KEY` | the state of a lock, without its waiters | nobody |
-//! | `PREFIX/life/KEY/TOKEN` | a holder's: it holds the lock for as long as this is there | the holder |
-//! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter, which watches this key alone | the waiter |
+//! | `PREFIX/life/KEY/TOKEN` | a holder's life: it holds the lock for as long as this exists | the holder |
+//! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter's row, the only key that it watches | the waiter |
 //!
-//! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter came: their order is that
-//! of the names.
+//! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter joined, so the names
+//! sort in the order of the queue.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::lock::key::Key;
 use crate::lock::token::Token;
 
-/// What is encoded in a lock's name.
+/// The characters that are encoded in a lock's name.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// The names of the keys of one lock.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// Of its state.
+    /// The state.
     pub(super) state: String,
-    /// What its holders' begin with.
+    /// The prefix of its holders' lives.
     pub(super) lives: String,
-    /// What its waiters' begin with.
+    /// The prefix of its waiters' rows.
     pub(super) queue: String,
 }
 
 impl Names {
-    /// Returns those of the lock `key` under this `prefix`.
+    /// Returns the names for the lock `key` under this `prefix`.
     pub(super) fn new(prefix: &str, key: &Key) -> Self {
         let encoded = utf8_percent_encode(key.as_str(), ENCODED);
         Names {
@@ -39,33 +39,33 @@ impl Names {
         }
     }
 
-    /// Returns that of a holder.
+    /// Returns the name of a holder's life.
     pub(super) fn life(&self, token: &Token) -> String {
         format!("{}{}", self.lives, token.as_str())
     }
 
-    /// Returns that of a waiter which came at this revision.
+    /// Returns the name of the row of a waiter that joins at this revision.
     pub(super) fn row(&self, revision: i64, token: &Token) -> String {
         format!("{}{revision:016x}-{}", self.queue, token.as_str())
     }
 }
 
-/// Returns what the names of all states begin with.
+/// Returns the prefix of all states.
 pub(super) fn all_states(prefix: &str) -> String {
     format!("{prefix}/state/")
 }
 
-/// Returns what the names of all holders begin with.
+/// Returns the prefix of all lives.
 pub(super) fn all_lives(prefix: &str) -> String {
     format!("{prefix}/life/")
 }
 
-/// Returns what the names of all waiters begin with.
+/// Returns the prefix of all rows.
 pub(super) fn all_queues(prefix: &str) -> String {
     format!("{prefix}/queue/")
 }
 
-/// Returns the end of the range of all names that begin with `prefix`, which ends with a character below DEL.
+/// Returns the end of the range of all names that begin with `prefix`, whose last character must be below DEL.
 pub(super) fn range_end(prefix: &str) -> String {
     let mut end = prefix.to_owned();
     let last = end.pop().unwrap_or('/');
@@ -73,7 +73,7 @@ pub(super) fn range_end(prefix: &str) -> String {
     end
 }
 
-/// Returns the lock that is named so in a key's name.
+/// Returns the lock of a percent-encoded name.
 pub(super) fn decoded(name: &str) -> Option<Key> {
     let name = percent_decode_str(name).decode_utf8().ok()?;
     Key::new(name.as_ref().as_ref()).ok()

@@ -1,4 +1,4 @@
-//! All locks there are: looked at, and pruned, some at a time. One that cannot be read spoils no other.
+//! Lists and prunes all locks, some at a time. One that cannot be read does not hide the others.
 
 use std::time::Duration;
 
@@ -42,12 +42,12 @@ impl EtcdStore {
         Ok(listing)
     }
 
-    /// Says that one key of many cannot be read, or pruned.
+    /// Says that one of many keys cannot be read, or pruned.
     fn explain_of(&self, verb: &str, key: &Key, failure: &Failure) -> StoreError {
         self.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
     }
 
-    /// Returns the names of all locks, in their order.
+    /// Returns the names of all locks, in order.
     fn keys(&mut self) -> Result<Vec<Key>, Failure> {
         let prefix = all_states(&self.client.cluster.prefix);
         let (mut from, to) = (prefix.clone(), range_end(&prefix));
@@ -76,7 +76,7 @@ impl EtcdStore {
         self.read(&scope, Moment::now() + self.timeout)
     }
 
-    /// Returns what is known of a key, or nothing if nothing is.
+    /// Returns what is known of a key, if anything.
     fn status_of(&mut self, key: &Key) -> Result<Option<KeyStatus>, Failure> {
         let found = self.look(key)?;
         let now_ms = self.client.now_ms();
@@ -95,7 +95,7 @@ impl EtcdStore {
         Ok(Some(status))
     }
 
-    /// Returns the state, and how long each lease still lasts.
+    /// Returns the state, and how long each holder's lease still lasts.
     fn judge(&mut self, found: &Found, now_ms: u64) -> Result<(LockState, Vec<(Token, Duration)>), Failure> {
         let state = found.state(None, &self.observed, now_ms);
         let leases: Vec<_> = found.lives.iter().map(|life| api::time_to_live(life.lease)).collect();
@@ -133,7 +133,7 @@ impl Prune for EtcdStore {
                 Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => {
                     return Err(self.explain(&failure));
                 }
-                // What was removed is to be named all the same.
+                // Return what was removed so far all the same.
                 Err(failure) => {
                     listing.unreadable.push(self.explain(&failure).context("cannot remove the other old keys"));
                     return Ok(listing);
@@ -145,7 +145,8 @@ impl Prune for EtcdStore {
 }
 
 impl EtcdStore {
-    /// Removes the key if it has not been held for `unused_for`, or only finds out whether it can be. Returns whether it can.
+    /// Removes the key if it has not been held for `unused_for`; unless `really`, only checks. Returns whether it can be
+    /// removed.
     fn prune_key(&mut self, key: &Key, unused_for: Duration, really: bool) -> Result<bool, Failure> {
         if !really {
             let found = self.look(key)?;

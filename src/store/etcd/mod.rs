@@ -1,10 +1,10 @@
 //! Locks in the keys of an etcd cluster, as leases.
 //!
-//! The rules are those of [`crate::lock::state`]; [`operation`] applies them by compare-and-swap. [`keys`] says what is stored, [`waiting`]
-//! how waiters hear that it is their turn.
+//! The rules are those of [`crate::lock::state`]; [`operation`] applies them by compare-and-swap. [`keys`] says what is
+//! stored, [`waiting`] how waiters learn that it is their turn.
 //!
-//! A holder holds the lock for as long as its key is there, which is attached to a lease of etcd's: no clock is compared with another one.
-//! What the answers say of the time serves fences, and people.
+//! A holder holds the lock for as long as its key exists, which is attached to an etcd lease: no clocks are compared. The
+//! times in etcd's answers serve fences, people, and a holder whose lease was revoked early (see [`found::Found::state`]).
 
 mod api;
 mod change;
@@ -49,7 +49,7 @@ use waiting::Place;
 
 pub(super) use url::KIND;
 
-/// For so many times as long as it waits for an answer a holder goes on to release a lock that others change all the time.
+/// For how many timeouts a release, or a cancel, goes on while others keep changing the lock.
 const CONTENDED: u32 = 6;
 
 /// A store in an etcd cluster.
@@ -59,7 +59,7 @@ pub struct EtcdStore {
     observed: Observed,
     /// The name of our row in the queue, and its lease.
     own_row: Option<(String, i64)>,
-    /// Our place in the queue, since we have stood there once.
+    /// Our place in the queue, if we wait.
     place: Option<Place>,
     /// What is known of the lock, if its next operation need not read it.
     known: Option<Known>,
@@ -68,8 +68,8 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Returns the store at `cluster`. `timeout` bounds every request, connecting included. On failure says what is wrong with the files
-    /// that TLS needs.
+    /// Returns the store at `cluster`. `timeout` bounds every request, connecting included. Fails if the files that TLS needs
+    /// are unusable, and says why.
     fn new(cluster: Cluster, timeout: Duration) -> Result<Self, String> {
         Ok(EtcdStore {
             client: Client::new(cluster)?,
@@ -92,8 +92,8 @@ impl EtcdStore {
         self.operate(subject, Moment::now() + self.timeout, rules)
     }
 
-    /// Carries out an operation that cannot fail, again and again until its outcome is known, it is rejected for good, or `timeout` is over.
-    /// That is longer as long as etcd answers, and others have changed the lock meanwhile.
+    /// Carries out an operation whose rules cannot fail, again and again until its outcome is known, it is rejected for good,
+    /// or `timeout` is over; for longer if etcd answers, but others keep changing the lock.
     fn until_answered<T>(
         &mut self,
         subject: Subject<'_>,
@@ -121,7 +121,7 @@ impl EtcdStore {
         }
     }
 
-    /// Ends the leases to which nothing is attached any more. If that fails, they end by themselves.
+    /// Revokes the leases to which nothing is attached any more. If that fails, they expire.
     fn tidy(&mut self) {
         let mut leases = std::mem::take(&mut self.useless);
         leases.sort_unstable();
@@ -139,7 +139,7 @@ impl EtcdStore {
         failure.explain(&self.client.cluster)
     }
 
-    /// The failure of a request that may obtain something for a claim.
+    /// Returns the failure of a request that may acquire something for a claim.
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: self.explain(failure),
@@ -155,12 +155,12 @@ impl EtcdStore {
     }
 }
 
-/// What an operation by the claim is about.
+/// Returns the subject of an operation by the claim.
 fn by(claim: &Claim) -> Subject<'_> {
     Subject { asking: Some(&claim.token), ..on(&claim.key) }
 }
 
-/// What an operation on a lock is about.
+/// Returns the subject of an operation on a lock.
 fn on(key: &Key) -> Subject<'_> {
     Subject { key, asking: None, may_wait: false, needs_all_waiters: false }
 }
@@ -175,13 +175,13 @@ impl Store for EtcdStore {
         let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
-        // A token of the user's own may have been used before, and one of which a request was not answered.
+        // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
         if let Some(granted) = self.place.as_mut().and_then(|place| place.granted.take()) {
             self.note_grant(claim, granted);
         }
-        // An earlier attempt of this claim may have been carried out until this one is answered.
+        // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
@@ -207,7 +207,7 @@ impl Store for EtcdStore {
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }
-            // A claim is cancelled when it is given up, and not asked for again.
+            // A claim is cancelled only when it is given up, and is not made again.
             Acquired::Cancelled => Ok(Tried::Held(Held::default())),
         }
     }
@@ -219,7 +219,7 @@ impl Store for EtcdStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
-        // The lock was not asked for.
+        // No request for the lock was sent.
         let failed = |store: &Self, failure| RequestError { left_nothing: true, ..store.failed(&failure) };
         self.sleep_in_queue(until, waiter, observer).map_err(|failure| failed(self, failure))
     }
@@ -231,7 +231,8 @@ impl Store for EtcdStore {
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let by_hand = matches!(how, Release::ByHand);
         let subject = Subject { asking: Some(token), may_wait: by_hand, ..on(key) };
-        // What the last attempt found. If its outcome is open, and the lock was ours then and is not any more, it has released it.
+        // What the last attempt found. If its outcome is unknown, and the lock was ours then and no longer is, that attempt
+        // has released it.
         let mut before = None;
         self.client.may_be_done = false;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
@@ -246,10 +247,10 @@ impl Store for EtcdStore {
         Ok(from_state::released(answer, Now::unix(now_ms)))
     }
 
-    /// If this cannot be done, the leases run out, if there are any.
+    /// If this fails, the leases expire, if there are any.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let voids_late_requests = in_flight && claim.request.is_none();
-        // The request has taken its time already.
+        // The request itself has taken its time already.
         let timeout = self.timeout / 2;
         let subject = Subject { may_wait: true, ..by(claim) };
         let cancelled = self.until_answered(subject, timeout, |state, facts| {
@@ -265,8 +266,8 @@ impl Store for EtcdStore {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        // The fences that the first attempt found, and the last answer. Another attempt must not hit a later holder. If the outcome of
-        // the last one is open, and none of its holders is left, it has been carried out.
+        // The fences that the first attempt found, and the last answer. Another attempt must not hit a later holder. If the
+        // outcome of the last attempt is unknown, and none of its holders is left, it was carried out.
         let mut before: Option<(Vec<u64>, state::Revoked)> = None;
         self.client.may_be_done = false;
         let revoked = self.once(on(key), |state, facts| {

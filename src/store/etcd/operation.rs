@@ -1,5 +1,5 @@
-//! One operation on a lock: it reads the lock, applies the rules to it, and changes it in one transaction, which fails if another one was
-//! quicker. Then it begins anew with what that one has left.
+//! One operation on a lock: it reads the lock, applies the rules, and writes the result in one transaction. That fails if
+//! another operation was quicker; then this one starts again with what the other has left.
 
 use std::thread;
 use std::time::Duration;
@@ -22,30 +22,31 @@ use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
-/// What an operation is about.
+/// The subject of an operation.
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
     /// The lock.
     pub(super) key: &'a Key,
-    /// The one that asks.
+    /// The token that asks.
     pub(super) asking: Option<&'a Token>,
-    /// Whether it may stand in the queue, unknown to this process.
+    /// Whether that token may be in the queue without our knowledge.
     pub(super) may_wait: bool,
     /// Whether all waiters matter, not only the first.
     pub(super) needs_all_waiters: bool,
 }
 
-/// An operation that was carried out.
+/// The result of an operation.
 pub(super) struct Committed<T> {
     /// The answer.
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    /// If the one that asks waits now: when it looks again, and how many came before it.
+    /// If the one that asks waits now: when it looks again, and how many are ahead of it.
     pub(super) waits: Option<(Look, u64)>,
 }
 
-/// What is known of a lock before the next operation, which need not read it: its transaction compares instead that nothing of it has changed.
+/// What is known of a lock before the next operation, which then need not read it: its transaction compares that nothing of
+/// it has changed.
 pub(super) struct Known {
     key: Key,
     /// The acquisition that knows it.
@@ -53,20 +54,20 @@ pub(super) struct Known {
     basis: Basis,
 }
 
-/// The lock as an operation starts from it.
+/// The lock from which an operation starts.
 struct Basis {
     found: Found,
     source: Source,
 }
 
-/// How the lock is known then.
+/// How the lock is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     /// It was read for this operation.
     Read,
-    /// The last operation has read it after it had changed it: we hold it alone.
+    /// The last operation has read it after changing it: we hold it alone.
     LookedBack,
-    /// The event of the watch says that it is granted to us, to hold it alone; not who else waits.
+    /// An event of the watch says that the lock is granted to us, to hold it alone. It does not say who else waits.
     Watch,
 }
 
@@ -77,8 +78,8 @@ impl Source {
 }
 
 impl EtcdStore {
-    /// Applies `rules` to the state of a lock and stores what they make of it. They may be applied several times, each time to what is
-    /// found then; only what they made of it last is stored.
+    /// Applies `rules` to the state of a lock, and stores the result. The rules may be applied several times, each time to
+    /// what is found then; only the last result is stored.
     pub(super) fn operate<T>(
         &mut self,
         subject: Subject<'_>,
@@ -99,7 +100,7 @@ impl EtcdStore {
                 let row = found.row_of(asking).map(|row| row.name.clone());
                 scope = scope.with_row(row);
             }
-            // An event says nothing of the others.
+            // An event says nothing about the other waiters.
             if *source != Source::Watch {
                 self.observed.note(found, self.client.round_trip, self.client.failed);
             }
@@ -112,13 +113,13 @@ impl EtcdStore {
             let has_called = found.rows.iter().any(|row| row.value.called.is_some());
             let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
             let has_enough = match source {
-                // One that holds it alone has nothing to hand off.
+                // A sole holder has nothing to hand off.
                 Source::Watch => facts.is_held_by_asking(&state),
                 Source::Read | Source::LookedBack => !calls_more && facts.has_enough(&state),
             };
             if !found.has_all_rows && !has_enough {
                 if *source == Source::Read {
-                    // Those that were read may be dead, or do not answer: one behind them may be next.
+                    // Waiters that were read may be dead or unresponsive: one behind them may be next.
                     scope.limit *= MORE;
                 }
                 basis = self.read_for(&scope, deadline)?;
@@ -131,7 +132,7 @@ impl EtcdStore {
                 after: &state,
                 begins_lease: applied.begins_lease,
                 is_from_memory: source.is_memory(),
-                // Of those that join at once, no more than are allowed.
+                // Waiters that join at the same time must conflict, so that no more join than are allowed.
                 forces: may_be_done || subject.needs_all_waiters && joins(&before, &state),
             };
             let change = draft.change(&mut leases);
@@ -148,7 +149,7 @@ impl EtcdStore {
                 if !transacted.succeeded {
                     let may_have_joined = self.client.may_be_done && change.own_row.is_some();
                     let fresh = if may_have_joined {
-                        // The row may be anywhere among the waiters.
+                        // Our row may be anywhere among the waiters.
                         scope.own_row = OwnRow::Unknown;
                         self.read_for(&scope, deadline)?
                     } else {
@@ -156,11 +157,11 @@ impl EtcdStore {
                     };
                     let outdated = std::mem::replace(&mut basis, fresh);
                     if outdated.source.is_memory() {
-                        // A holder whose life is gone, or is another by now, may have left its lease.
+                        // A holder whose life is gone or was replaced may have left its lease.
                         self.useless.extend(outdated.found.leases_without(&basis.found));
                         continue;
                     }
-                    // Many that begin anew at once would get in each other's way again.
+                    // Without a pause, many that start again at once would conflict again.
                     let left = deadline.since(Moment::now());
                     let in_haste = subject.asking.is_some_and(|asking| is_in_haste(asking, &before));
                     let pause = pauses.next(in_haste, self.client.round_trip, left).ok_or(Failure::Contended)?;
@@ -180,7 +181,7 @@ impl EtcdStore {
         }
     }
 
-    /// Returns what is known of the lock, if that is enough for an operation. It is forgotten: only this operation may use it.
+    /// Returns what is known of the lock, if that is enough for an operation, and forgets it: only one operation may use it.
     fn recall(&mut self, subject: Subject<'_>) -> Option<Basis> {
         let known = self.known.take()?;
         let is_same = known.key == *subject.key && subject.asking == Some(&known.token);
@@ -192,9 +193,9 @@ impl EtcdStore {
         Ok(Basis { found: self.read(scope, deadline)?, source: Source::Read })
     }
 
-    /// Keeps what the transaction of a change has read after it, for the next operation.
+    /// Keeps what the transaction has read after its change, for the next operation.
     fn remember(&mut self, subject: Subject<'_>, change: &Change, transacted: Transacted, scope: &Scope) {
-        // What cannot be read does not matter until the next operation reads it.
+        // If it cannot be read, the next operation reads it and fails.
         let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
         let alone = found.zip(subject.asking).filter(|(found, asking)| found.is_held_alone_by(asking));
         self.known = alone.map(|(found, asking)| Known {
@@ -204,23 +205,23 @@ impl EtcdStore {
         });
     }
 
-    /// Notes which leases are of no use after a change to what was `found`, and which row is ours.
+    /// Notes which leases are useless after a change to what was `found`, and which row is ours.
     ///
-    /// An attempt whose answer was lost may have been carried out all the same. Then leases that it has created are in use already, and one that
-    /// is replaced may be replaced by itself.
+    /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in use
+    /// already, and a lease that is replaced may be replaced by itself.
     fn note_leases(&mut self, change: Change, leases: NewLeases, found: &Found) {
         let used = change.leases();
         let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
         self.useless.extend(leases.without(&used).into_iter().filter(|lease| !is_attached(lease)));
         self.useless.extend(change.ended.into_iter().filter(|lease| !used.contains(lease)));
         if let Some(own) = change.own_row {
-            // It had one that is gone.
+            // The earlier row, if any, is gone.
             self.useless.extend(self.own_row.replace(own).map(|(_, lease)| lease));
         }
     }
 
-    /// Notes the row of one that waits and has it already: by an attempt whose answer was lost, or of another process that waits under the same
-    /// token.
+    /// Notes the row of a token that waits and has a row already, through an attempt whose answer was lost, or through
+    /// another process that waits under the same token.
     fn note_own_row(&mut self, subject: Subject<'_>, waits: bool, found: &Found) {
         let row = subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
         if let Some(row) = row {
@@ -229,7 +230,8 @@ impl EtcdStore {
         }
     }
 
-    /// Makes a change. Returns the transaction's answers: those to its operations, or, if another one was quicker, the lock as it is now.
+    /// Makes a change. Returns the transaction's responses: those to its operations or, if another operation was quicker, the
+    /// lock as it is now.
     fn commit(
         &mut self,
         change: &Change,
@@ -241,18 +243,18 @@ impl EtcdStore {
         let (last, grants) = responses.split_last().ok_or(Failure::Closed)?;
         for grant in grants {
             match Failure::of_response(grant) {
-                // It was created by an earlier attempt.
+                // An earlier attempt has created it.
                 Some(Failure::Refused(refusal)) if refusal.is_lease_there() => {}
                 Some(failure) => return Err(failure),
                 None => {}
             }
         }
         leases.note(change);
-        // Whether one was carried out whose answer cannot be read is not known.
+        // If the answer cannot be read, the transaction may or may not have been carried out.
         transacted(last).inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
     }
 
-    /// Notes what the event of a grant says, for the next operation, if it is the grant of this claim.
+    /// Keeps what the event of a grant says for the next operation, if it is the grant of this claim.
     pub(super) fn note_grant(&mut self, claim: &Claim, granted: Found) {
         let is_ours = granted.rows.iter().all(|row| {
             let waiter = &row.value.waiter;
@@ -269,10 +271,10 @@ impl EtcdStore {
         scope.read(transacted(responses.first().ok_or(Failure::Closed)?)?)
     }
 
-    /// Returns what is read for an operation.
+    /// Returns what to read for an operation.
     pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
         let own_row = match &self.own_row {
-            // One that has joined anew, and has not heard of that, has another one.
+            // If `may_be_done`, we may have joined again unnoticed, in another row.
             Some((name, _)) if subject.asking.is_some() && !self.client.may_be_done => OwnRow::Named(name.clone()),
             _ if subject.asking.is_some() && subject.may_wait => OwnRow::Unknown,
             _ => OwnRow::None,
@@ -282,22 +284,22 @@ impl EtcdStore {
     }
 }
 
-/// The pauses of one that others were quicker than: of random lengths, and the longer the more often that has happened, as there may be many
-/// others. They are shorter for one that is in haste.
+/// The pauses of an operation that loses against others: random, and longer each time, because there may be many others. They
+/// are shorter for an urgent operation.
 #[derive(Default)]
 struct Pauses {
     tried: u32,
 }
 
 impl Pauses {
-    /// So often one that is in haste makes none.
+    /// How often an urgent operation tries again without a pause.
     const AT_ONCE: u32 = 2;
-    /// The longest pause at first, and at all; in haste at all.
+    /// The longest first pause (at least a round trip), the longest of all, and the longest of an urgent operation.
     const FIRST: Duration = Duration::from_millis(20);
     const MOST: Duration = Duration::from_millis(1500);
     const MOST_IN_HASTE: Duration = Duration::from_millis(100);
 
-    /// Returns the next pause, if the time that is `left` is enough for another attempt, which takes a `round_trip`.
+    /// Returns the next pause, if the time `left` allows another attempt, which takes a `round_trip`.
     fn next(&mut self, in_haste: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
         if left <= round_trip {
             return None;
@@ -315,8 +317,8 @@ impl Pauses {
     }
 }
 
-/// Returns whether the others can wait for the one that asks: a holder would release the lock, or renew its lease, and a waiter that was
-/// granted the lock has only a little time to claim it.
+/// Returns whether the operation is urgent, so that the others should wait: a holder wants to release the lock or renew its
+/// lease, or a waiter that was granted the lock has only a little time to claim it.
 fn is_in_haste(asking: &Token, state: &LockState) -> bool {
     let holds = state.holders.iter().any(|holder| holder.token == *asking);
     holds || state.waiters.iter().any(|waiter| waiter.token == *asking && waiter.grant.is_some())

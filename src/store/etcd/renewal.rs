@@ -1,8 +1,9 @@
-//! Renewing a lock.
+//! Renewal of a lock.
 //!
-//! As a rule the lease is replaced by a new one, which a majority of the members notes. Where the database is full, nothing new can be
-//! written, and the lease is kept alive instead. A leader does that alone, and one that was replaced by another may not know it yet: so that
-//! counts only if the same member read the lock before and after it in the same term, in which there is one leader.
+//! Normally the lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
+//! can be written, and the lease is kept alive instead. A leader does that alone, and may not know yet that it was replaced;
+//! so it counts only if the same member read the lock before and after it in the same term, because a term has only one
+//! leader.
 
 use super::api::{self, Streamed};
 use super::client::Effect;
@@ -17,7 +18,7 @@ use crate::store::{Renewed, from_state};
 use crate::sys::clock::Moment;
 
 impl EtcdStore {
-    /// Prolongs the lease by `ttl` from now (`None`: by as long as it was taken for).
+    /// Renews the lease for `ttl` from now (`None`: for its present ttl).
     pub(super) fn renew_lease(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, Failure> {
         let subject = Subject { asking: Some(token), ..on(key) };
         let began = Moment::now();
@@ -25,14 +26,15 @@ impl EtcdStore {
             Err(failure) if failure.is_no_space() && self.keep_alive_holder(key, token)? => return Ok(Renewed::Mine),
             outcome => outcome?,
         };
-        // A renewal that took long may be the last that is in time, and must be heard of at once. The next one tidies up.
+        // After a slow renewal little of the lease may be left, so return at once. The next renewal tidies up.
         if Moment::now().since(began) < self.timeout / 4 {
             self.tidy();
         }
         Ok(from_state::renewed(committed.answer, Now::unix(committed.now_ms)))
     }
 
-    /// Lets the lease of a holder begin anew, without a change of what is stored. Returns whether it has, and the lock is held under it.
+    /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, and the lock is
+    /// held under that lease.
     fn keep_alive_holder(&mut self, key: &Key, token: &Token) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
         let scope = self.scope(Subject { asking: Some(token), ..on(key) });

@@ -16,17 +16,17 @@ pub(in crate::store) const KIND: Kind = Kind {
     parse: |url| Ok(Box::new(parse(url)?)),
 };
 
-/// The port of etcd's clients.
+/// The default port of etcd's clients.
 const PORT: u16 = 2379;
 
-/// A cluster, and what we are to it.
+/// A cluster, and how we log in to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Cluster {
     /// How each member is reached; at least one.
     pub(super) members: Vec<Endpoint>,
     /// The user and the password, which is never shown.
     pub(super) login: Option<(String, String)>,
-    /// What every key begins with, before a slash.
+    /// The prefix of every key, followed by a slash.
     pub(super) prefix: String,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     if user.is_some_and(|user| user.contains('@')) || query.is_some_and(|query| query.contains('@')) {
         return Err("has an @ that belongs to a user, password or value; write %40".into());
     }
-    // What stands before the comma may be a host, and what follows it a password that was written for each host.
+    // The text before the comma may be a host, and the text after it a password that was repeated for each host.
     if user.is_some_and(|user| user.contains(',')) {
         return Err(
             "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them"
@@ -93,7 +93,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     Ok(Cluster { members, login, prefix })
 }
 
-/// Reads what stands before the `@`.
+/// Reads the text before the `@`.
 fn read_login(text: &str) -> Result<(String, String), String> {
     let (user, password) = text.split_once(':').ok_or("has a user without a password; write USER:PASSWORD@")?;
     let (user, password) = (decoded(user)?, decoded(password)?);
@@ -103,7 +103,7 @@ fn read_login(text: &str) -> Result<(String, String), String> {
     Ok((user, password))
 }
 
-/// Says where a member is, for messages.
+/// Formats where a member is, for messages.
 pub(super) fn shown(member: &Endpoint) -> String {
     match member {
         Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
@@ -112,7 +112,7 @@ pub(super) fn shown(member: &Endpoint) -> String {
     }
 }
 
-/// Says where the cluster is, for messages: never with a password.
+/// Formats where the cluster is, for messages: never with a password.
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let members: Vec<String> = self.members.iter().map(shown).collect();

@@ -1,8 +1,9 @@
 //! How a waiter learns that it is its turn.
 //!
-//! It watches its own row of the queue, which is changed when the lock is granted to it. The first waiters, and the last ones, which may
-//! outlive all of those, look at the lock again and again: whether the holder's life has ended, and whether what was granted is claimed.
-//! One that does not claim it is passed over, and those behind it are called, to show that they are alive before it is their turn.
+//! It watches its own row of the queue, which changes when the lock is granted to it. The first waiters, and the last ones,
+//! which may outlive all of those, look at the lock regularly: whether the holder's life has ended, and whether a grant was
+//! claimed. A waiter that does not claim its grant is passed over, and those behind it are called, to show that they are
+//! alive before it is their turn.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -27,30 +28,31 @@ use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 pub(super) const WAITER_TTL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
 
-/// So many of the first waiters look at the lock again and again, and the first half of them, and so many of the last ones, twice as often.
+/// How many of the first waiters look at the lock regularly. The first half of them, and so many of the last waiters
+/// (STAND_INS), look twice as often.
 pub(super) const LOOKERS: usize = 8;
 const FREQUENT_LOOKERS: usize = LOOKERS / 2;
 const STAND_INS: u64 = 2;
 
-/// How often they look.
+/// How often the frequent ones look.
 const BEAT: Duration = Duration::from_millis(700);
 
-/// Between one of them and the next, so that they do not get in each other's way.
+/// The distance between two of them, so that they do not conflict.
 const TURN: Duration = Duration::from_millis(20);
 
 /// How often the others look: at the earliest, and at the latest.
 const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
 
-/// How many waiters may have a call that they have not answered yet.
+/// How many waiters may have an unanswered call.
 const CALLS_MAX: usize = 56;
 
-/// How many waiters may have a grant that they have not claimed yet.
+/// How many waiters may have an unclaimed grant.
 pub(super) const GRANTS_MAX: usize = 24;
 
-/// So many rows are changed by grants, unclaimed grants and unanswered calls at most. An operation calls nobody beyond that.
+/// How many rows grants, unclaimed grants and calls change at most. An operation calls nobody beyond that.
 pub(super) const ROWS_MAX: usize = 2 * GRANTS_MAX + CALLS_MAX;
 
-/// So many of those look that are kept from a slot which is free.
+/// How many waiters that are kept from a free slot look.
 pub(super) const WATCHERS: usize = 4;
 
 /// When a waiter looks at the lock again.
@@ -59,29 +61,29 @@ pub(super) struct Look {
     within: Duration,
 }
 
-/// A watch of our row: opened when we first sleep, when another member answers us, and when the row is another one.
+/// A watch of our row: opened when we first sleep, when another member answers us, and when our row is a new one.
 struct Watch {
     member: usize,
     row: String,
     connection: Connection,
 }
 
-/// Our place in the queue: what we know since we last looked.
+/// Our place in the queue: what we know since our last look.
 pub(super) struct Place {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
     look_at: Moment,
-    /// Where we hear of changes of our row.
+    /// The watch that reports changes of our row.
     watch: Option<Watch>,
-    /// When to let the lease of our row begin anew.
+    /// When to renew the lease of our row.
     keep_alive_at: Moment,
-    /// What the last event of the watch says, if the lock can be claimed by that.
+    /// What the last event of the watch says, if it is enough to claim the lock.
     pub(super) granted: Option<Found>,
 }
 
 impl Look {
-    /// Returns when the one that asks looks again, and how many came before it, if it waits. If it has called others, or passed them over, it
-    /// looks soon.
+    /// If the one that asks waits, returns when it looks again, and how many are ahead of it. It looks soon if it has called
+    /// others, or passed them over.
     pub(super) fn of(asking: &Token, facts: &EtcdFacts<'_>, after: &LockState, wakes: bool) -> Option<(Self, u64)> {
         let at = after.waiters.iter().position(|waiter| waiter.token == *asking)?;
         let found = facts.found;
@@ -110,14 +112,15 @@ impl Look {
             let beat = if turn < FREQUENT_LOOKERS || behind < STAND_INS { next } else { next + BEAT };
             facts.observed.next_end(rows).map_or(beat, |left| left.min(beat))
         };
-        // The one that has called the others is the first to look for their answers.
+        // The waiter that has called the others is the first to look for their answers.
         let turns = if wakes { 0 } else { u32::try_from(turn.min(FREQUENT_LOOKERS)).unwrap_or(0) };
         Some((Look { within: within + TURN * turns + Duration::from_millis(5) }, place))
     }
 }
 
-/// Returns the time until the next regular look of the waiter in this place: a beat, and at first less. By the clock, neighbours look a golden
-/// section of a beat apart, which spreads any of them evenly, so that one of them soon notices what has happened.
+/// Returns the time until the next regular look of the waiter in this place: a beat, or half of one to a whole one for the
+/// first look. By the clock, neighbours look a golden section of a beat apart, which spreads any set of neighbours evenly, so
+/// that one of them soon notices what has happened.
 fn beat_in(now_ms: u64, place: u64) -> Duration {
     const GOLDEN_SECTION: u64 = 433;
     let beat = millis(BEAT);
@@ -125,14 +128,14 @@ fn beat_in(now_ms: u64, place: u64) -> Duration {
     Duration::from_millis(if left < beat / 2 { left + beat / 2 } else { left })
 }
 
-/// Returns the waiters that could have the lock but for those ahead of them, which leave it unused.
+/// Returns the first waiters that only those ahead of them keep from a slot, which these leave unused.
 fn kept(state: &LockState) -> impl Iterator<Item = &WaiterState> {
     let willing = state.waiters.iter().filter(|waiter| is_willing(waiter));
     let is_kept = willing.clone().next().is_some_and(|next| !state.has_room(next.mode));
     willing.filter(move |waiter| is_kept && state.has_room(waiter.mode)).take(WATCHERS)
 }
 
-/// Returns whether an operation passes somebody over.
+/// Returns whether an operation passes a waiter over.
 pub(super) fn passes_over(before: &LockState, after: &LockState) -> bool {
     let find = |token: &Token| before.waiters.iter().find(|waiter| waiter.token == *token);
     let is_passed_over = |waiter: &WaiterState| {
@@ -141,10 +144,10 @@ pub(super) fn passes_over(before: &LockState, after: &LockState) -> bool {
     after.waiters.iter().any(is_passed_over)
 }
 
-/// What a waiter is woken for.
+/// Why a waiter is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
-    /// To see whether a slot is its own.
+    /// To check whether a slot is its own.
     Check,
     /// To show that it is alive.
     Call,
@@ -160,8 +163,8 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
     if !asks_for_kept && (passes_over || before.holders.len() != after.holders.len()) {
         woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Check))));
     }
-    // Another waiter may be dead, too: one that was granted the lock now, unless it has answered lately, or one that keeps the one that asks
-    // from a slot.
+    // Another waiter may be dead, too: one that is granted the lock now, unless it has answered recently, or one that keeps
+    // the one that asks from a slot.
     let has_answered = |waiter: &WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
     let next_may_be_dead = || {
         let mut granted = after.waiters.iter().filter(|waiter| waiter.grant.is_some()).peekable();
@@ -172,7 +175,7 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
             |waiter: &WaiterState| facts.found.row_of(&waiter.token).is_some_and(|row| row.value.called.is_some());
         let waited_for = after.waiters.iter().filter(|waiter| is_willing(waiter) && is_called(waiter)).count();
         let most = CALLS_MAX.saturating_sub(waited_for).min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
-        // Those ahead of the one that asks; all, if it does not wait.
+        // The waiters ahead of the one that asks, or all if it does not wait.
         let ahead = after.waiters.iter().take_while(|waiter| facts.asking != Some(&waiter.token));
         let uncalled = ahead.filter(|waiter| is_willing(waiter) && !is_called(waiter));
         woken.extend(uncalled.take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
@@ -180,8 +183,8 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
     woken
 }
 
-/// Reads the last event of a watch. Returns what it says of the lock, if that can be claimed by it. A message that came in several parts is not
-/// read; then the lock is.
+/// Reads the last event of a watch. Returns what it says of the lock, if that is enough to claim it. A message that came in
+/// several parts is ignored; then the lock is read.
 fn read_grant(heard: &[u8]) -> Option<Found> {
     let lines = heard.split(|byte| *byte == b'\n');
     let watched = lines.filter_map(|line| serde_json::from_slice::<Watched>(line).ok());
@@ -189,7 +192,7 @@ fn read_grant(heard: &[u8]) -> Option<Found> {
     Found::of_granted(&last.kv)
 }
 
-/// Returns in how many rows a waiter is granted the lock, or passed over.
+/// Returns in how many rows a waiter is newly granted the lock, or passed over, or the reverse.
 fn count_changed(found: &Found, after: &LockState) -> usize {
     let is_changed = |row: &&Row| {
         let before = &row.value.waiter;
@@ -202,7 +205,8 @@ fn count_changed(found: &Found, after: &LockState) -> usize {
 }
 
 impl Place {
-    /// Returns what is known after another look, which has found this holder, if any, when a hold had ended last at `ended_unix_ms`.
+    /// Returns what is known after another look. `held`: the holder that it found; `ended_unix_ms`: when a hold had last
+    /// ended.
     pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look: Look) -> Self {
         let now = Moment::now();
         let (seen, watch, keep_alive_at) = match before {
@@ -215,7 +219,7 @@ impl Place {
 }
 
 impl EtcdStore {
-    /// Sleeps until it is worth a look at the lock, or until `until`.
+    /// Sleeps until a look at the lock is worthwhile, or until `until`.
     pub(super) fn sleep_in_queue(
         &mut self,
         until: Option<Moment>,
@@ -233,12 +237,12 @@ impl EtcdStore {
 
     /// Makes sure that our row is watched at the member that answers us.
     fn keep_watch(&mut self, place: &mut Place, row: &str) -> Result<(), Failure> {
-        // The row is another one after it was lost, and the waiter has joined anew.
+        // We have a new row if the old one was lost and we have joined again.
         let is_right = |watch: &Watch| watch.member == self.client.member && watch.row == row;
         if !place.watch.as_ref().is_some_and(is_right) {
             let connection = self.watch_row(row)?;
             place.watch = Some(Watch { member: self.client.member, row: row.to_owned(), connection });
-            // It may have changed before that.
+            // The row may have changed before that.
             place.look_at = Moment::now();
         }
         Ok(())
@@ -287,7 +291,7 @@ impl EtcdStore {
         }
     }
 
-    /// Lets the lease of our row begin anew. Returns whether it was still there.
+    /// Renews the lease of our row. Returns whether it still existed.
     fn keep_alive(&mut self, lease: i64) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
         let responses = self.client.exchange(&[api::keep_alive(lease)], Effect::Reads, deadline)?;
@@ -307,7 +311,7 @@ mod tests {
 
     use super::*;
 
-    /// The events of these changes of a row, each in a message of its own, as the gateway sends it.
+    /// Returns the events of these changes of a row, each in a message of its own, as the gateway sends them.
     fn heard(changes: &[(i64, &str)]) -> String {
         let message = |(revision, value): &(i64, &str)| {
             let (key, value) = (STANDARD.encode("q/1-t"), STANDARD.encode(value));
@@ -329,7 +333,7 @@ mod tests {
         let found = read_grant(all.as_bytes()).expect("is a grant");
         assert_eq!((found.record_revision, found.stored.fence, found.rows.len()), (6, 9, 1));
         assert_eq!(found.rows[0].name, "q/1-t");
-        // What came after the grant counts; and what cannot be read, or lacks the record, is no grant.
+        // What came after the grant counts. An event that cannot be read, or lacks the record, is no grant.
         for other in
             [heard(&[(6, &granted), (7, &near)]), heard(&[(6, &bare)]), heard(&[(6, "")]), all[..all.len() - 9].into()]
         {
