@@ -22,7 +22,7 @@ const OPERATIONS_MAX: usize = 128;
 const LIVES_MAX: usize = 10;
 
 // A transaction has an operation for each of these lives, for each row that is changed, comes near or is to check, for the
-// row of the one that asks, and for the record.
+// row of the asking client, and for the record.
 const _: () = assert!(LIVES_MAX + ROWS_MAX + LOOKERS + WATCHERS + 2 <= OPERATIONS_MAX);
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
@@ -64,11 +64,11 @@ pub(super) struct Change {
     grants: Vec<(i64, u64)>,
     /// The leases that are useless after that.
     pub(super) ended: Vec<i64>,
-    /// The new row of the one that asks, if it joins the queue, and the lease of the row.
+    /// The new row of the asking client, if it joins the queue, and the lease of the row.
     pub(super) own_row: Option<(String, i64)>,
     /// The rows whose waiters are granted the lock or called by this, see [`RowValue::challenge`].
     pub(super) challenges: Vec<(String, u64)>,
-    /// Whether the transaction also reads the lock as the change leaves it: the one that asks holds it then, and will know it
+    /// Whether the transaction also reads the lock as the change leaves it: the asking client holds it then, and will know it
     /// for its next operation.
     pub(super) looks_back: bool,
 }
@@ -79,7 +79,7 @@ pub(super) struct Draft<'a> {
     pub(super) facts: &'a EtcdFacts<'a>,
     pub(super) before: &'a LockState,
     pub(super) after: &'a LockState,
-    /// Whether the lease of the one that asks is renewed, see
+    /// Whether the lease of the asking client is renewed, see
     /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
     /// Whether the lock was not read for this, see [`Known`](super::operation::Known).
@@ -231,7 +231,7 @@ impl Draft<'_> {
         tokens(self.before) != tokens(self.after)
     }
 
-    /// Adds the row of the one that asks, if it joins the queue.
+    /// Adds the row of the asking client, if it joins the queue.
     fn join(&self, change: &mut Change, leases: &mut NewLeases) {
         let Some(asking) = self.facts.asking.filter(|asking| self.found().row_of(asking).is_none()) else { return };
         let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *asking) else { return };
@@ -285,7 +285,7 @@ impl Scope {
         api::transaction(&[], &self.operations(), &[])
     }
 
-    /// Returns the same with the row of the one that asks, if that is known.
+    /// Returns the same with the row of the asking client, if that is known.
     pub(super) fn with_row(self, row: Option<String>) -> Self {
         Scope { own_row: row.map_or(self.own_row, OwnRow::Named), ..self }
     }

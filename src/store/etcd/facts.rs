@@ -158,12 +158,12 @@ pub(super) struct EtcdFacts<'a> {
 }
 
 impl EtcdFacts<'_> {
-    /// Returns whether the one that asks holds the lock in this state.
+    /// Returns whether the asking client holds the lock in this state.
     pub(super) fn is_held_by_asking(&self, state: &LockState) -> bool {
         state.holders.iter().any(|holder| self.asking == Some(&holder.token))
     }
 
-    /// Returns whether enough waiters in the state, besides the one that asks, can be granted the lock: then no waiter behind
+    /// Returns whether enough waiters in the state, besides the asking client, can be granted the lock: then no waiter behind
     /// those that were read is next, or near the head of the queue.
     pub(super) fn has_enough(&self, state: &LockState) -> bool {
         let others = state.waiters.iter().filter(|waiter| self.asking != Some(&waiter.token));

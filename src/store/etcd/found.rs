@@ -9,12 +9,12 @@ use super::keys::Names;
 use crate::lock::state::{HolderState, Lease, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
 
-/// How many waiters are read at first, besides the one that asks; and the factor by which this grows if too few of them
+/// How many waiters are read at first, besides the asking client; and the factor by which this grows if too few of them
 /// answer.
 pub(super) const FIRST_WAITERS: u32 = 16;
 pub(super) const MORE: u32 = 8;
 
-/// Where the row of the one that asks is.
+/// Where the row of the asking client is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OwnRow {
     /// It has none: its token is new.
@@ -84,7 +84,7 @@ pub(super) struct Found {
     pub(super) rows: Vec<Row>,
     /// Whether these are all waiters.
     pub(super) has_all_rows: bool,
-    /// How many waiters there are, and how many are ahead of the one that asks.
+    /// How many waiters there are, and how many are ahead of the asking client.
     pub(super) waiting: u64,
     pub(super) before: u64,
 }
@@ -235,7 +235,7 @@ impl Found {
         })
     }
 
-    /// Returns whether the one that asks holds the lock alone, and no waiter that was read is granted the lock, called or
+    /// Returns whether the asking client holds the lock alone, and no waiter that was read is granted the lock, called or
     /// passed over.
     pub(super) fn is_held_alone_by(&self, asking: &Token) -> bool {
         let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);

@@ -41,7 +41,7 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    /// If the one that asks waits now: when it looks again, and how many are ahead of it.
+    /// If the asking client waits now: when it looks again, and how many are ahead of it.
     pub(super) waits: Option<(Look, u64)>,
 }
 

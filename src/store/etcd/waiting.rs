@@ -82,7 +82,7 @@ pub(super) struct Place {
 }
 
 impl Look {
-    /// If the one that asks waits, returns when it looks again, and how many are ahead of it. It looks soon if it has called
+    /// If the asking client waits, returns when it looks again, and how many are ahead of it. It looks soon if it has called
     /// others, or passed them over.
     pub(super) fn of(asking: &Token, facts: &EtcdFacts<'_>, after: &LockState, wakes: bool) -> Option<(Self, u64)> {
         let at = after.waiters.iter().position(|waiter| waiter.token == *asking)?;
@@ -164,7 +164,7 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
         woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Check))));
     }
     // Another waiter may be dead, too: one that is granted the lock now, unless it has answered recently, or one that keeps
-    // the one that asks from a slot.
+    // the asking client from a slot.
     let has_answered = |waiter: &WaiterState| name(waiter).is_some_and(|name| facts.observed.has_answered(&name));
     let next_may_be_dead = || {
         let mut granted = after.waiters.iter().filter(|waiter| waiter.grant.is_some()).peekable();
@@ -175,7 +175,7 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
             |waiter: &WaiterState| facts.found.row_of(&waiter.token).is_some_and(|row| row.value.called.is_some());
         let waited_for = after.waiters.iter().filter(|waiter| is_willing(waiter) && is_called(waiter)).count();
         let most = CALLS_MAX.saturating_sub(waited_for).min(ROWS_MAX.saturating_sub(count_changed(facts.found, after)));
-        // The waiters ahead of the one that asks, or all if it does not wait.
+        // The waiters ahead of the asking client, or all if it does not wait.
         let ahead = after.waiters.iter().take_while(|waiter| facts.asking != Some(&waiter.token));
         let uncalled = ahead.filter(|waiter| is_willing(waiter) && !is_called(waiter));
         woken.extend(uncalled.take(most).filter_map(|waiter| Some((name(waiter)?, Wake::Call))));
@@ -192,7 +192,7 @@ fn read_grant(heard: &[u8]) -> Option<Found> {
     Found::of_granted(&last.kv)
 }
 
-/// Returns in how many rows a waiter is newly granted the lock, or passed over, or the reverse.
+/// Returns in how many rows an operation removes the waiter, or changes whether it is granted the lock or passed over.
 fn count_changed(found: &Found, after: &LockState) -> usize {
     let is_changed = |row: &&Row| {
         let before = &row.value.waiter;

@@ -43,7 +43,7 @@ const TRANSIENT: [&str; 13] = [
     "ERR max number of clients",
 ];
 
-/// The codes by which a server says to ask another one, or the same again: in a cluster, and when it has become a replica.
+/// The codes that say to ask another server, or the same one again: in a cluster, or because this one has become a replica.
 const MOVING: [&str; 4] = ["MOVED", "ASK", "TRYAGAIN", "READONLY"];
 
 /// Returns whether an error has this code, also if it came while a script ran, because older servers wrap that.

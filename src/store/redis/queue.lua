@@ -34,10 +34,10 @@ local function drop_waiter(token)
   redis.call('HDEL', INFO, token)
 end
 
--- Removes the holders whose lease has expired, and returns how many there were. A waiter that did not claim its grant keeps
--- its place, marked as unresponsive. So are all that have missed a look, such as the waiters of a machine that was cut off:
--- otherwise the lock would be granted to each of them in turn. The caller must hand off what has become free: nobody else
--- will notice it.
+-- Removes expired leases and grants, and returns how many there were. A waiter that did not claim its grant keeps its place,
+-- marked as unresponsive. So are all that have missed a look, such as the waiters of a machine that was cut off: otherwise
+-- the lock would be granted to each of them in turn. The caller must hand off what has become free: nobody else will notice
+-- it.
 local function drop_ended()
   local ended, unclaimed, since = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, 0
   for _, token in ipairs(ended) do
@@ -77,8 +77,8 @@ local function occupy(room, token, info)
 end
 
 -- Counts the holders and the waiters that were granted the lock, except `but`: how many there are, how many share it, which
--- slots they have, which waiters have not yet claimed an exclusive grant, whether there is a holder that was not forgotten,
--- and whether there is one that was.
+-- slots they have, which waiters have not yet claimed an exclusive grant, whether a holder was not forgotten, and whether one
+-- was.
 local function survey(but)
   local room = {count = 0, sharing = 0, taken = {}, granted = {}}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do

@@ -16,7 +16,7 @@
 --                   -1: it was not ours (any more)
 --       {2}         by hand: a command runs under it; it is released when that ends
 
--- For how long such a request is refused, in ms.
+-- For how long a late request under the token is refused, in ms.
 local CANCELLED_TTL = 300000
 
 local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])

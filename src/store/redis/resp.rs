@@ -227,7 +227,7 @@ mod tests {
         ] {
             assert!(matches!(read(bytes.as_bytes()), Err(Unread::Protocol)), "{:?}", &bytes[..bytes.len().min(40)]);
         }
-        // It may still come, and nothing is kept free for it.
+        // The rest may still come, and no memory is reserved for it.
         assert!(matches!(read(b"*1000000000\r\n"), Err(Unread::Io(_))));
     }
 

@@ -154,7 +154,7 @@ mod tests {
         names
     }
 
-    // The one list of commands is what the scripts call and what is sent, no more and no less.
+    // The list has exactly the commands that the scripts call and the code sends.
     #[test]
     fn the_list_is_what_the_sources_call() {
         let scripts = sources("lua");
