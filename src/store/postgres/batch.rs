@@ -1,4 +1,4 @@
-//! Statements that travel together.
+//! Statements that are sent together.
 
 use std::io;
 use std::time::Duration;
@@ -10,61 +10,62 @@ use postgres_protocol::message::frontend;
 use crate::lock::state::millis;
 use crate::sys::clock::Moment;
 
-/// How a transaction begins that changes a lock.
+/// Begins a transaction that changes a lock.
 pub(super) const READ_WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
-/// How one begins that looks at many rows as of one moment.
+/// Begins a transaction that reads many rows as of one moment.
 pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// The longest time-out that PostgreSQL takes, in milliseconds.
+/// The longest time-out that PostgreSQL accepts, in milliseconds.
 const TIMEOUT_MAX: u64 = 2_147_483_647;
 
-/// How long a transaction may stand still between its round trips, in milliseconds, at most half as long as a request may take; then
-/// the server ends the session. A lockrun that is stopped right then keeps the others from the lock for so long, and its holder from
-/// renewing it.
+/// The longest time that a transaction may be idle between its round trips, in milliseconds, but at most half as long as the request may
+/// take; then the server ends the session. For so long, a lockrun that is stopped just then keeps others from acquiring the lock, and its
+/// holder from renewing it.
 const IDLE_MAX_MS: u64 = 1500;
 
-/// What a crash of the server must not make it forget.
+/// What must survive a crash of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Commit {
-    /// What was written: the commit waits for the server's disk, and only then do others see it.
+    /// What was written. The commit waits for the server's disk, and others see it only then.
     Durable,
-    /// The same, but others see it before that. What they do then, they commit, too, which waits for all that was written until then.
+    /// The same, but others see it before it is on disk. When they commit what they do next, that waits for all earlier writes, too.
     SeenFirst,
-    /// Nothing: nobody waits for the disk.
+    /// Nothing: the commit does not wait for the disk.
     Forgettable,
 }
 
-/// Lets the commit of a transaction wait for the server's disk, and say if no standby has confirmed it, whatever is set in the session.
+/// Makes the commit of a transaction wait for the server's disk, and warn if no standby has confirmed it, whatever the session's settings
+/// are.
 const SYNCHRONOUS: &str = "pg_catalog.set_config('synchronous_commit', \
      CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN 'local' \
       ELSE pg_catalog.current_setting('synchronous_commit') END, true), \
      pg_catalog.set_config('client_min_messages', 'warning', true)";
 
-/// Statements that travel together, each of which is carried out when it has come.
+/// Statements that are sent together. The server carries out each as it arrives.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) messages: BytesMut,
     length: usize,
-    /// How many of them nobody needs the answers of.
+    /// How many statements at the beginning have answers that no caller needs.
     pub(super) preparations: usize,
-    /// Whether the first of them begins a transaction that writes.
+    /// Whether the first statement begins a transaction that writes.
     pub(super) writes: bool,
-    /// A statement that cannot be sent at all.
+    /// Why a statement could not be encoded.
     pub(super) failure: Option<io::Error>,
 }
 
 impl Batch {
-    /// Returns a batch that begins a transaction as `begin` says. Each statement is bounded in time, and so is a pause between two. The
-    /// transaction is committed to the server's disk whatever `synchronous_commit` is there: a crash must not make the server forget a lock
-    /// after it has answered. A commit has no bound on the server, where it may have to wait for a standby; we wait until the `deadline`.
+    /// Returns a batch that begins a transaction with the statement `begin`. Each statement has a time-out, and so has a pause between two.
+    /// The commit waits for the server's disk whatever `synchronous_commit` is there: a crash must not make the server forget a lock after
+    /// it has answered. The server sets no limit on a commit, which may have to wait for a standby; we wait until the `deadline`.
     ///
-    /// Names mean the server's own functions and operators in it, not what another user of the database has called the same.
+    /// In it, names mean the server's own functions and operators, not another user's objects of the same name.
     pub(super) fn transaction(begin: &str, deadline: Moment) -> Self {
         Batch::impatient_transaction(begin, deadline, Duration::MAX)
     }
 
-    /// The same, which waits no longer than `lock_wait` for a row that another transaction has locked.
+    /// The same, but waits at most `lock_wait` for a row that another transaction has locked.
     pub(super) fn impatient_transaction(begin: &str, deadline: Moment, lock_wait: Duration) -> Self {
         let left = millis(deadline.since(Moment::now())).clamp(1, TIMEOUT_MAX);
         let idle = (left / 2).clamp(1, IDLE_MAX_MS);
@@ -85,7 +86,7 @@ impl Batch {
         batch
     }
 
-    /// Commits. Returns where among the answers that of the commit is.
+    /// Adds the commit. Returns the index of its answer.
     pub(super) fn commit(&mut self, how: Commit) -> usize {
         if how != Commit::Durable {
             self.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
@@ -93,21 +94,21 @@ impl Batch {
         let at = self.length - self.preparations;
         self.add("COMMIT", &[]);
         if how == Commit::SeenFirst {
-            // A transaction of its own, which waits for the disk. It writes as little as can be waited for, and takes no lock.
+            // A second transaction, which waits for the disk. It writes the least that a commit waits for, and takes no lock.
             self.add(&format!("SELECT {SYNCHRONOUS}, pg_catalog.pg_logical_emit_message(true, 'lockrun', '')"), &[]);
         }
         at
     }
 
-    /// Returns how many statements it has.
+    /// Returns the number of statements.
     pub(super) fn len(&self) -> usize {
         self.length
     }
 
     /// Adds a statement with its parameters, which are text.
     ///
-    /// It is prepared without a name, so it needs nothing that an earlier transaction has left in the session: a pooler may give each
-    /// one another session. The server is ready for the next one after each, so that its time-outs hold if that never comes.
+    /// The prepared statement has no name, so it needs nothing that an earlier transaction has left in the session: a pooler may give each
+    /// transaction another session. Each statement ends with a sync, so that the server's time-outs apply while it waits for the next one.
     pub(super) fn add(&mut self, statement: &str, parameters: &[Option<&str>]) {
         let buffer = &mut self.messages;
         let put = |value: Option<&str>, buffer: &mut BytesMut| match value {

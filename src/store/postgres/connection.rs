@@ -1,7 +1,7 @@
 //! A connection to PostgreSQL: batches of statements with one deadline each, and notifications.
 //!
-//! The messages, and the authentication, are the postgres-protocol crate's. The socket is ours: a request is bounded as a whole,
-//! connecting included, and a wait for a notification also hears signals.
+//! The postgres-protocol crate encodes the messages and the authentication. The socket is ours, so that one deadline bounds a whole
+//! request, connecting included, and a wait for a notification also ends on a signal.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,7 +18,7 @@ use crate::lock::token::Token;
 use crate::net::stream::Stream;
 use crate::sys::clock::Moment;
 
-/// The longest answer that is read, in bytes. The longest that lockrun asks for is the list of all locks.
+/// The longest answer that is read, in bytes. The longest that lockrun asks for is a page of the list of locks.
 const ANSWER_MAX: usize = 64 << 20;
 
 const TOO_LONG: Failure = Failure::Strange("it is longer than anything that lockrun asks for");
@@ -27,25 +27,25 @@ const TOO_LONG: Failure = Failure::Strange("it is longer than anything that lock
 pub(super) struct Connection {
     stream: Stream,
     input: BytesMut,
-    /// What came between the answers.
+    /// Notifications that arrived between the answers.
     notifications: Vec<Notification>,
-    /// The process that serves us, as the server, or a pooler in front of it, has introduced it.
+    /// The server process that serves us, as the server, or a pooler in front of it, named it at login.
     pub(super) process: i32,
-    /// Whether the server has said anything since the present operation began, or the connection was opened.
+    /// Whether the server has sent anything since the current operation began or the connection was opened.
     pub(super) has_spoken: bool,
     /// How many bytes have come since the last request was sent.
     received: usize,
-    /// How many commits were not waited for by a standby, as the server has said.
+    /// How many commits the server has reported as not confirmed by a standby.
     unconfirmed: u64,
-    /// Whether a transaction is open, as the server has said last.
+    /// Whether a transaction is open, as the server last reported.
     transaction: Transaction,
     /// Whether it is out of step: closed, or an answer may still come.
     pub(super) is_broken: bool,
-    /// Whether it was refused a transaction that writes, because the server is a standby.
+    /// Whether the server, being a standby, has rejected a transaction that writes.
     pub(super) is_to_standby: bool,
-    /// Which of the hosts it goes to.
+    /// The index of the host that it leads to.
     pub(super) host: usize,
-    /// The advisory lock that this session holds while it listens: a number of its own.
+    /// The number of the advisory lock that this session holds while it listens; no other session has it.
     pub(super) session: i64,
     /// The token for which this session listens.
     pub(super) listens_for: Option<Token>,
@@ -56,7 +56,7 @@ pub(super) struct Connection {
 enum Transaction {
     None,
     Open,
-    /// One that can only be rolled back.
+    /// One is open that can only be rolled back.
     Failed,
 }
 
@@ -65,7 +65,7 @@ enum Transaction {
 pub(super) struct Notification {
     /// Its channel.
     pub(super) channel: String,
-    /// What it says.
+    /// Its payload.
     pub(super) message: String,
 }
 
@@ -77,11 +77,11 @@ pub(super) type Row = Vec<Option<String>>;
 pub(super) struct Answer {
     /// The rows.
     pub(super) rows: Vec<Row>,
-    /// What was done, such as `UPDATE 1`.
+    /// The command tag, such as `UPDATE 1`.
     pub(super) tag: String,
     /// Whether a transaction was open after that.
     pub(super) in_transaction: bool,
-    /// Whether a commit was not waited for by a standby.
+    /// Whether the server warned that no standby has confirmed the commit.
     pub(super) is_unconfirmed: bool,
 }
 
@@ -105,8 +105,8 @@ impl Connection {
         }
     }
 
-    /// Sends the batch in one flight, and returns the answers to its statements, in their order, without those of its preparations. Fails
-    /// with the first refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
+    /// Sends the batch at once and returns the answers to its statements in order, without those of its preparations. Fails with the first
+    /// refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
     pub(super) fn run(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if self.transaction == Transaction::Failed {
             self.roll_back(deadline)?;
@@ -212,7 +212,8 @@ impl Connection {
         sent.map_err(|error| Failure::of_stream(&error))
     }
 
-    /// Returns the next message that answers something. Notifications are kept; of notices, whether one is of a commit that no standby has confirmed.
+    /// Returns the next message that belongs to an answer. Keeps notifications, and counts notices of a commit that no standby has
+    /// confirmed.
     pub(super) fn next(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             match self.next_of_any_kind(deadline)? {
@@ -230,7 +231,7 @@ impl Connection {
             if let Some(message) = self.take_message()? {
                 return Ok(message);
             }
-            // A server that never stops sending would keep a read from waiting, and so from noticing.
+            // If a server never stops sending, no read has to wait, so none would notice the deadline.
             if Moment::now() >= deadline {
                 return Err(self.late());
             }
@@ -246,7 +247,7 @@ impl Connection {
         if self.has_spoken { Failure::Slow } else { Failure::Silent }
     }
 
-    /// Returns the next message that has been read as a whole.
+    /// Returns the next message, if all of it has been read.
     fn take_message(&mut self) -> Result<Option<Message>, Failure> {
         let header = backend::Header::parse(&self.input).map_err(|error| Failure::of_stream(&error))?;
         if header.is_some_and(|header| usize::try_from(header.len()).is_ok_and(|length| length > ANSWER_MAX)) {
@@ -255,7 +256,7 @@ impl Connection {
         Message::parse(&mut self.input).map_err(|_| Failure::Strange("a message that is not in its protocol"))
     }
 
-    /// Reads what has come, or waits for it.
+    /// Reads what has arrived, or waits for more.
     fn read_more(&mut self, deadline: Moment) -> Result<(), Failure> {
         self.stream.set_deadline(deadline);
         let mut part = [0; 8192];
@@ -274,8 +275,8 @@ impl Connection {
         }
     }
 
-    /// Returns the notifications that have come, waiting for none. If anything else has come, the connection counts as closed: nothing
-    /// was asked, and the next request learns on a new connection how the server is.
+    /// Returns the notifications that have arrived, without waiting. If an error or an answer has arrived, the connection counts as closed:
+    /// nothing was asked, and the next request learns the server's state on a new connection.
     pub(super) fn notifications(&mut self) -> Result<Vec<Notification>, Failure> {
         let read = self.read_notifications();
         self.is_broken |= read.is_err();
@@ -293,7 +294,7 @@ impl Connection {
                     _ => return Err(Failure::Strange("an answer to nothing")),
                 }
             }
-            // The deadline has passed: only what is there already is read.
+            // A deadline in the past: reads only what has already arrived.
             match self.read_more(Moment::from_boot(Duration::ZERO)) {
                 Err(Failure::Silent) => return Ok(()),
                 read => read?,
@@ -301,7 +302,7 @@ impl Connection {
         }
     }
 
-    /// Keeps a notification. One that is no text is not lockrun's: every role of the database can send one.
+    /// Keeps a notification if it is text. Otherwise it is not lockrun's: every role of the database can send one.
     fn keep(&mut self, body: &NotificationResponseBody) {
         if let (Ok(channel), Ok(message)) = (body.channel(), body.message()) {
             self.notifications.push(Notification { channel: channel.to_owned(), message: message.to_owned() });
@@ -310,12 +311,12 @@ impl Connection {
 }
 
 impl Connection {
-    /// Returns what authentication is bound to, if the connection is encrypted: see [`Stream::server_end_point`].
+    /// Returns the data to which authentication can be bound: see [`Stream::server_end_point`].
     pub(super) fn server_end_point(&self) -> Option<Vec<u8>> {
         self.stream.server_end_point()
     }
 
-    /// Returns whether nobody on the network can read what is sent: it is encrypted, or does not leave this machine.
+    /// Returns whether no one on the network can read the connection: it is encrypted, or does not leave this machine.
     pub(super) fn is_private(&self) -> bool {
         self.is_encrypted() || self.stream.is_local()
     }
@@ -356,7 +357,7 @@ mod tests {
     use crate::net::dial::dial;
     use crate::net::endpoint::Endpoint;
 
-    /// A connection, and the server's end of it.
+    /// Returns a connection and the server's end of it.
     fn connect() -> (Connection, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("its address").port();
@@ -376,12 +377,12 @@ mod tests {
         message(b'A', &[&[0; 4], channel, &[0], text, &[0]].concat())
     }
 
-    /// What has come when the server has sent this.
+    /// Returns the notifications that arrive after the server has sent these bytes.
     fn hear(sent: &[u8]) -> Result<Vec<String>, Failure> {
         let (mut connection, mut server) = connect();
         server.write_all(sent).expect("it is taken");
         let mut heard = Vec::new();
-        // It need not have come at once.
+        // They may take a moment to arrive.
         for _ in 0..50 {
             heard.extend(connection.notifications()?.into_iter().map(|it| it.message));
             std::thread::sleep(Duration::from_millis(2));

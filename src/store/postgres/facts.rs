@@ -1,4 +1,4 @@
-//! What the tables and the server know of one lock, for the rules in [`crate::lock::state`].
+//! What the tables and the server know about one lock, for the rules in [`crate::lock::state`].
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -11,17 +11,16 @@ use super::writing::Notices;
 use crate::lock::state::{CLAIM_WINDOW_MS, Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 
-/// How long after the moment at which it is to look, or to show that it is alive, a waiter that has done neither counts as silent: it may
-/// be stopped or cut off. Less than a beat.
+/// A waiter that is this late to look or to send a heartbeat counts as silent: it may be stopped or cut off. Less than a beat.
 pub(super) const LATE: Duration = Duration::from_millis(700);
 
-/// One that has been heard of so lately need not show that it is alive: another one has asked at the same beat.
+/// A waiter that was heard from within this time need not show that it is alive: another waiter called it at the same beat.
 const FRESH: Duration = Duration::from_millis(400);
 
-/// So many of those look at each beat that are kept from a free slot, so that it is no matter if some of them fall silent, too.
+/// How many of the waiters that are kept from a free slot look at each beat: several, in case some of them fall silent, too.
 const WATCHERS: usize = 4;
 
-/// How long after that moment it counts as dead, if no session shows that it is there. A waiter whose server is away gives up earlier.
+/// A waiter that is this late counts as dead, unless a session shows that it lives. A waiter whose server is away gives up earlier.
 const GONE: Duration = Duration::from_secs(75);
 
 /// A row of the queue.
@@ -29,21 +28,21 @@ const GONE: Duration = Duration::from_secs(75);
 pub(super) struct Queued {
     /// Its place: the smaller, the earlier it came.
     pub(super) place: i64,
-    /// What the rules know of it.
+    /// What the rules know about it.
     pub(super) waiter: WaiterState,
-    /// The lock that its session holds while it lives, if it listens in a session of its own; see [`super::connection::Connection::session`].
+    /// The advisory lock that its session holds, if it listens in a session of its own; see [`super::connection::Connection::session`].
     pub(super) session: Option<i64>,
-    /// When it has last looked at the lock, or shown that it is alive, in milliseconds of Unix time.
+    /// When it last looked at the lock or sent a heartbeat, in milliseconds of Unix time.
     looked_at_ms: u64,
     /// When it will do so next, at the latest, in milliseconds of Unix time.
     looks_at_ms: u64,
     /// Whether its session is gone.
     is_cut_off: bool,
-    /// Whether it was there before the server was started, and may be about to come back.
+    /// Whether it was last heard from before the server's recent start, and may be about to reconnect.
     is_returning: bool,
 }
 
-/// The present time, and what is known of the waiters.
+/// The current time, and what is known about the waiters.
 pub(super) struct TableFacts<'a> {
     /// Milliseconds of Unix time, by the server's clock.
     pub(super) now_ms: u64,
@@ -51,17 +50,17 @@ pub(super) struct TableFacts<'a> {
     queue: &'a [Queued],
     /// The same, by their tokens.
     rows: HashMap<&'a Token, &'a Queued>,
-    /// The one that asks now.
+    /// Whose operation this is.
     asking: Option<&'a Token>,
     /// Whether an earlier attempt at the same operation may have been committed.
     pub(super) may_be_done: bool,
-    /// Whether those that are granted the lock are notified.
+    /// Whether waiters that are granted the lock are notified.
     pub(super) notices: Notices,
 }
 
 impl Queued {
-    /// Reads a row of the waiters: place, waiter, session, last look, next look, whether its session is gone, whether it may be
-    /// about to come back.
+    /// Reads a row of the table of waiters: place, waiter, session, last look, next look, whether its session is gone, whether it may be
+    /// about to reconnect.
     pub(super) fn read(row: &[Option<String>]) -> Result<Self, Failure> {
         let [
             Some(place),
@@ -91,27 +90,27 @@ impl Queued {
     }
 }
 
-/// What some waiters must do because those ahead of them leave a slot unused, or do not share the lock with those that hold it.
+/// What waiters must do when the lock has room for some of them, but not for those ahead of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RollCall {
-    /// Those that could be granted the lock but for the ones ahead of them: they look at the next beat.
+    /// The waiters that could be granted the lock but for those ahead of them: they look at the next beat.
     pub(super) kept: Vec<Token>,
-    /// Those ahead of them that must show that they are alive.
+    /// The waiters ahead of them that must show that they are alive.
     pub(super) called: Vec<Token>,
 }
 
 impl<'a> TableFacts<'a> {
-    /// Returns what is known at `now_ms`, when the waiters in the `queue` were read for the one that is `asking`, if one is.
+    /// Returns the facts at `now_ms`, when the `queue` was read for an operation of `asking`, if the operation is a waiter's or holder's.
     pub(super) fn new(now_ms: u64, queue: &'a [Queued], asking: Option<&'a Token>) -> Self {
         let rows = queue.iter().map(|row| (&row.waiter.token, row)).collect();
         TableFacts { now_ms, queue, rows, asking, may_be_done: false, notices: Notices::Sent }
     }
 
-    /// Returns the state's waiters, those marked as unresponsive that have missed their turn.
+    /// Returns the waiters that were read, with those that have missed their turn marked as unresponsive.
     ///
-    /// When a waiter is granted the lock, the first living ones behind it are asked to look one after the other whether it is claimed; behind
-    /// a pooler they do so by themselves. One that has not looked a turn after its own must be dead, stopped or cut off, too. Those that died
-    /// meanwhile were asked as well, so they count.
+    /// When a waiter is granted the lock, the first living waiters behind it are asked to check, one after the other, whether it has
+    /// claimed the lock; behind a pooler they do so unasked. A waiter that has not looked by the turn after its own must be dead, stopped
+    /// or cut off, too. Waiters that have died since were asked as well, so they count in the turns.
     pub(super) fn after_missed_turns(&self) -> Vec<WaiterState> {
         let grants = self.queue.iter().filter_map(|row| row.waiter.grant);
         let unclaimed = grants.filter(|grant| grant.ends_ms <= self.now_ms).max_by_key(|grant| grant.ends_ms);
@@ -135,7 +134,7 @@ impl<'a> TableFacts<'a> {
         self.queue.iter().map(mark).collect()
     }
 
-    /// Calls the roll of the first waiters if they keep others from a lock that is free for these.
+    /// Calls the roll of the first waiters if they keep others waiting for whom the lock has room.
     pub(super) fn roll_call(&self, state: &LockState) -> RollCall {
         let rows = self.queue.iter().filter(|row| row.waiter.grant.is_none()).map(|row| &row.waiter.token);
         let joins = self.asking.filter(|asking| self.row_of(asking).is_none());
@@ -143,7 +142,7 @@ impl<'a> TableFacts<'a> {
         let is_first =
             |waiter: &&WaiterState| waiter.grant.is_none() && first.contains(&&waiter.token) && self.is_willing(waiter);
         let willing: Vec<&WaiterState> = state.waiters.iter().filter(is_first).collect();
-        // One that could have the lock and nobody keeps from it waits for something else.
+        // If the lock has room for the next waiter, no one blocks it: it waits for something else.
         if willing.first().is_none_or(|next| state.has_room(next.mode)) {
             return RollCall::default();
         }
@@ -155,14 +154,14 @@ impl<'a> TableFacts<'a> {
         RollCall { kept, called }
     }
 
-    /// Returns whether this waiter has not shown lately that it is alive, and was not asked to.
+    /// Returns whether this waiter has neither been heard from lately nor been called.
     fn must_show_itself(&self, token: &Token) -> bool {
         let is_unheard = |row: &Queued| row.looked_at_ms.saturating_add(millis(FRESH)) <= self.now_ms;
         let was_asked = |row: &Queued| row.looks_at_ms <= self.now_ms;
         self.asking != Some(token) && self.row_of(token).is_some_and(|row| is_unheard(row) && !was_asked(row))
     }
 
-    /// Returns whether this waiter looks within `span` as far as is known, or fails to.
+    /// Returns whether this waiter is due to look within `span`, or overdue.
     pub(super) fn looks_within(&self, token: &Token, span: Duration) -> bool {
         self.row_of(token).is_some_and(|row| row.looks_at_ms <= self.now_ms.saturating_add(millis(span)))
     }
@@ -177,14 +176,14 @@ impl<'a> TableFacts<'a> {
         !waiter.is_unresponsive && self.presence(waiter) == Presence::Listening
     }
 
-    /// Returns how many of the waiters before this one can be granted the lock before it.
+    /// Returns how many waiters before this one were granted the lock or may be.
     pub(super) fn ahead_of(&self, token: &Token, state: &LockState) -> usize {
         let before = state.waiters.iter().take_while(|waiter| waiter.token != *token);
         before.filter(|waiter| waiter.grant.is_some() || self.is_willing(waiter)).count()
     }
 
-    /// Returns whether one of the waiters in the state can be granted the lock in its turn: then nobody behind those that were read is
-    /// next. The one that asks does not count: it may stand behind others that were not read.
+    /// Returns whether one of the waiters in the state can be granted the lock in its turn: then none behind those that were read is next.
+    /// The waiter that asks does not count: it may be behind others that were not read.
     pub(super) fn has_next(&self, state: &LockState) -> bool {
         let is_next = |waiter: &WaiterState| {
             self.asking != Some(&waiter.token) && waiter.grant.is_none() && self.is_willing(waiter)
@@ -207,7 +206,7 @@ impl Facts for TableFacts<'_> {
 
     fn presence(&self, waiter: &WaiterState) -> Presence {
         let Some(row) = self.row_of(&waiter.token) else {
-            // It has joined just now.
+            // It is joining now.
             return Presence::Listening;
         };
         let late = self.now_ms.saturating_sub(row.looks_at_ms);

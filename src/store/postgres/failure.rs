@@ -15,13 +15,13 @@ use crate::text::escape::escaped;
 /// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// None of several hosts takes requests: why each does not, and what is the matter with the one from which most is to be hoped.
+    /// None of several hosts takes requests: why each does not, and the most promising kind of trouble among them.
     NoHost { why: String, trouble: Trouble },
-    /// A transaction has changed nothing, or was not committed, without an error.
+    /// The server reported no error, but the transaction changed nothing or was not committed.
     Unwritten,
-    /// A transaction was committed, but the server has warned that it did not wait for its standbys.
+    /// A transaction was committed, but the server warned that no standby has confirmed it.
     Unconfirmed,
-    /// No server could be reached that takes requests for locks: none has seen anything of this one.
+    /// The server could not be reached, so it has seen nothing of the request.
     Unreachable(String),
     /// The server is a standby.
     Standby,
@@ -33,29 +33,29 @@ pub(super) enum Failure {
     Closed,
     /// No answer came in time.
     Silent,
-    /// The server has begun to answer this operation, but did not come to an end in time.
+    /// The server began to answer this operation, but did not finish in time.
     Slow,
     /// The process cannot wait for the answer.
     NoWait(Errno),
-    /// An answer came that PostgreSQL would not give: what is strange about it.
+    /// The answer is not one that PostgreSQL gives: what is wrong with it.
     Strange(&'static str),
-    /// The same before the server has let us in: it may be no PostgreSQL at all.
+    /// The same during login: the server may not be PostgreSQL at all.
     NotPostgres(&'static str),
-    /// The lock's row was deleted each time when it was to be locked.
+    /// The lock's row was deleted each time before it could be locked.
     RowDeleted,
-    /// Others have kept the lock's row locked, and a new waiter could not join the queue without locking it, either.
+    /// Others kept the lock's row locked, and a new waiter could not join the queue without locking it, either.
     RowBusy,
-    /// The server does not let us in, or we do not trust it.
+    /// The server rejects our login, or we do not trust it.
     NotAdmitted(String),
-    /// The server has refused a statement.
+    /// The server has rejected a statement.
     Refused(Refusal),
-    /// What is stored of this lock cannot be read.
+    /// What is stored for this lock cannot be read.
     Broken(String),
     /// There are no tables, and we may not create them.
     NoTables,
     /// The lock was revoked before we knew that it was ours.
     Revoked,
-    /// Its lease was over before we knew that it was ours.
+    /// The lease expired before we knew that the lock was ours.
     TooLate,
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
@@ -70,18 +70,17 @@ pub(super) enum Failure {
 pub(super) struct Refusal {
     /// The SQLSTATE, five characters.
     pub(super) code: String,
-    /// The server's words.
+    /// The server's message.
     pub(super) message: String,
     /// Whether the server has closed the connection with it.
     is_fatal: bool,
     /// Whether it says that the server is a standby.
     is_of_standby: bool,
-    /// Whether the server has ended a session with it that it had begun.
+    /// Whether it ended a session that had begun.
     ends_session: bool,
 }
 
-/// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual. Those of class 08 (connection
-/// exceptions), 53 (insufficient resources), 58 (system errors) and XX (internal errors) do, too, or an administrator ends them.
+/// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual.
 const TRANSIENT: [&str; 10] = [
     "25P03", // idle_in_transaction_session_timeout
     "25P04", // transaction_timeout
@@ -95,11 +94,12 @@ const TRANSIENT: [&str; 10] = [
     "57P05", // idle_session_timeout
 ];
 
-/// The classes of those that pass.
+/// The classes whose errors pass by themselves or are ended by an administrator: connection exceptions, insufficient resources, system
+/// errors and internal errors.
 const TRANSIENT_CLASSES: [&str; 4] = ["08", "53", "58", "XX"];
 
-/// The same for those that do not pass even if the server, or a pooler in front of it, ends a session with them: it does not let us in
-/// as we are, or its configuration has to be changed.
+/// The SQLSTATEs of errors that do not pass, even if the server, or a pooler in front of it, ends a session with them: our login or the
+/// server's configuration has to change.
 const LASTING: [&str; 4] = [
     "28000", // invalid_authorization_specification
     "28P01", // invalid_password
@@ -112,7 +112,7 @@ impl Refusal {
     pub(super) fn read(fields: ErrorFields<'_>) -> Self {
         let mut refusal = Refusal::default();
         let mut fields = fields;
-        // The severity as it is shown, in the server's language, and as it is called. Poolers leave the second one out.
+        // The severity, in the server's language and untranslated. Poolers leave out the latter.
         let (mut shown, mut called) = (None, None);
         while let Ok(Some(field)) = fields.next() {
             let value = || String::from_utf8_lossy(field.value_bytes()).into_owned();
@@ -131,34 +131,34 @@ impl Refusal {
         refusal
     }
 
-    /// Returns the refusal as the answer to the begin of a transaction that writes, which a server takes unless it is a standby: "cannot set
-    /// transaction read-write mode during recovery", in the server's language.
+    /// Returns the refusal of the statement that begins a transaction that writes. Only a standby rejects that: "cannot set transaction
+    /// read-write mode during recovery", in the server's language.
     pub(super) fn of_begin(self) -> Self {
         // feature_not_supported
         let is_of_standby = self.is_of_standby || self.code == "0A000";
         Refusal { is_of_standby, ..self }
     }
 
-    /// Returns the refusal as one that came in a session, not instead of one. If the server has ended it with that, it was for reasons of its
-    /// own, which need not be listed: another session may do.
+    /// Returns the refusal as one that came after login. If it ended the session, the server had reasons of its own, which need not be
+    /// listed: another session may succeed.
     pub(super) fn in_session(self) -> Self {
         Refusal { ends_session: self.is_fatal, ..self }
     }
 
-    /// Returns whether the tables are not there.
+    /// Returns whether the tables or their schema are missing.
     pub(super) fn lacks_tables(&self) -> bool {
         // undefined_table, invalid_schema_name
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
-    /// Returns whether the role may not do it.
+    /// Returns whether the role lacks a right.
     pub(super) fn lacks_rights(&self) -> bool {
         self.code == "42501"
     }
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        // Tables that were dropped are created anew.
+        // Tables that are missing are created.
         self.is_of_standby
             || self.lacks_tables()
             || self.ends_session && !LASTING.contains(&self.code.as_str())
@@ -166,13 +166,13 @@ impl Refusal {
             || TRANSIENT.contains(&self.code.as_str())
     }
 
-    /// Returns whether the same transaction would succeed at once: it was rolled back because of others, or because we took too long between
-    /// its round trips.
+    /// Returns whether the transaction is worth repeating at once: it was rolled back because of others, or because we took too long
+    /// between its round trips.
     pub(super) fn is_worth_repeating(&self) -> bool {
         matches!(self.code.as_str(), "25P03" | "25P04" | "40001" | "40P01")
     }
 
-    /// Returns whether it is how a server refuses a notification when too many wait to be read.
+    /// Returns whether the server rejected a notification because too many are waiting to be read.
     pub(super) fn is_of_full_queue(&self) -> bool {
         // program_limit_exceeded
         self.code == "54000"
@@ -184,18 +184,18 @@ impl Refusal {
         matches!(self.code.as_str(), "55P03" | "57014")
     }
 
-    /// Returns whether the connection is of no use any more: the server has closed it with this message, or is a standby now.
+    /// Returns whether the connection has become useless: the server has closed it with this message, or is a standby now.
     pub(super) fn is_fatal(&self) -> bool {
         self.is_fatal || self.is_of_standby
     }
 }
 
-/// Returns whether a notice says that a commit was not waited for by a standby: the wait was cancelled. Other warnings may come with a
-/// commit that mean nothing here.
+/// Returns whether a notice says that the wait for a standby to confirm a commit was cancelled. Other warnings that come with a commit do
+/// not matter here.
 pub(super) fn is_of_unconfirmed_commit(fields: ErrorFields<'_>) -> bool {
     let mut fields = fields;
     while let Ok(Some(field)) = fields.next() {
-        // The server's function that waits. Its words and their code are those of other warnings, or in the server's language.
+        // The server's function that waits. The notice's code is shared with other warnings, and its text is in the server's language.
         if field.type_() == b'R' {
             return field.value_bytes() == b"SyncRepWaitForLSN";
         }
@@ -226,8 +226,8 @@ impl Failure {
         Failure::NotAdmitted(why)
     }
 
-    /// Returns the failure of a connection on which a `refusal` came before: if it was closed then, that says why. A server calls such a
-    /// refusal fatal by itself, a pooler does not always.
+    /// Returns the failure of a connection on which a `refusal` came before: if the connection was then closed, the refusal says why. A
+    /// server marks such a refusal as fatal, a pooler does not always.
     pub(super) fn after(self, refusal: Option<&Refusal>) -> Self {
         match (self, refusal) {
             (Failure::Closed, Some(refusal)) => Failure::Refused(Refusal { is_fatal: true, ..refusal.clone() }),
@@ -240,7 +240,7 @@ impl Failure {
         matches!(self, Failure::Refused(refusal) if refusal.is_of_standby)
     }
 
-    /// Returns whether the connection is closed, by whatever.
+    /// Returns whether the connection is closed, for whatever reason.
     pub(super) fn is_closed(&self) -> bool {
         match self {
             Failure::Closed => true,
@@ -254,7 +254,7 @@ impl Failure {
         !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal())
     }
 
-    /// Returns whether what failed so may have been committed all the same.
+    /// Returns whether an operation that failed so may have been committed.
     pub(super) fn leaves_outcome_open(&self) -> bool {
         self.is_out_of_step() && !matches!(self, Failure::RowBusy)
     }
@@ -292,7 +292,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure in words: what failed, on what, and what to do about it where that is known.
+    /// Returns the message: what failed, where, and what to do about it if that is known.
     pub(super) fn explain(&self, server: &Server) -> StoreError {
         match self {
             Failure::Unreachable(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn what_ends_a_session_passes() {
-        // 42P17: one that does not pass if it is the answer to a statement.
+        // 42P17 does not pass if it is the answer to a statement.
         for code in ["25P04", "42P17", "57P04", "XX000", "00000"] {
             let failure = Failure::Refused(refusal(code, true).in_session());
             assert!(failure.is_closed() && failure.is_transient(), "{code}");

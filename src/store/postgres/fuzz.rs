@@ -10,7 +10,7 @@ static SERVERS: LazyLock<[Server; 3]> = LazyLock::new(|| {
         .map(|url| url::parse(url).expect("is a URL"))
 });
 
-/// A password file: what is found is part of it, and a line for the server is found if none before it is.
+/// Reads a password file: a password that is found is no longer than the file, and if none is found, one in an added last line is.
 pub fn pgpass(data: &[u8]) {
     for server in &*SERVERS {
         let endpoint = &server.hosts[0];

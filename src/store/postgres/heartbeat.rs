@@ -1,4 +1,4 @@
-//! What a waiter asks and says about its own row of the queue, by one statement that leaves the row of the lock alone.
+//! How a waiter reads and updates its own row of the queue: by one statement that does not lock the row of the lock.
 
 use std::time::Duration;
 
@@ -14,47 +14,48 @@ use crate::lock::state::{Held, HolderState, millis};
 use crate::store::Claim;
 use crate::sys::clock::Moment;
 
-/// What a waiter learns from its row, and from those beside it.
+/// What a waiter learns from its own row and its neighbours'.
 #[derive(Debug)]
 pub(super) struct OwnRow {
     /// Whether it was granted the lock, or is passed over until it asks again.
     is_to_ask: bool,
     /// Whether it is due to show that it is alive.
     pub(super) is_called: bool,
-    /// Whether it was so for so long before this that others may have taken it for silent: see [`WAS_SILENT`].
+    /// Whether it was overdue for so long that others may have taken it for silent: see [`WAS_SILENT`].
     pub(super) was_silent: bool,
-    /// How many others are ahead that were granted the lock or seem to be alive, [`LOOKERS`] at most.
+    /// How many waiters ahead of it were granted the lock or seem to be alive, [`LOOKERS`] at most.
     pub(super) turn: usize,
-    /// How many come after it, [`STAND_INS`] at most.
+    /// How many waiters are behind it, [`STAND_INS`] at most.
     behind: usize,
     /// When the next lease or grant ends, if one does, in milliseconds of Unix time.
     ends_ms: Option<u64>,
     /// The holder whose lease ends first.
     pub(super) held: Option<Held>,
-    /// When a hold ended last, see [`LockState::ended_unix_ms`](crate::lock::state::LockState::ended_unix_ms).
+    /// When the last hold ended, see [`LockState::ended_unix_ms`](crate::lock::state::LockState::ended_unix_ms).
     pub(super) ended_unix_ms: u64,
-    /// When this was so, in milliseconds of Unix time by the server's clock.
+    /// When this was read, in milliseconds of Unix time by the server's clock.
     now_ms: u64,
 }
 
-/// A waiter that is heard of so long after the moment at which it was to be may have been passed over, and what it could have had left
-/// free. Less than [`LATE`], after which the others take it for silent: one may just do so when the heartbeat comes.
+/// A waiter whose heartbeat is this late may have been passed over, and a slot that it could have had left free. Less than [`LATE`], after
+/// which the others take it for silent: one of them may be doing so as the heartbeat arrives.
 const WAS_SILENT: Duration = Duration::from_millis(350);
 
-/// The present time of the server, as a table.
+/// The server's current time, as a table.
 pub(super) const NOW: &str = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now";
 
 impl PostgresStore {
-    /// Reads our row of the queue. Returns nothing if we have lost our place.
+    /// Reads our row of the queue. Returns `None` if we have lost our place.
     pub(super) fn poll(&mut self, claim: &Claim) -> Result<Option<OwnRow>, Failure> {
         let (waiters, columns) = (&self.tables.waiters, columns(&self.tables));
         let statement = format!("SELECT {columns} FROM {waiters} AS own, {NOW} WHERE own.key = $1 AND own.token = $2");
         self.ask(claim, SNAPSHOT, &statement, None)
     }
 
-    /// Says in our row of the queue that we are alive, and will say so again within `next`; and reads it as [`Self::poll`] does.
+    /// Records in our row of the queue that we are alive and will be heard from again within `next`, and reads the row as [`Self::poll`]
+    /// does.
     ///
-    /// The waiters need not take turns for this, however many there are: the row of the lock is not locked.
+    /// The row of the lock is not locked, so waiters do not block each other, however many there are.
     pub(super) fn send_heartbeat(&mut self, claim: &Claim, next: Duration) -> Result<Option<OwnRow>, Failure> {
         let (waiters, columns) = (&self.tables.waiters, columns(&self.tables));
         let statement = format!(
@@ -75,14 +76,14 @@ impl PostgresStore {
             [Some(claim.key.as_str()), Some(claim.token.as_str())].into_iter().chain(next.map(Some)).collect();
         let mut batch = Batch::impatient_transaction(begin, deadline, ROW_WAIT);
         batch.add(statement, &parameters);
-        // A crash of the server may forget a heartbeat. The word for the end is another one than that for the end of an
-        // operation, so that the two can be told apart on the wire.
+        // A heartbeat need not survive a crash of the server. It ends with END, an operation with COMMIT, so that the two can be
+        // distinguished on the wire.
         batch.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
         batch.add("END", &[]);
         let answers = match self.connected(deadline)?.run(&batch, deadline) {
-            // A look at the lock creates the tables.
+            // The next look at the lock creates the tables.
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
-            // It need not be an answer to this: something may have come unasked. Nor does a wait depend on it.
+            // This may be no answer to the statement, but a message that came unasked. Nor does the wait depend on it.
             Err(Failure::Strange(_)) => return Err(Failure::Closed),
             answers => answers.map_err(|failure| self.find_mismatch(failure, deadline))?,
         };
@@ -129,8 +130,8 @@ impl OwnRow {
         })
     }
 
-    /// Returns in how long it is the turn of a waiter with so many others ahead to look whether what ends next has ended, if a lease or a
-    /// grant does.
+    /// Returns how long a waiter with `turn` others ahead waits until it looks whether the next lease or grant has ended. `None` if none
+    /// ends.
     pub(super) fn turn_in(&self, turn: usize) -> Option<Duration> {
         let at_ms = self.ends_ms?.saturating_add(millis(Look::turn(turn)));
         Some(Duration::from_millis(at_ms.saturating_sub(self.now_ms)))
@@ -141,19 +142,19 @@ impl OwnRow {
         self.behind < STAND_INS
     }
 
-    /// Returns whether nobody holds the lock, nor was granted it.
+    /// Returns whether the lock is neither held nor granted.
     pub(super) fn is_free(&self) -> bool {
         self.held.is_none() && self.ends_ms.is_none()
     }
 
-    /// Returns whether it is worth a look at the lock for a waiter with so many others ahead.
+    /// Returns whether a look at the lock is worthwhile for a waiter with `turn` others ahead.
     pub(super) fn is_worth_a_look(&self, turn: usize) -> bool {
         self.is_to_ask || self.turn_in(turn) == Some(Duration::ZERO)
     }
 }
 
-/// Returns what is asked of the row `own`, in the order of [`OwnRow::read`]. Where that is changed by the same statement, `own` is what
-/// becomes of it, and all that is asked in a question of its own is as before.
+/// Returns the columns to select for the row `own`, in the order of [`OwnRow::read`]. If the same statement updates the row, `own` is the
+/// row after the update, and the subqueries see the rows before it.
 fn columns(tables: &Tables) -> String {
     let Tables { locks, waiters, .. } = tables;
     let (late, was_silent) = (millis(LATE), millis(WAS_SILENT));

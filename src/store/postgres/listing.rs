@@ -1,4 +1,4 @@
-//! All locks there are: looked at, and pruned, some at a time. One that cannot be read, or is busy, spoils no other.
+//! Lists and prunes all locks, page by page. A lock that cannot be read, or is busy, does not affect the others.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
 
-/// How many keys are read at once: few enough for a slow network, and enough that their number costs little time.
+/// How many keys are read at once: few enough for a slow network, and so many that the round trips cost little time.
 const PAGE: usize = 500;
 
-/// The condition for one key, and for those that come after it in the order of their names.
+/// The conditions for one key, and for the keys that come after it in the order of their names.
 const IS: &str = "key = $1";
 const IS_AFTER: &str = "key > $1";
 
-/// What is stored of some keys, in the order of their names, as of one moment.
+/// What is stored for some keys, in the order of their names, as of one moment.
 #[derive(Default)]
 struct Page {
     /// When that was, in milliseconds of Unix time by the server's clock.
@@ -34,7 +34,7 @@ struct Page {
     keys: Vec<Stored>,
 }
 
-/// What is stored of one key.
+/// What is stored for one key.
 struct Stored {
     key: String,
     record: String,
@@ -43,16 +43,16 @@ struct Stored {
 
 /// All keys, page by page.
 struct Pages {
-    /// The last key of the page before; `None`: that was the last page.
+    /// The last key of the previous page; `None`: there is no further page.
     after: Option<String>,
-    /// The condition for a page, of which that is the parameter.
+    /// The condition for the next page, with `after` as its parameter.
     condition: &'static str,
 }
 
 impl Pages {
     /// Returns the pages from the first one on.
     fn all() -> Self {
-        // It is less than any key.
+        // The empty string is less than any key.
         Pages { after: Some(String::new()), condition: IS_AFTER }
     }
 
@@ -70,7 +70,7 @@ impl Pages {
 }
 
 impl Stored {
-    /// Returns what `judge` makes of the state, with its waiters, and of what else is known at `now_ms`.
+    /// Returns what `judge` makes of the state with its waiters, and of the facts at `now_ms`.
     fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &TableFacts<'_>) -> T) -> Result<T, Failure> {
         let mut state = read_record(&self.record)?;
         let queue: Vec<Queued> = self.queue.iter().map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
@@ -84,7 +84,7 @@ impl Stored {
 }
 
 impl PostgresStore {
-    /// Returns what is known of `key`, or of every key.
+    /// Returns the status of `key`, or of every key.
     pub(super) fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
         match key {
             Some(key) => {
@@ -118,12 +118,12 @@ impl PostgresStore {
         Ok(listing)
     }
 
-    /// Says that one key of many cannot be read, or pruned.
+    /// Returns the error that one key of many cannot be read or pruned.
     fn explain_of(&self, verb: &str, key: &Key, failure: &Failure) -> StoreError {
         self.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
     }
 
-    /// Reads what is stored of the first keys for which this `condition` on `key` holds. Returns none if nobody has ever used a lock there.
+    /// Reads what is stored for the first keys for which this `condition` on `key` holds. Returns none if the tables do not exist yet.
     fn page(&mut self, condition: &str, key: &str) -> Result<Page, Failure> {
         let deadline = Moment::now() + self.timeout;
         match self.try_page(condition, key, deadline) {
@@ -192,7 +192,7 @@ impl Prune for PostgresStore {
         match self.prune_all(key, unused_for, really, &mut listing) {
             Ok(()) => Ok(listing),
             Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => Err(self.explain(&failure)),
-            // What was removed is to be named all the same.
+            // The keys that were removed must be reported nevertheless.
             Err(failure) => {
                 listing.unreadable.push(self.explain(&failure).context("cannot remove the other old keys"));
                 Ok(listing)
@@ -235,7 +235,8 @@ impl PostgresStore {
         Ok(())
     }
 
-    /// Removes the key if it has not been held for `unused_for`, which is decided anew, with its row locked. Returns whether it has.
+    /// Removes the key if it has not been held for `unused_for`; checks this again with its row locked. Returns whether the key was
+    /// removed.
     fn prune_key(&mut self, key: &Key, unused_for: Duration) -> Result<bool, Failure> {
         let subject = Subject { needs_all_waiters: true, ..on(key) };
         let pruned = self.once(subject, |state, facts| {

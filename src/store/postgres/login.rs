@@ -1,4 +1,4 @@
-//! Opening a connection: the first server that takes writes, TLS, and the introduction.
+//! Opens a connection: finds the first server that takes writes, starts TLS and logs in.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -22,10 +22,11 @@ use crate::net::tls::{HandshakeFailure, Tls, Verification, certificate_alert};
 use crate::store::Trouble;
 use crate::sys::clock::Moment;
 
-/// The most rounds of hashing that the postgres-protocol crate does: a server names their number before it has proved anything.
+/// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has proved anything.
 const ROUNDS_MAX: u64 = 100_000;
 
-/// What TLS needs to reach each of the server's hosts; `None` where it is not used. Fails if a file cannot be used: says which and why.
+/// Returns what TLS needs to reach each of the server's hosts; `None` where it is not used. If a file cannot be used, fails with which and
+/// why.
 pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
     let verification = match server.encryption {
         Encryption::Never => return Ok(server.hosts.iter().map(|_| None).collect()),
@@ -85,7 +86,7 @@ impl Login<'_> {
             None => stream,
         };
         let mut connection = Connection::over(stream);
-        // It has said whether it offers TLS.
+        // The server has already said whether it offers TLS.
         connection.has_spoken = tls.is_some();
         self.introduce(&mut connection)?;
         let mut says_primary = false;
@@ -103,8 +104,8 @@ impl Login<'_> {
                 _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
             }
         }
-        // Servers older than PostgreSQL 14 do not say it by themselves. A pooler says what its server said when the two first met: a standby
-        // may have been promoted since. If a primary has become a standby, it refuses the first transaction.
+        // Servers older than PostgreSQL 14 do not report `in_hot_standby`. A pooler reports what its server said when the two first met: a
+        // standby may have been promoted since. If a primary has become a standby, it rejects the first transaction.
         if !says_primary && connection.is_in_recovery(self.deadline)? {
             return Err(Failure::Standby);
         }
@@ -118,7 +119,7 @@ impl Login<'_> {
         stream.set_deadline(self.deadline);
         let mut answer = [0];
         let asked = stream.write_all(&buffer).and_then(|()| stream.flush());
-        // Not a byte more: what follows would be for the handshake to judge.
+        // Not a byte more: what follows belongs to the handshake, which would reject injected text.
         let answered = asked.and_then(|()| stream.read_exact(&mut answer));
         answered.map_err(|error| Failure::of_stream(&error))?;
         match answer {
@@ -133,7 +134,7 @@ impl Login<'_> {
         }
     }
 
-    /// Says who we are, and proves it as the server wants.
+    /// Sends the user and database, and authenticates as the server demands.
     fn introduce(&self, connection: &mut Connection) -> Result<(), Failure> {
         let Server { user, database, application_name, .. } = self.server;
         let parameters = [
@@ -153,7 +154,7 @@ impl Login<'_> {
         }
         match asked {
             Message::AuthenticationOk => Ok(()),
-            // It may be another server in between that has said that there is no TLS.
+            // The answer that there is no TLS may have come from another server in between.
             Message::AuthenticationCleartextPassword
                 if self.server.encryption == Encryption::IfOffered && !connection.is_private() =>
             {
@@ -189,7 +190,7 @@ impl Login<'_> {
         self.expect_welcome(connection)
     }
 
-    /// Proves that we know the password without showing it, and checks that the server knows it: SCRAM-SHA-256 (RFC 7677), bound to the
+    /// Proves that we know the password without revealing it, and checks that the server knows it: SCRAM-SHA-256 (RFC 7677), bound to the
     /// TLS connection where that can be done.
     fn scram(&self, connection: &mut Connection, offered: &[String]) -> Result<(), Failure> {
         let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
@@ -230,7 +231,7 @@ impl Login<'_> {
         self.expect_welcome(connection)
     }
 
-    /// Returns the mechanism, and to what it is bound on this connection; the server offers to bind it, or does not.
+    /// Returns the mechanism and its channel binding on this connection. `is_offered`: whether the server offers channel binding.
     fn binding(&self, connection: &Connection, is_offered: bool) -> Result<(&'static str, ChannelBinding), Failure> {
         let unbound = |binding| Ok((SCRAM_SHA_256, binding));
         let Server { encryption, binding, .. } = self.server;
@@ -243,7 +244,7 @@ impl Login<'_> {
                 Err(Failure::NotAdmitted(why.to_owned()))
             }
             None if !connection.is_encrypted() => unbound(ChannelBinding::unsupported()),
-            // A server that does offer it learns from this that its offer was withheld.
+            // A server that does offer it learns from this that its offer was withheld from us.
             None if !is_offered => unbound(ChannelBinding::unrequested()),
             // A server in between could show such a certificate to keep the proof from being bound to it.
             None if !is_verified => {
@@ -285,7 +286,7 @@ impl Login<'_> {
             Some(HandshakeFailure::UnknownAuthority) => {
                 "; name the authority's certificate with ?ca=FILE in the store's URL"
             }
-            // Not by ourselves: a server in between could break the handshake for that.
+            // lockrun does not do that by itself: a server in between could break the handshake to make it.
             _ if self.server.encryption == Encryption::IfOffered && error.kind() != io::ErrorKind::TimedOut => {
                 "; if the connection need not be encrypted, write sslmode=disable in the store's URL"
             }
@@ -298,20 +299,20 @@ impl Login<'_> {
 /// Returns the failure of an attempt to reach the host.
 fn unreachable(error: &io::Error) -> Failure {
     match error.raw_os_error().map(Errno::from_raw) {
-        // That does not pass by itself.
+        // Lasting trouble, and not the server's.
         Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
         _ => Failure::Unreachable(error.to_string()),
     }
 }
 
-/// Returns how many rounds of hashing a server's first message of SCRAM asks for (RFC 5802, section 7: `i=`).
+/// Returns how many rounds of hashing the server's first SCRAM message asks for (RFC 5802, section 7: `i=`).
 fn rounds(message: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(message);
     let rounds = text.split(',').find_map(|attribute| attribute.strip_prefix("i="));
     rounds.map_or(0, |rounds| rounds.parse().unwrap_or(u64::MAX))
 }
 
-/// Returns the failure behind an error message that came instead of a welcome.
+/// Returns the failure for an error message that the server sent instead of a welcome.
 fn rejected(refusal: Refusal) -> Failure {
     let advice = match refusal.code.as_str() {
         // invalid_password, invalid_authorization_specification

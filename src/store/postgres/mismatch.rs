@@ -1,7 +1,7 @@
-//! Tables that the statements of this version do not fit: those of a later version, or of another program.
+//! Recognizes tables that this version's statements do not fit: those of a later version, or of another program.
 //!
-//! The version is read together with the lock. But a statement that names a column that a later version has renamed is refused before
-//! that, and a table that it has renamed must not be created anew.
+//! An operation reads the version together with the lock. But if a later version has renamed a column, the statement that names it is
+//! rejected before that; and if it has renamed a table, that table must not be created again.
 
 use super::PostgresStore;
 use super::batch::{Batch, SNAPSHOT};
@@ -31,7 +31,7 @@ const COLUMNS: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-/// Fails if this is the version of tables of a later lockrun, or is none at all. Without one the tables count as of this version.
+/// Fails if `version` is that of a later lockrun's tables, or not a number. Without a version the tables count as of this version.
 pub(super) fn check_version(version: Option<&str>) -> Result<(), Failure> {
     match version.map(str::parse) {
         Some(Ok(version)) if version > VERSION => Err(Failure::NewerTables(version)),
@@ -41,15 +41,15 @@ pub(super) fn check_version(version: Option<&str>) -> Result<(), Failure> {
 }
 
 impl Refusal {
-    /// Returns whether the statement may not fit the table: the table or a column is not there, or is of another type.
+    /// Returns whether the statement may not fit the table: the table or a column is missing or of another type.
     fn may_be_mismatch(&self) -> bool {
-        // Syntax errors and what is missing, but for insufficient_privilege; invalid_text_representation, not_null_violation.
+        // Class 42 (syntax errors and missing objects) without insufficient_privilege; invalid_text_representation, not_null_violation.
         self.code.starts_with("42") && !self.lacks_rights() || matches!(self.code.as_str(), "22P02" | "23502")
     }
 }
 
 impl PostgresStore {
-    /// Returns what is behind a `failure` if the statement does not fit the tables, else the failure itself.
+    /// Returns the mismatch behind a `failure` if the statement does not fit the tables, else the failure itself.
     pub(super) fn find_mismatch(&mut self, failure: Failure, deadline: Moment) -> Failure {
         match &failure {
             Failure::Refused(refusal) if refusal.may_be_mismatch() => match self.mismatch(deadline) {
@@ -60,7 +60,7 @@ impl PostgresStore {
         }
     }
 
-    /// Checks that the tables that are there are of this version. Returns what is wrong with them. Changes nothing.
+    /// Checks that the tables that exist are of this version. Returns what is wrong with them, if anything. Changes nothing.
     pub(super) fn mismatch(&mut self, deadline: Moment) -> Result<Option<Failure>, Failure> {
         let names = COLUMNS.map(|(table, _)| table).join(",");
         let rows = self.rows(
@@ -92,7 +92,7 @@ impl PostgresStore {
         Ok(rows.into_iter().flatten().flatten().any(|it| it == "t"))
     }
 
-    /// Returns the version of the tables; nothing if there is none, or it may not be read.
+    /// Returns the version of the tables; `None` if there is none, or we may not read it.
     fn version(&mut self, deadline: Moment) -> Result<Option<String>, Failure> {
         let statement = format!("SELECT max(version) FROM {}", self.tables.version);
         match self.rows(&statement, &[], deadline) {

@@ -1,11 +1,11 @@
 //! Locks in the tables of a PostgreSQL database, as leases.
 //!
-//! The rules are those of [`crate::lock::state`]; [`operation`] applies them in one short transaction. [`waiting`] says how waiters
-//! hear that it is their turn, [`schema`] what is in the tables.
+//! The rules are in [`crate::lock::state`]; [`operation`] applies them in one short transaction. [`waiting`] explains how a waiter learns
+//! that it is its turn, [`schema`] what the tables hold.
 //!
-//! Each operation may be repeated under the same token. A connection that is lost within one leaves its outcome open; but whatever
-//! comes after it waits for the row that it has locked, until the server has committed it or rolled it back. One that only joins the queue
-//! may not wait for the row; but then two attempts cannot both insert their waiter.
+//! Each operation may be repeated under the same token. If the connection is lost during one, its outcome is unknown; but the next
+//! operation waits for the row that the lost one has locked, until the server has committed it or rolled it back. An operation that only
+//! joins the queue may do so without locking the row; but two attempts cannot both insert their waiter.
 
 mod batch;
 mod connection;
@@ -63,16 +63,16 @@ pub struct PostgresStore {
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,
-    /// Whether an attempt at the present operation, or at the last one if that has failed, may have been committed all the same. All
-    /// attempts to acquire the lock for a claim are one operation.
+    /// Whether a failed attempt at the current operation, or at the last one if that failed, may have been committed. All attempts to
+    /// acquire the lock for a claim are one operation.
     may_be_done: bool,
-    /// Our place in the queue, since we have stood there once.
+    /// Our place in the queue, if we have joined it.
     place: Option<Place>,
 }
 
 impl PostgresStore {
-    /// Returns the store at `server`. `timeout` bounds every request, connecting included. On failure says what is wrong with the files
-    /// that TLS needs.
+    /// Returns the store at `server`. `timeout` bounds every request, connecting included. Fails with what is wrong with the files that TLS
+    /// needs.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
         let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
         Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, place: None })
@@ -97,8 +97,8 @@ impl PostgresStore {
         self.operate(subject, Moment::now() + timeout, rules)
     }
 
-    /// Carries out an operation that cannot fail, again and again until its outcome is known, it is rejected for good, or `timeout` is
-    /// over. One attempt takes at most half of that: its connection may have been forgotten by something on the way.
+    /// Carries out an operation whose rules cannot fail. Repeats it until its outcome is known, it is rejected for good, or `timeout` is
+    /// over. One attempt takes at most half of that: a device on the way may have forgotten its connection.
     fn until_answered<T>(
         &mut self,
         subject: Subject<'_>,
@@ -123,7 +123,7 @@ impl PostgresStore {
         }
     }
 
-    /// Confirms the lock that was granted to a request sent at `sent_at`, if that was answered late: it may have been lost meanwhile.
+    /// Renews the lock that was granted to a request sent at `sent_at`, if the answer came late: the lock may have been lost meanwhile.
     fn confirm_if_late(&mut self, claim: &Claim, sent_at: Moment) -> Result<Confirmed, RequestError> {
         let now = Moment::now();
         if now.since(sent_at) <= self.timeout {
@@ -137,7 +137,7 @@ impl PostgresStore {
             Ok((state::Renewed::NotMine(by), now)) => {
                 Ok(Confirmed::Lost(by.map(|by| from_state::held(by, now)).unwrap_or_default()))
             }
-            // Who asked again would get the same lock, which was taken away from it.
+            // Another request would get the same lock, which was revoked.
             Ok((state::Renewed::Revoked(_), _)) => {
                 self.may_be_done = true;
                 Err(self.failed(&Failure::Revoked))
@@ -166,7 +166,7 @@ impl PostgresStore {
         failure.explain(&self.server)
     }
 
-    /// The failure of a request that may obtain something for a claim.
+    /// Returns the error of a failed request that may have obtained something for a claim.
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: self.explain(failure),
@@ -176,20 +176,21 @@ impl PostgresStore {
     }
 }
 
-/// What has become of a lock that was granted.
+/// Whether a lock that was granted is still ours.
 enum Confirmed {
-    /// It is ours, and its lease counts from then on.
+    /// It is ours, and its lease began at this moment.
     Mine(Moment),
-    /// It is not ours any more, before its lease was over: it was broken, or the server has forgotten it. Who holds it now.
+    /// It is no longer ours although its lease had not expired: it was removed, or the server has forgotten it. Contains the holder, if
+    /// any.
     Lost(Held),
 }
 
-/// What an operation by the claim is about.
+/// Returns the subject of an operation by the claim.
 fn by(claim: &Claim) -> Subject<'_> {
     Subject { asking: Some(&claim.token), may_be_new: true, ..on(&claim.key) }
 }
 
-/// What an operation on a lock is about.
+/// Returns the subject of an operation on a lock.
 fn on(key: &Key) -> Subject<'_> {
     Subject { key, asking: None, needs_all_waiters: false, answer_by: None, may_be_new: false, may_be_done: false }
 }
@@ -212,7 +213,7 @@ impl Store for PostgresStore {
             IfHeld::Leave => None,
         };
         let subject = Subject { needs_all_waiters, answer_by, may_be_new: self.place.is_none(), ..by(claim) };
-        // An earlier attempt of this claim may have been committed until this one is answered.
+        // Not `once`: until this attempt is answered, an earlier one of this claim may have been committed.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         if if_held != IfHeld::Leave && committed.as_ref().is_err_and(|failure| failure.trouble() == Trouble::Busy) {
             self.show_after_vain_look(claim);
@@ -239,7 +240,7 @@ impl Store for PostgresStore {
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
             }
-            // A claim is cancelled when it is given up, and not asked for again.
+            // A claim is only cancelled once it is given up, so no request for it follows.
             Acquired::Cancelled => Ok(Tried::Held(Held::default())),
         }
     }
@@ -251,7 +252,7 @@ impl Store for PostgresStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
-        // The lock was not asked for.
+        // This request does not ask for the lock.
         let failed = |store: &Self, failure| RequestError { left_nothing: true, ..store.failed(&failure) };
         self.sleep_in_queue(claim, until, waiter, observer).map_err(|failure| failed(self, failure))
     }
@@ -266,7 +267,8 @@ impl Store for PostgresStore {
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let subject = Subject { asking: Some(token), ..on(key) };
-        // What the last attempt found. If its outcome is open, and the lock was ours then and is not any more, it has released it.
+        // What the last attempt answered. If its outcome is unknown, and the lock was ours then but is no longer, that attempt has released
+        // it.
         let mut before = None;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
             let applied = state.release(token, how, false, facts);
@@ -279,11 +281,11 @@ impl Store for PostgresStore {
         Ok(from_state::released(answer, Now::unix(now_ms)))
     }
 
-    /// If this cannot be done, the lease runs out, if there is one.
+    /// If this fails, the lease expires, if the claim got one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let voids_late_requests = in_flight && claim.request.is_none();
         let matters = self.place.is_some() || self.may_be_done || in_flight;
-        // The request has taken its time already.
+        // The request that is cancelled has already used its own time-out.
         let timeout = self.timeout / 2;
         let cancel = |state: &mut LockState, facts: &TableFacts<'_>| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)

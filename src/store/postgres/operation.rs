@@ -1,8 +1,8 @@
 //! One operation on a lock: a short transaction of two round trips.
 //!
-//! The first ([`super::reading`]) locks the row of the lock, but for one exception ([`RowLock::None`]), and only then reads the clock: what
-//! was read before a wait for the row would be old. It also reads the record and the first waiters. The rules are applied here. The second
-//! ([`super::writing`]) writes what has changed, wakes waiters and commits.
+//! The first ([`super::reading`]) locks the row of the lock, with one exception ([`RowLock::None`]), and only then reads the clock: a time
+//! from before a wait for the row would be out of date. It also reads the record and the first waiters. The rules are applied here. The
+//! second ([`super::writing`]) writes what has changed, wakes waiters and commits.
 
 use super::PostgresStore;
 use super::batch::Batch;
@@ -18,35 +18,35 @@ use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
-/// How often an operation is begun anew because another one has created the lock's row, lockrun its tables, or the server has rolled it
-/// back.
+/// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, the row was locked, or the
+/// server rolled the transaction back.
 const ATTEMPTS: u32 = 5;
 
-/// A waiter that has logged in waits for the answer so many times as long as others do, if it does not give up earlier. A server, or a
-/// pooler, at which very many log in at once answers the last of them late; giving up and logging in anew would cost it more than
-/// the answer.
+/// A waiter that has just logged in waits this many times as long for the answer as other requests do, if it does not give up earlier. If
+/// very many clients log in at once, a server or a pooler answers the last of them late; giving up and logging in again would cost it more
+/// than the answer.
 pub(super) const PATIENCE: u32 = 3;
 
-/// What an operation is about.
+/// The subject of an operation.
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
     /// The lock.
     pub(super) key: &'a Key,
-    /// The one that asks, if it may stand in the queue.
+    /// The one that asks, if it may be in the queue.
     pub(super) asking: Option<&'a Token>,
-    /// Whether all waiters matter, not only the first.
+    /// Whether all waiters matter, not only the first ones.
     pub(super) needs_all_waiters: bool,
-    /// If a waiter asks: until when it waits for the answer on a connection that is opened for that, see [`PATIENCE`].
+    /// If a waiter asks: until when it waits for the answer if the connection has to be opened first, see [`PATIENCE`].
     pub(super) answer_by: Option<Moment>,
-    /// Whether the lock may never have been used: its row is created if it is missing. Otherwise that takes a round trip more.
+    /// Whether the lock may never have been used: its row is created if it is missing. Otherwise creating it takes another round trip.
     pub(super) may_be_new: bool,
-    /// Whether an earlier attempt may have been committed, without having waited for the disk and the standbys: this one waits for both, even
-    /// if nothing is left to be written.
+    /// Whether an earlier attempt may have been committed without waiting for the disk and the standbys: this one waits for both, even if
+    /// nothing is left to write.
     pub(super) may_be_done: bool,
 }
 
 impl Subject<'_> {
-    /// Returns whether it may join the queue without locking the row: see [`RowLock::None`].
+    /// Returns whether the operation may join the queue without locking the row: see [`RowLock::None`].
     pub(super) fn can_join_unlocked(&self) -> bool {
         self.answer_by.is_some() && self.may_be_new && !self.needs_all_waiters
     }
@@ -55,19 +55,18 @@ impl Subject<'_> {
 /// How an operation locks the row of its lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowLock {
-    /// It is locked before it is read.
+    /// The row is locked before it is read.
     Taken,
-    /// It is created before that, if it is missing.
+    /// The same, but the row is created first if it is missing.
     Created,
-    /// It is not, and may change at any time. All that can be done so is to join the queue, if the row is then still as it was read.
+    /// The row is not locked, and may change at any time. An operation can then only join the queue, if the row is still as it was read.
     ///
-    /// A row that is locked stays so from one round trip to the next. If very many come at once, to a server that is slow for that, or
-    /// through a pooler that is, those that only join would keep the holder from renewing its lease. Without the lock they may still be in
-    /// its way for a moment, but each only once.
+    /// A locked row stays locked from one round trip to the next. If very many waiters come at once to a slow server or pooler, those that
+    /// only join would keep the holder from renewing its lease. Without the lock, each still blocks the holder for a moment, but only once.
     None,
 }
 
-/// How the next attempt at an operation goes about it.
+/// How the next attempt at an operation proceeds.
 struct Attempt {
     /// How it locks the row of the lock.
     lock: RowLock,
@@ -75,23 +74,23 @@ struct Attempt {
     notices: Notices,
     /// Until when it may take to connect.
     connect_by: Moment,
-    /// Until when its answers are waited for.
+    /// Until when it waits for answers.
     answer_by: Moment,
-    /// Whether another one may follow if its connection is lost in the second trip.
+    /// Whether another attempt may follow if the connection is lost in the second trip.
     may_be_repeated: bool,
 }
 
 impl Attempt {
-    /// Returns the first one, on a connection that is open already if `is_connected`.
+    /// Returns the first attempt. `is_connected`: whether the connection is already open.
     fn first(subject: Subject<'_>, deadline: Moment, is_connected: bool) -> Self {
         Attempt {
             lock: if subject.may_be_new { RowLock::Created } else { RowLock::Taken },
             notices: Notices::Sent,
             connect_by: deadline,
-            // A connection that has been there for long may lead to a server that is gone.
+            // An old connection may lead to a server that is gone.
             answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
-            // A request under a token has the same outcome if it is carried out again. A connection that has been there for long may have
-            // been closed for reasons that do not concern this request.
+            // A request under a token has the same outcome if it is carried out again. An old connection may have been closed for reasons
+            // that do not concern this request.
             may_be_repeated: subject.asking.is_some() && is_connected,
         }
     }
@@ -100,7 +99,7 @@ impl Attempt {
     /// help.
     fn after_second_trip(&mut self, failure: Failure) -> Result<Failure, Failure> {
         match &failure {
-            // A session that listens and does not read must not keep others from their locks.
+            // A session that listens but reads no notifications must not keep others from their locks.
             Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
                 self.notices = Notices::LeftOut;
             }
@@ -119,13 +118,13 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time by the server's clock.
     pub(super) now_ms: u64,
-    /// If the one that asks waits now: when it looks again, and how many came before it.
+    /// If the one that asks now waits: when it looks again, and how many waiters are ahead of it.
     pub(super) waits: Option<(Look, u64)>,
 }
 
 impl PostgresStore {
-    /// Applies `rules` to the state of a lock and stores what they make of it. They may be applied several times, each time to what is
-    /// found then; only what they made of it last is stored.
+    /// Applies `rules` to the state of a lock and stores the result. They may be applied several times, each time to the state as last
+    /// read; only the last result is stored.
     pub(super) fn operate<T>(
         &mut self,
         subject: Subject<'_>,
@@ -133,14 +132,14 @@ impl PostgresStore {
         rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         let committed = self.carry_out(subject, deadline, rules);
-        // A transaction that goes no further would keep the row locked.
+        // An abandoned transaction would keep the row locked.
         if committed.is_err() && self.connection.as_ref().is_some_and(Connection::is_in_transaction) {
             self.connection = None;
         }
         committed
     }
 
-    /// Reads, applies the rules and writes, anew if one of the trips fails in a way that another attempt may mend.
+    /// Reads, applies the rules and writes. Starts again if a trip fails in a way that another attempt may mend.
     fn carry_out<T>(
         &mut self,
         subject: Subject<'_>,
@@ -166,8 +165,8 @@ impl PostgresStore {
         Err(last)
     }
 
-    /// Locks the row of the lock and reads what the rules need. A connection that turns out to have been closed while it was idle is
-    /// opened anew, once; and if a host turns out to be a standby, which a pooler in front of it may conceal, the others are tried.
+    /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, opens a
+    /// new one, once; if a host turns out to be a standby, which a pooler in front of it may conceal, tries the others.
     fn first_trip(&mut self, subject: Subject<'_>, attempt: &Attempt) -> Result<Found, Failure> {
         let answer_by = attempt.answer_by;
         let tables = self.tables.clone();
@@ -207,8 +206,8 @@ impl PostgresStore {
         Ok(failure)
     }
 
-    /// Applies the rules to what was found. If all waiters that were read are dead, stopped or cut off, reads the rest, too: one of them
-    /// may be next. Returns the new state, and what came of it.
+    /// Applies the rules to what was read. If all waiters that were read are dead, stopped or cut off, reads the rest, too: one of them may
+    /// be next. Returns the new state, and what the rules say.
     fn apply<T>(
         &mut self,
         rules: &mut impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
@@ -229,8 +228,8 @@ impl PostgresStore {
         }
     }
 
-    /// Writes what the rules have made of what was found, and commits. If the one that asks waits then, returns when it looks again, and
-    /// how many came before it. Notes whether a failure leaves open what was done.
+    /// Writes the result of the rules, and commits. If the one that asks then waits, returns when it looks again, and how many waiters are
+    /// ahead of it. Notes whether a failure leaves the outcome unknown.
     fn second_trip<T>(
         &mut self,
         subject: Subject<'_>,
@@ -264,7 +263,7 @@ impl PostgresStore {
         }
     }
 
-    /// Creates the tables, and the schema if it is missing, too.
+    /// Creates the tables, and the schema if it is missing.
     fn create_tables(&mut self, deadline: Moment) -> Result<(), Failure> {
         let (tables, schema) = (self.tables.clone(), self.server.schema.clone());
         let connection = self.connected(deadline)?;
@@ -279,12 +278,12 @@ impl PostgresStore {
         }
     }
 
-    /// Returns whether there is a connection that can be used as far as is known.
+    /// Returns whether there is a connection that is usable as far as is known.
     fn is_connected(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| !connection.is_broken)
     }
 
-    /// Returns the connection. It is opened if there is none, or it is broken.
+    /// Returns the connection. Opens one if there is none, or it is broken.
     pub(super) fn connected(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
         let open = match self.connection.take() {
             Some(mut connection) if !connection.is_broken => {
@@ -292,7 +291,7 @@ impl PostgresStore {
                 connection
             }
             broken => {
-                // A host that is a standby is tried last: it would let us in again if it does not say so.
+                // From now on, tries a host that is a standby last: if it does not report that at login, it would accept us again.
                 if let Some(standby) = broken.filter(|connection| connection.is_to_standby) {
                     self.server.hosts[standby.host..].rotate_left(1);
                     self.tls[standby.host..].rotate_left(1);

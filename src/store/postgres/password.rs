@@ -1,4 +1,4 @@
-//! Where the password is: in the URL, in `PGPASSWORD`, or in a password file, as libpq's manual describes it.
+//! Finds the password: in the URL, in `PGPASSWORD`, or in a password file, as libpq's manual describes it.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,19 +16,18 @@ use crate::sys::{accounts, input, trust};
 use crate::text::escape::escaped_path;
 use crate::text::shell::path_word;
 
-/// The permissions of a file that others than its owner can use in some way.
+/// The permission bits that let anyone but the owner use a file.
 const OTHERS: u32 = 0o077;
 
 /// Returns the password for the server at `endpoint`. `None` if there is none, or if it is empty.
 ///
-/// To be called when the server asks for one, and not before: where it does not, no password file should be read, and none be found
-/// faulty. libpq passes over a file that others can read, with a warning; here that is an error, since the run would then fail for a
-/// reason that nobody sees in the file.
+/// Call this only when the server asks for a password: otherwise no password file should be read, let alone rejected. libpq skips a file
+/// that others can read, with a warning; here that is an error, because the run would otherwise fail later for want of a password.
 pub(super) fn find(server: &Server, endpoint: &Endpoint) -> Result<Option<String>, String> {
     find_by(server, endpoint, &|name| env::var_os(name))
 }
 
-/// The same with these variables.
+/// The same with this environment.
 fn find_by(
     server: &Server,
     endpoint: &Endpoint,
@@ -51,7 +50,7 @@ fn find_by(
         .or_else(|why| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(why) })
 }
 
-/// Looks in the password file at `path`, if there is one.
+/// Returns the password in the file at `path`, if there is one.
 fn in_file(path: &Path, server: &Server, endpoint: &Endpoint) -> Result<Option<String>, String> {
     let wrong = |why: &dyn Display| Err(format!("cannot use the password file {}: {why}", escaped_path(path)));
     let (contents, metadata) = match input::read_trusted_file(path) {
@@ -70,7 +69,7 @@ fn in_file(path: &Path, server: &Server, endpoint: &Endpoint) -> Result<Option<S
     }
 }
 
-/// Returns the password of the first line that is for the server.
+/// Returns the password of the first line that matches the server.
 pub(super) fn entry(contents: &[u8], server: &Server, endpoint: &Endpoint) -> Option<Vec<u8>> {
     let (hosts, port) = names(endpoint);
     contents.split(|byte| *byte == b'\n').filter(|line| !line.starts_with(b"#")).find_map(|line| {
@@ -83,8 +82,8 @@ pub(super) fn entry(contents: &[u8], server: &Server, endpoint: &Endpoint) -> Op
     })
 }
 
-/// Returns what a password file may call the host, and the port. A socket is there by the name of its directory and as `localhost`: libpq
-/// knows the latter for its default directory alone, which is not the same everywhere.
+/// Returns the names that a password file may use for the host, and the port. A socket goes by its directory and by `localhost`: libpq
+/// accepts the latter only for its default directory, which is not the same everywhere.
 fn names(endpoint: &Endpoint) -> (Vec<&[u8]>, String) {
     match endpoint {
         Endpoint::Tcp { host, port, .. } => (vec![host.as_bytes()], port.to_string()),
@@ -96,8 +95,8 @@ fn names(endpoint: &Endpoint) -> (Vec<&[u8]>, String) {
     }
 }
 
-/// Returns what follows the first field of a line, if that is `*` or `wanted`. What follows a backslash is part of the
-/// field; as in libpq a `:` is also part of it where `wanted` has one, so that an IPv6 address can be written as it is.
+/// Returns the rest of a line after its first field, if that is `*` or `wanted`. A character after a backslash is part of the field. As in
+/// libpq, so is a `:` where `wanted` has one, so that an IPv6 address can be written as it is.
 fn after_field<'a>(line: &'a [u8], mut wanted: &[u8]) -> Option<&'a [u8]> {
     if let Some(rest) = line.strip_prefix(b"*:") {
         return Some(rest);
@@ -144,7 +143,7 @@ mod tests {
         parse(url).expect(url)
     }
 
-    /// What is found in a password file with these `contents` for the first host of the URL.
+    /// Returns the password in a file with these `contents` for the first host of the URL.
     fn found(contents: &[u8], url: &str) -> Option<String> {
         let server = server(url);
         entry(contents, &server, &server.hosts[0]).map(|password| String::from_utf8(password).expect("is UTF-8"))
@@ -198,7 +197,7 @@ mod tests {
         assert_eq!(found(b"h\\", "postgres://u@h/db"), None);
     }
 
-    /// What is found for `url` with these variables.
+    /// Returns the password for `url` with these variables.
     fn find_with(url: &str, variables: &[(&str, &Path)]) -> Result<Option<String>, String> {
         let server = server(url);
         find_by(&server, &server.hosts[0], &|name| {
@@ -227,7 +226,7 @@ mod tests {
             ("postgres://u@h/db", &[named, home], Some("named")),
             ("postgres://u@h/db", &[("PGPASSWORD", nothing), ("PGPASSFILE", nothing), home], Some("home")),
             ("postgres://u:@h/db", &[home], Some("home")),
-            // The file that is named is the only one, and an empty password is none.
+            // A named file is the only one that is read, and an empty password counts as none.
             ("postgres://u@x/db", &[named, home], None),
             ("postgres://u@e/db", &[named, home], None),
             ("postgres://u@h/db", &[("PGPASSFILE", Path::new("/does/not/exist")), home], None),

@@ -15,18 +15,19 @@ use crate::lock::state::LockState;
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
-/// How many waiters are read, beside those that were granted the lock and the one that asks: as many as look when something ends.
+/// How many waiters are read, besides those that were granted the lock and the one that asks: as many as look when a lease or grant ends.
 pub(super) const FIRST_WAITERS: usize = LOOKERS;
 
 /// How long a new waiter waits for a row that others have locked, before it joins without locking it.
 const JOIN_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a waiter waits for a row that others have locked. Then it shows that it is alive before it tries again, so that it keeps its
-/// place however long it may wait for an answer.
+/// How long a waiter waits for a row that others have locked. Then it sends a heartbeat before it tries again, so that it keeps its place
+/// however long the answer takes.
 pub(super) const ROW_WAIT: Duration = Duration::from_secs(10);
 
-/// How long after the server's start its waiters need not have come back, in milliseconds: else all that come then would be ahead of them.
-/// They cannot before it has recovered from a crash. Those that have died meanwhile keep the others waiting for as long, at most.
+/// How long after the server's start, in milliseconds, earlier waiters keep their places without having reconnected: otherwise all that
+/// come then would overtake them. They cannot reconnect before the server has recovered from a crash. Waiters that died meanwhile keep the
+/// others waiting for at most this long.
 const RETURN_MS: u64 = 15_000;
 
 /// The time at which the server was started, as a table.
@@ -35,9 +36,9 @@ pub(super) const STARTED: &str =
 
 /// Returns the columns of a waiter in the order of [`Queued::read`], from its table, [`NOW`] and [`STARTED`].
 ///
-/// A waiter that listens holds an advisory lock in its session. If that can be acquired, the session is gone. It is acquired shared, so
-/// that two that look at once do not take each other for the waiter. A server that was started lately may have no session yet of one that
-/// was there before.
+/// A waiter that listens holds an advisory lock in its session. If that lock can be acquired, the session is gone. It is acquired in shared
+/// mode, so that two transactions that test it at once do not take each other for the waiter. After a recent start of the server, an
+/// earlier waiter may not have a session again yet.
 pub(super) fn waiter_columns() -> String {
     format!(
         "place, waiter, session, looked_at_ms, looks_at_ms, \
@@ -48,27 +49,27 @@ pub(super) fn waiter_columns() -> String {
 
 const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
 
-/// What was found.
+/// What the first round trip has read.
 pub(super) struct Found {
     /// The record as it is stored.
     pub(super) record: String,
     /// The state in it, without waiters.
     state: LockState,
-    /// When this was so, in milliseconds of Unix time by the server's clock.
+    /// When this was read, in milliseconds of Unix time by the server's clock.
     pub(super) now_ms: u64,
     /// Whether a pooler gives each transaction another session.
     pub(super) is_pooled: bool,
     /// The waiters that were read, in their order.
     pub(super) queue: Vec<Queued>,
-    /// Whether those are all that there are.
+    /// Whether those are all waiters of the lock.
     pub(super) has_all_waiters: bool,
-    /// Whether the row is locked, so that all this is so until the transaction ends.
+    /// Whether the row is locked: then nothing but heartbeats can change any of this until the transaction ends.
     pub(super) is_locked: bool,
 }
 
 impl Found {
-    /// Begins a transaction, locks the row as `lock` says, and reads. Once the server has begun with that, it has until `carry_out_by`; the
-    /// answer is waited for until `answer_by`. Fails with [`Failure::RowDeleted`] if there was no row to lock.
+    /// Begins a transaction, locks the row as `lock` says, and reads. From when it begins, the server has the time that is now left until
+    /// `carry_out_by`; we wait for the answer until `answer_by`. Fails with [`Failure::RowDeleted`] if there is no row.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
@@ -86,14 +87,14 @@ impl Found {
         };
         let mut batch = Batch::impatient_transaction(READ_WRITE, carry_out_by, lock_wait);
         if lock == RowLock::Created {
-            // Another transaction that is about to create it is waited for.
+            // This waits for another transaction that is creating the row.
             let create = format!("INSERT INTO {locks} (key, state) VALUES ($1, '{{}}') ON CONFLICT DO NOTHING");
             batch.add(&create, &[key]);
         }
         let for_update = if lock == RowLock::None { "" } else { " FOR UPDATE" };
         batch.add(&format!("SELECT state FROM {locks} WHERE key = $1{for_update}"), &[key]);
         let waiters = Waiters::of(tables, subject, subject.needs_all_waiters);
-        // A statement of its own: the clock and the waiters are read when the row is locked.
+        // A separate statement, so that the clock and the waiters are read after the row is locked.
         batch.add(
             &format!(
                 "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), its.* \
@@ -111,7 +112,7 @@ impl Found {
         let [Some(now_ms), Some(process), version] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
         let record = locked.rows.pop().and_then(|mut row| row.pop().flatten()).ok_or(Failure::RowDeleted)?;
-        // Without waiters there is one row, which says nothing of any.
+        // Without waiters there is one row, in which a waiter's columns are null.
         let waiters =
             found.rows.iter().filter_map(|row| row.get(facts.len()..)).filter(|row| row.iter().any(Option::is_some));
         let queue: Vec<Queued> = waiters.map(Queued::read).collect::<Result<_, _>>()?;
@@ -150,14 +151,14 @@ impl Found {
         LockState { waiters: self.facts(subject).after_missed_turns(), ..self.state.clone() }
     }
 
-    /// Returns when a lease or a grant was to end next.
+    /// Returns when the next lease or grant ends, as it was read.
     pub(super) fn next_end(&self) -> Option<u64> {
         let leases = self.state.next_end();
         let grants = self.queue.iter().filter_map(|row| Some(row.waiter.grant?.ends_ms));
         leases.into_iter().chain(grants).min()
     }
 
-    /// Returns what the rules ask for beside it.
+    /// Returns the facts that the rules need besides the state.
     pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
         TableFacts::new(self.now_ms, &self.queue, subject.asking)
     }
@@ -166,24 +167,24 @@ impl Found {
 /// Reads the record of a lock.
 pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
     let broken = |what: &str| Failure::Broken(format!("column state of its row in the table locks: {what}"));
-    // A structure may also be read from the list of its parts, which nothing that lockrun has written is.
+    // serde would also read a structure from an array of its fields, which lockrun never writes.
     if !record.starts_with('{') {
         return Err(broken("it is no JSON object"));
     }
     let state: LockState = serde_json::from_str(record).map_err(|error| broken(&error.to_string()))?;
-    // No process of the server's would show that such a one still works.
+    // Without a lease, nothing in the database would show whether the holder still lives.
     if state.holders.iter().any(|holder| holder.lease.is_none()) {
         return Err(broken("a holder has no lease"));
     }
     Ok(state)
 }
 
-/// The question for the waiters: those that were granted the lock, the one that asks, and the first others, or all.
+/// The query for the waiters: those that were granted the lock, the one that asks, and the first others, or all.
 struct Waiters<'a> {
     subject: Subject<'a>,
     /// How many others; `None`: all.
     limit: Option<String>,
-    /// The question, in no order.
+    /// The query, without an order.
     question: String,
 }
 
@@ -219,8 +220,8 @@ mod tests {
 
     const NOW_MS: u64 = 1_800_000_000_000;
 
-    /// A waiter: how it shares, whether it was granted the lock, did not claim it, when it is heard of again, from now on, and how long ago
-    /// it was, in milliseconds.
+    /// A waiter: its mode, whether it was granted the lock, whether it is unresponsive, in how many milliseconds it is heard from next, and
+    /// how many milliseconds ago it was heard from last.
     type Waits = (Mode, bool, bool, i64, u64);
 
     fn mode() -> impl Strategy<Value = Mode> {
@@ -237,7 +238,7 @@ mod tests {
     }
 
     fn row((number, (mode, is_granted, is_unresponsive, looks_in, looked_ago)): (usize, &Waits)) -> Queued {
-        // Each in its turn, as one operation or another hands off what is free.
+        // One after the other, as successive operations hand off what is free.
         let granted_ago = 300 * (12 - number.min(12) as u64);
         let grant = is_granted.then(|| {
             serde_json::from_value(serde_json::json!({
@@ -262,7 +263,7 @@ mod tests {
         Queued::read(&values).expect("is a row")
     }
 
-    /// What an operation makes of a lock whose waiters are all read, or only those that a first look reads.
+    /// Returns what an operation makes of a lock if it reads all waiters, or only those that it reads at first.
     fn outcome<T>(
         state: &LockState,
         rows: &[Queued],
@@ -288,7 +289,7 @@ mod tests {
         let full = TableFacts::new(NOW_MS, rows, Some(asking));
         let unread = rows.iter().filter(|row| !is_read(row)).map(|row| row.waiter.clone());
         let mut waiters: Vec<WaiterState> = after.waiters.into_iter().chain(unread).collect();
-        // Nor are they said to have missed their turn.
+        // Nor are unread waiters marked as having missed their turn.
         for waiter in &mut waiters {
             let row = rows.iter().find(|row| row.waiter.token == waiter.token);
             waiter.is_unresponsive &= row.is_none_or(|row| row.waiter.is_unresponsive || first.contains(&row.place));
@@ -301,7 +302,7 @@ mod tests {
     }
 
     proptest! {
-        /// An operation comes to the same whether all waiters are read or only the first ones.
+        /// An operation has the same outcome whether it reads all waiters or only the first ones.
         #[test]
         fn the_first_waiters_are_enough(
             queue in prop::collection::vec(waits(), 0..24),

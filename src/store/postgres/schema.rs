@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! version   version             one row: the version of these tables
-//! locks     key, state          a row a key: its `LockState` without the waiters, as JSON
-//! waiters   key, place, ...     a row a waiter, in the order in which they came
+//! locks     key, state          one row per key: its `LockState` without the waiters, as JSON
+//! waiters   key, place, ...     one row per waiter, in the order in which they came
 //! ```
 //!
-//! A waiter's row has in columns what is asked of it by statements. The server never looks into the JSON: where its encoding is not UTF-8,
-//! it may have no characters for what is in there.
+//! What statements need to know of a waiter is in columns. The server never looks into the JSON: a database whose encoding is not UTF-8 may
+//! lack characters for what is in there.
 //!
-//! The queue is rows of its own, so that an operation on a lock costs the same however many wait: it loads the first few.
+//! The queue has rows of its own, so that an operation on a lock costs the same however many wait: it reads only the first few.
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
@@ -20,7 +20,8 @@ use crate::text::escape::escaped;
 /// The version of the tables that this program works with.
 pub(super) const VERSION: i64 = 1;
 
-/// Held while tables are created, so that a hundred first users do not do so at once. Any number that others will not take.
+/// The advisory lock that is held while tables are created, so that a hundred first users do not create them at once. An arbitrary number
+/// that other programs are unlikely to use.
 const CREATING: i64 = 0x6c6f_636b_7275_6e00;
 
 /// The names of the tables in one schema, quoted.
@@ -33,7 +34,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Returns those in the schema of this name.
+    /// Returns the tables in the schema of this name.
     pub(super) fn in_schema(schema: &str) -> Self {
         let schema = escape_identifier(schema);
         let table = |name: &str| format!("{schema}.{name}");
@@ -68,7 +69,7 @@ impl Tables {
         ]
     }
 
-    /// Returns the statements that put into the tables, and beside them, what is missing there.
+    /// Returns the statements that add the version and the index if they are missing.
     fn completion(&self) -> [String; 2] {
         let Tables { version, waiters, .. } = self;
         [
@@ -77,7 +78,8 @@ impl Tables {
         ]
     }
 
-    /// Returns a batch that creates what is missing, in a transaction that others wait for: the schema, too, if it `is_missing`.
+    /// Returns a batch that creates the missing tables, and the schema if it `is_missing`, in a transaction that other first users wait
+    /// for.
     pub(super) fn create(&self, is_missing: bool, deadline: Moment) -> Batch {
         let schema = is_missing.then(|| format!("CREATE SCHEMA IF NOT EXISTS {}", self.schema));
         let mut batch = Batch::transaction(READ_WRITE, deadline);
@@ -89,23 +91,23 @@ impl Tables {
         batch
     }
 
-    /// Returns what the owner of the `database` runs, with psql or any other client, for a `role` that may not create tables. `schema` is
-    /// the name of the schema, as it is. To run it again does no harm.
+    /// Returns the script that the owner of the `database` runs, with psql or any other client, for a `role` that may not create tables.
+    /// `schema` is the schema's name without quotes. Running the script again does no harm.
     ///
-    /// What it finds may be a trap: where another role has made the schema or a table, a trigger of that role would run with the rights of
-    /// the one who runs this. So nothing is written to the tables before [`CHECK`] has looked at them. It looks when they are there: by
-    /// then nobody but their owners, and that of the schema, can put anything else in their place.
+    /// Existing objects may be a trap: if another role has created the schema or a table, a trigger of that role would run with the rights
+    /// of the role that runs the script. So nothing is written to the tables before [`CHECK`] has inspected them. It does so when they
+    /// exist: from then on only their owners and the schema's owner can replace them.
     pub(super) fn script(&self, schema: &str, database: &str, role: &str) -> String {
         let Tables { schema: quoted, version, locks, waiters } = self;
         let grantee = escape_identifier(role);
         let mut statements = vec![
             "BEGIN".to_owned(),
-            // Nobody needs to hear what is there already.
+            // Suppresses the notices about what already exists.
             "SET LOCAL client_min_messages = warning".to_owned(),
             // Names mean the server's own functions and operators.
             "SET LOCAL search_path = pg_catalog, pg_temp".to_owned(),
             format!("SET LOCAL lockrun.schema = {}", escape_literal(schema).trim_start()),
-            // As in `create`, but without a row to print; and the owner of a schema that is there need not have the right to create one.
+            // As in `create`, but without a row to print; and if the schema exists, its owner need not have the right to create one.
             format!(
                 "DO $$\nBEGIN\n    \
                  PERFORM pg_advisory_xact_lock({CREATING});\n    \
@@ -138,8 +140,9 @@ impl Tables {
     }
 }
 
-/// Refuses a schema or a table that belongs neither to the role that runs this nor to a superuser, and a table on which there is a trigger
-/// or a rule: either would run with the rights of that role. Nor is the owner of the database trusted, who need not be a superuser.
+/// Rejects a schema or a table that belongs neither to the role that runs this nor to a superuser, and a table that is not an ordinary one
+/// or has a trigger or a rule: code of another role could run with the rights of the role that runs this. The owner of the database is not
+/// trusted either, since it need not be a superuser.
 const CHECK: &str = "DO $$
 DECLARE
     place CONSTANT name := current_setting('lockrun.schema');

@@ -1,8 +1,8 @@
 //! The URL of a PostgreSQL database, as libpq reads it where that makes sense for locks.
 //!
-//! What decides where locks live stands in the URL alone: the database must be named, and of libpq's variables only those that say who
-//! we are count, `PGUSER` here and those of the password. Unknown parameters are errors, also those of other clients
-//! that libpq itself knows: not to do what they say would be worse than to say so.
+//! The URL alone decides where locks live: it must name the database, and of libpq's variables only those count that say who we are,
+//! `PGUSER` here and those for the password. Unknown parameters are errors, even those that libpq knows: to ignore them silently would be
+//! worse.
 
 use std::env;
 use std::fmt;
@@ -44,23 +44,23 @@ pub(in crate::store) const KIND: Kind = Kind {
     parse: |url| Ok(Box::new(parse(url)?)),
 };
 
-/// Where a socket is if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
+/// The directory of the socket if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
 const SOCKETS: &str = "/run/postgresql";
 
-/// libpq's names of parameters that all stores have.
+/// libpq's names for parameters that all stores have.
 const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
 
-/// The longest name of a schema, in bytes: PostgreSQL cuts longer ones off.
+/// The longest name of a schema, in bytes: PostgreSQL truncates longer ones.
 const SCHEMA_MAX: usize = 63;
 
-/// Schemas that every database has, and everybody's tables: one of them may be called as one of lockrun's. Names that begin with `pg_` are
-/// PostgreSQL's own, too.
+/// Schemas that every database has, and that hold tables of other programs, which may have the names of lockrun's. Names that begin with
+/// `pg_` are PostgreSQL's own, too.
 const OTHERS_SCHEMAS: [&str; 2] = ["public", "information_schema"];
 
-/// A database, and what we are to it.
+/// A database, and how we log in to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
-    /// The servers, of which the first that can be written to is used. At least one; none over TCP has files for TLS.
+    /// The servers, of which the first that takes writes is used. At least one. Their files for TLS are in `tls`.
     pub(super) hosts: Vec<Endpoint>,
     /// The role.
     pub(super) user: String,
@@ -72,11 +72,11 @@ pub(super) struct Server {
     pub(super) schema: String,
     /// Whether connections over TCP use TLS. Those through a socket never do.
     pub(super) encryption: Encryption,
-    /// The files for it.
+    /// The files for TLS.
     pub(super) tls: TlsFiles,
     /// Whether a proof of the password is bound to the TLS connection.
     pub(super) binding: Binding,
-    /// As what the server lists us.
+    /// The name under which the server lists us.
     pub(super) application_name: String,
 }
 
@@ -85,20 +85,20 @@ pub(super) struct Server {
 pub(super) enum Encryption {
     /// Without TLS.
     Never,
-    /// If the server offers it, with whatever certificate.
+    /// If the server offers it, with any certificate.
     IfOffered,
     /// With TLS, or not at all.
     Required(Verification),
 }
 
-/// Whether SCRAM is bound to the TLS connection: only the server whose certificate we see can then pass our proof on.
+/// Whether SCRAM is bound to the TLS connection: then only the server whose certificate we see can use our proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Binding {
-    /// Without binding, for a proxy in between that shows a certificate of its own.
+    /// Never, for a proxy in between that shows a certificate of its own.
     Never,
-    /// If it can be.
+    /// If both sides can.
     IfOffered,
-    /// With binding, or not at all: not with another kind of authentication either.
+    /// With binding, or not at all. Other kinds of authentication are rejected, too.
     Required,
 }
 
@@ -121,7 +121,7 @@ pub(super) fn parse(text: &str) -> Result<Server, String> {
     parse_for(text, our_name)
 }
 
-/// The same. Without a user in the URL it is `our_name`.
+/// The same, with `our_name` as the user if the URL has none.
 fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Server, String> {
     let rest = text.split_once("://").ok_or("lacks the // after its scheme")?.1;
     if rest.contains('#') {
@@ -130,7 +130,7 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
     let (authority, path) = before.split_once('/').unwrap_or((before, ""));
     let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-    // It would have been cut in the middle of a password, and the rest be taken for a host.
+    // Otherwise the URL would be cut in the middle of a password, and the rest taken for a host.
     if credentials.contains('@') || rest[authority.len()..].contains('@') {
         return Err(
             "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
@@ -181,13 +181,13 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     Ok(Server { hosts, user, password, database, schema, encryption, tls, binding, application_name })
 }
 
-/// Returns a part of the URL, decoded, or `None` if it is empty. Never repeats it.
+/// Returns a part of the URL, decoded, or `None` if it is empty. An error never repeats it.
 fn text_in(part: &str, name: &str) -> Result<Option<String>, String> {
     let text = decoded(part).map_err(|why| format!("has a {name} that {why}"))?;
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-/// Reads where the servers are: between the user and the path, or in the parameters `host` and `port`.
+/// Reads the servers' addresses: between the user and the path, or in the parameters `host` and `port`.
 fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<Vec<Endpoint>, String> {
     let mut hosts = Vec::new();
     match parameters.take("host") {
@@ -217,7 +217,8 @@ fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<Vec<Endpoin
     hosts.into_iter().map(endpoint).collect()
 }
 
-/// Returns the endpoint that `host` means: a name, an IP address, or the directory of a socket, which it is also if it `is_only` and empty.
+/// Returns the endpoint for `host`: a name, an IP address, or the directory of a socket. An empty host that `is_only` means the default
+/// directory.
 fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
     let socket = |directory: &str| Endpoint::Unix(Path::new(directory).join(format!(".s.PGSQL.{port}")));
     match host {
@@ -232,7 +233,7 @@ fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
     }
 }
 
-/// Fails if the parameter asks for a server that cannot be written to. The other words change nothing: a lock needs one that can.
+/// Fails if the parameter asks for a server that takes no writes. The other values change nothing: a lock needs a server that takes writes.
 fn check_writable(target: Option<&str>) -> Result<(), String> {
     match target {
         None | Some("any" | "read-write" | "primary") => Ok(()),
@@ -243,13 +244,14 @@ fn check_writable(target: Option<&str>) -> Result<(), String> {
     }
 }
 
-/// Reads what is said of TLS. As in libpq a socket is not encrypted whatever `sslmode` is, `ssl=true` means `sslmode=require`, and with an
-/// authority `require` verifies it; unlike there `allow` means `prefer`. The default is `verify-full` with an authority, else `prefer`.
+/// Reads the parameters for TLS. As in libpq, a socket is not encrypted whatever `sslmode` is, `ssl=true` means `sslmode=require`, and with
+/// an authority `require` verifies the certificate. Unlike in libpq, `allow` means `prefer`. The default is `verify-full` with an
+/// authority, else `prefer`.
 fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption, TlsFiles), String> {
     let mut trusts_system = false;
     for (synonym, name) in SYNONYMS {
         let value = parameters.take(synonym);
-        // libpq's word for the system's authorities.
+        // libpq's value for the system's authorities.
         if synonym == "sslrootcert" && value.as_deref() == Some("system") {
             trusts_system = true;
             if parameters.has(name) {
@@ -277,7 +279,7 @@ fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption
         "allow" | "prefer" => Encryption::IfOffered,
         "require" | "verify-ca" if has_authority => Encryption::Required(Verification::Authority),
         "require" => Encryption::Required(Verification::None),
-        // An impostor can have a certificate of one of the system's authorities, too.
+        // An impostor, too, can have a certificate from one of the system's authorities.
         "verify-ca" => return Err("has sslmode=verify-ca without ca; name the authority, or use verify-full".into()),
         "verify-full" => Encryption::Required(Verification::Full),
         other => {
@@ -315,7 +317,7 @@ fn binding(word: Option<&str>, encryption: Encryption) -> Result<Binding, String
     }
 }
 
-/// Says where the servers are, for messages: never with a password.
+/// Writes the servers' addresses, for messages: never a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places: Vec<String> = self.hosts.iter().map(place).collect();
@@ -323,7 +325,7 @@ impl fmt::Display for Server {
     }
 }
 
-/// Says where one of them is.
+/// Returns the address of one of them.
 pub(super) fn place(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{}]:{port}", escaped(host)),
@@ -434,7 +436,7 @@ mod tests {
         assert_eq!(server("postgres://h/db?sslrootcert=system").tls, TlsFiles::default());
         let libpqs = server("postgres://h/db?sslrootcert=/a&sslcert=/c&sslkey=/k");
         assert_eq!(libpqs, server("postgres://h/db?ca=/a&cert=/c&key=/k"));
-        // Sockets are not encrypted; servers beside them are.
+        // Sockets are not encrypted; TCP hosts named beside them are.
         assert_eq!(server("postgres:///db?sslmode=verify-full").encryption, Encryption::Never);
         let mixed = server("postgres:///db?host=/tmp,h&sslmode=verify-full");
         assert_eq!(mixed.encryption, required(Verification::Full));

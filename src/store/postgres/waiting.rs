@@ -1,11 +1,11 @@
-//! Waiting in turn: a place in the lock's queue, and how a waiter hears that it was granted the lock.
+//! Waiting in turn: a place in the lock's queue, and how a waiter learns that it was granted the lock.
 //!
-//! A waiter that has a session of its own listens on a channel of its own, and holds an advisory lock by which the others see that its
-//! session lives. Behind a pooler that gives each transaction another session, neither would work: there a waiter reads its own row of
-//! the queue ([`super::heartbeat`]), at most ten times and at least once a second.
+//! A waiter that has a session of its own listens on a channel of its own, and holds an advisory lock that shows the others that its
+//! session lives. Behind a pooler that gives each transaction another session, neither would work: there a waiter reads its own row of the
+//! queue ([`super::heartbeat`]), between once and ten times a second.
 //!
-//! A waiter looks at the lock as a whole, by an `acquire`, when there is something to get: it was granted the lock, or a lease or a grant
-//! has ended and nobody before it has noticed. Otherwise it only shows now and then that it is alive.
+//! A waiter looks at the lock itself, by an `acquire`, when it may get it: it was granted the lock, or a lease or a grant has ended and no
+//! waiter ahead of it has noticed. Otherwise it only sends heartbeats.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -22,47 +22,48 @@ use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// A waiter shows that it is alive this often, each at times of its own: at the earliest, and at the latest.
+/// The shortest and the longest time between two heartbeats of a waiter; each time is random, so that the waiters' heartbeats spread.
 const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
 
-/// A heartbeat may come so much later than was said on a busy machine. Nobody waits for one in particular.
+/// How late a heartbeat may be on a busy machine. No one waits for a particular one.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// How long a waiter may take to claim the lock if it is not notified that it was granted it: it learns that by its next heartbeat. By then
-/// those behind it have also been heard of, so none of them counts as one that has missed its turn to look.
+/// How long a waiter may take to claim the lock if it is not notified of the grant: it learns of it with its next heartbeat. By then the
+/// waiters behind it have been heard from, too, so none of them counts as having missed its turn to look.
 pub(super) const UNNOTIFIED_CLAIM_WINDOW: Duration = HEARTBEAT.1.saturating_add(SLACK).saturating_add(SLACK);
 
-/// So many waiters look when a lease or a grant ends, one after the other, so that it is noticed if the first of them are dead.
+/// How many waiters look when a lease or a grant ends, one after the other, so that the end is noticed even if the first of them are dead.
 pub(super) const LOOKERS: usize = 8;
 
-/// So many of the last waiters look after them: all of the first may be dead.
+/// How many of the last waiters look after them, in case all of the first are dead.
 pub(super) const STAND_INS: usize = 2;
 
-/// The time between two of them: long enough for a heartbeat and for the first half of a look, which keeps the next one from its look
-/// until it is done.
+/// The time between two of their looks: long enough for a heartbeat and the first round trip of a look, which makes the next waiter's look
+/// wait until it is done.
 const TURN: Duration = Duration::from_millis(60);
 
-/// How often waiters look that are kept from a slot by those ahead of them, who leave it unused: all at the same times.
+/// How often waiters look that are kept from a slot by waiters ahead of them that leave it unused. They all look at the same times.
 const BEAT: Duration = Duration::from_millis(800);
 
-/// The next beat is not one that comes sooner than this: a look may be a little early for it.
+/// A beat that comes sooner than this does not count as the next one: a look may be a little early for its beat.
 const BEAT_MIN: Duration = Duration::from_millis(100);
 
-/// How often a waiter reads its own row where it cannot listen: the first in the queue, how much less often each one behind it, and those
-/// that come after the first [`LOOKERS`].
+/// The time between two reads of its own row by a waiter that cannot listen: for the first in the queue, how much more for each one behind
+/// it, and for those after the first [`LOOKERS`].
 const POLL: (Duration, Duration, Duration) =
     (Duration::from_millis(100), Duration::from_millis(60), Duration::from_secs(1));
 
-/// Our place in the queue: what we know since we last looked.
+/// Our place in the queue, and what we have learned since we joined it.
 #[derive(Debug)]
 pub(super) struct Place {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
     /// When to look at the lock in any case.
     look_at: Option<Moment>,
-    /// When to see whether it is worth a look, and to show that we are alive.
+    /// When to send a heartbeat, and to see whether a look is worthwhile.
     check_at: Moment,
-    /// When to see whether a grant is claimed, and with how many waiters ahead: the one who asked us to knew which of them were alive.
+    /// When to see whether a lease or a grant has ended, and with how many waiters ahead: the sender of the notice knew which of them were
+    /// alive.
     watch: Option<(Moment, usize)>,
     /// When to read our own row; `None`: we listen.
     poll_at: Option<Moment>,
@@ -71,11 +72,11 @@ pub(super) struct Place {
 /// When a waiter looks again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// At the lock, in any case: it is kept from a free slot.
+    /// At the lock, in any case: it was granted the lock, or is kept from a free slot.
     within: Option<Duration>,
-    /// At its own row, to see whether it is worth more.
+    /// At its own row, to see whether a look at the lock is worthwhile.
     check_within: Duration,
-    /// How often at its own row, if it does not listen.
+    /// How often it reads its own row, if it does not listen.
     poll: Option<Duration>,
 }
 
@@ -86,7 +87,7 @@ pub(super) enum Notice {
     Look(Duration),
     /// To show at once that it is alive.
     Show,
-    /// To see after this time whether a grant has ended that nobody has claimed, as if so many others were ahead.
+    /// To see after this time whether a lease or an unclaimed grant has ended, as if this many others were ahead.
     Watch(Duration, usize),
 }
 
@@ -100,7 +101,7 @@ impl Notice {
         }
     }
 
-    /// Returns what was sent. What cannot be read asks for a look at once.
+    /// Returns the notice that was sent. One that cannot be read asks for a look at once.
     fn from_text(text: &str) -> Self {
         let span = |number: &str| number.parse().map(Duration::from_millis).unwrap_or_default();
         match text.split(' ').collect::<Vec<_>>()[..] {
@@ -113,8 +114,8 @@ impl Notice {
 }
 
 impl Look {
-    /// Returns when the waiter looks for which so many others are ahead, if the next lease or grant ends after `end_in`. One that is kept
-    /// from a free slot looks at the next beat, after `beat_in`. The last ones look in any case.
+    /// Returns when a waiter with `turn` others ahead looks, if the next lease or grant ends after `end_in`. In any case it looks after
+    /// `beat_in`, if given: at the next beat, or at once. The last waiter looks at that end whatever its `turn`, unless it `is_pooled`.
     pub(super) fn in_turn(
         turn: usize,
         is_last: bool,
@@ -127,24 +128,24 @@ impl Look {
         Look { within: beat_in, check_within, poll: is_pooled.then(|| poll_every(turn)) }
     }
 
-    /// Returns how long after the end of a lease or a grant this one of those that look does so.
+    /// Returns how long after the end of a lease or a grant a waiter with `turn` others ahead looks.
     pub(super) fn turn(turn: usize) -> Duration {
         Duration::from_millis(1) + TURN * u32::try_from(turn.min(LOOKERS)).unwrap_or(0)
     }
 
-    /// Returns the time within which the waiter is heard of again, if it lives.
+    /// Returns the time within which the waiter is heard from again, if it lives.
     pub(super) fn heard_within(&self) -> Duration {
         heard_within(self.within)
     }
 }
 
-/// Returns the time within which a waiter is heard of again that lives, and looks at the lock in any case after `look_in`.
+/// Returns the time within which a living waiter is heard from again, if it looks at the lock in any case after `look_in`.
 fn heard_within(look_in: Option<Duration>) -> Duration {
     let heartbeat = HEARTBEAT.1 + SLACK;
     look_in.map_or(heartbeat, |look_in| look_in.min(heartbeat))
 }
 
-/// Returns the time after which the waiter checks, if its turn to look whether something has ended comes after `turn_in`, or never.
+/// Returns the time until the waiter's next heartbeat: random, but at most `turn_in`, its turn to look whether something has ended.
 fn check_within(turn_in: Option<Duration>) -> Duration {
     let (least, most) = HEARTBEAT;
     let spread = millis(most.saturating_sub(least)) + 1;
@@ -158,14 +159,14 @@ pub(super) fn beat_in(now_ms: u64) -> Duration {
     Duration::from_millis(min + (beat - (now_ms + min) % beat) % beat)
 }
 
-/// Returns how often the waiter reads its own row for which so many others are ahead.
+/// Returns how often a waiter with `turn` others ahead reads its own row.
 fn poll_every(turn: usize) -> Duration {
     let (first, step, last) = POLL;
     if turn < LOOKERS { first + step * u32::try_from(turn).unwrap_or(0) } else { last }
 }
 
 impl Place {
-    /// Returns what is known after another look, which has found this holder, if any, when a hold had ended last at `ended_unix_ms`.
+    /// Returns the place after another look, which found the holder `held`, if any, and that the last hold ended at `ended_unix_ms`.
     pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look: Look) -> Self {
         let now = Moment::now();
         let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
@@ -190,7 +191,7 @@ impl Place {
         }
     }
 
-    /// Notes what was read of our own row.
+    /// Notes what our own row says.
     fn learn(&mut self, own: &OwnRow) {
         self.seen = Seen::after(self.seen.take(), own.held.as_ref(), own.ended_unix_ms);
         if self.poll_at.is_some() {
@@ -199,13 +200,13 @@ impl Place {
         }
     }
 
-    /// Returns when to wake up if nothing happens before.
+    /// Returns when to wake up if nothing happens first.
     fn wake_at(&self) -> Moment {
         [self.look_at, self.poll_at].into_iter().flatten().fold(self.check_at, Moment::min)
     }
 }
 
-/// Returns the channel on which a waiter listens whose session has this number: what [`CHANNEL_OF_SESSION`] is on the server.
+/// Returns the channel on which the waiter with this session number listens, as [`CHANNEL_OF_SESSION`] does on the server.
 pub(super) fn channel_of(session: i64) -> String {
     format!("lockrun_{session:x}")
 }
@@ -214,7 +215,7 @@ pub(super) fn channel_of(session: i64) -> String {
 pub(super) const CHANNEL_OF_SESSION: &str = "'lockrun_' || to_hex(session)";
 
 impl PostgresStore {
-    /// Sleeps until it is worth a look at the lock, or until `until`.
+    /// Sleeps until a look at the lock is worthwhile, or until `until`.
     pub(super) fn sleep_in_queue(
         &mut self,
         claim: &Claim,
@@ -237,7 +238,7 @@ impl PostgresStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
         loop {
-            // A notification may have come already, with an answer.
+            // A notification may already have come with an answer.
             if place.poll_at.is_none() {
                 self.notices(&claim.token)?.into_iter().for_each(|notice| place.note(notice));
             }
@@ -253,14 +254,14 @@ impl PostgresStore {
                 return Ok(Wakeup::TryAgain);
             }
             if observer.is_stopped() {
-                // Nobody is there who would want the lock.
+                // lockrun is stopped: nothing must be acquired for it.
                 return Ok(Wakeup::TryAgain);
             }
             let is_worth_a_look = if place.check_at <= now {
                 self.check(claim, place)?
             } else if place.poll_at.is_some_and(|at| at <= now) {
                 let own = self.poll(claim)?;
-                // One that is called, and may have to look from now on at each beat, finds out what it is to do.
+                // A waiter that is called may have to look at each beat from now on; a look shows it.
                 own.inspect(|own| place.learn(own)).is_none_or(|own| own.is_worth_a_look(own.turn) || own.is_called)
             } else {
                 false
@@ -271,30 +272,30 @@ impl PostgresStore {
         }
     }
 
-    /// Shows that we are alive, if we stand in the queue, after a look for which the lock's row was not free in time. Where no session shows
-    /// it, the others would count us as dead if that goes on. If it fails, too, the next look may do better.
+    /// Sends a heartbeat, if we are in the queue, after a look that did not get the lock's row in time. If that goes on, the others would
+    /// otherwise count us as dead where no session shows that we live. If this fails, too, the next look may succeed.
     pub(super) fn show_after_vain_look(&mut self, claim: &Claim) {
         if self.place.is_some() {
             let _ = self.send_heartbeat(claim, heard_within(None));
         }
     }
 
-    /// Shows that we are alive. Returns whether it is worth a look at the lock.
+    /// Sends a heartbeat. Returns whether a look at the lock is worthwhile.
     fn check(&mut self, claim: &Claim, place: &mut Place) -> Result<bool, Failure> {
         let look_in = place.look_at.map(|look_at| look_at.since(Moment::now()));
         let Some(own) = self.send_heartbeat(claim, heard_within(look_in))? else { return Ok(true) };
         place.learn(&own);
         let now = Moment::now();
-        // The server counts as ahead also those that have died and had no time to be missed.
+        // The server's count includes waiters that have died too recently to be missed.
         let watched = place.watch.take_if(|(at, _)| *at <= now).map(|(_, turn)| turn);
         let turn = watched.map_or(own.turn, |turn| turn.min(own.turn));
-        // Behind a pooler it looks by itself.
+        // Behind a pooler, the waiter finds that out when it polls its row.
         let looks = turn < LOOKERS || own.is_among_last() && place.poll_at.is_none();
         let check_in = check_within(own.turn_in(turn).filter(|_| looks));
         let watch_in = place.watch.map(|(at, _)| at.since(now));
         place.check_at = now + watch_in.map_or(check_in, |watch_in| watch_in.min(check_in));
-        // One that was silent may have been passed over, and nobody tells it. What is free, and was granted to nobody, was so when all that
-        // were asked seemed to be dead.
+        // A waiter that was silent may have been passed over, and no one notifies it. If the lock is free and granted to no waiter, all
+        // that were asked seemed to be dead.
         Ok(own.is_worth_a_look(turn) || (own.was_silent || own.is_free()) && turn < LOOKERS)
     }
 

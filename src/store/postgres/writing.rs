@@ -18,64 +18,64 @@ use super::waiting::{CHANNEL_OF_SESSION, LOOKERS, Look, Notice, STAND_INS, beat_
 use crate::lock::state::{Applied, LockState, WaiterState, millis};
 use crate::lock::token::Token;
 
-/// What is sent.
+/// The second round trip.
 pub(super) struct SecondTrip<'a> {
     tables: &'a Tables,
     subject: Subject<'a>,
     found: &'a Found,
     /// See [`Connection::session`].
     session: i64,
-    /// What its answers must say.
+    /// What the answers must say.
     pub(super) checks: Checks,
-    /// Whether the one that asks joins the queue.
+    /// Whether the waiter that asks joins the queue.
     joins: bool,
-    /// Whether that is all that it does, and stays right while the record does not change.
+    /// Whether the operation does nothing else, and stays right while the record does not change.
     pub(super) only_joins: bool,
     notices: Notices,
     /// The statements.
     pub(super) batch: Batch,
-    /// When the one that asks looks again, if it waits.
+    /// When the waiter that asks looks again, if it waits.
     pub(super) look: Option<Look>,
     /// Its place.
     pub(super) place: PlaceIn,
-    /// For whom the session listens then.
+    /// The token for which the session listens afterwards.
     pub(super) listens_for: Option<Token>,
-    /// Whether it does not listen any more for the one for whom it did.
+    /// Whether the session stops listening for its previous token.
     pub(super) ends_listening: bool,
 }
 
-/// Whether waiters are notified. Notices are hints: without them waiters find out by themselves, only later; they have more time for that.
+/// Whether waiters are notified. Notices are hints: without them waiters find out by themselves, but later, and get more time for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notices {
     /// They are sent with the commit.
     Sent,
-    /// They are not: the server takes none at the moment.
+    /// They are not: the server accepts none at the moment.
     LeftOut,
 }
 
-/// What the answers must say: a rule or a trigger of somebody else's may have swallowed what was written.
+/// What the answers must say: another user's rule or trigger may have discarded a write.
 #[derive(Clone, Copy)]
 pub(super) struct Checks {
     /// Whether the first statement writes the record of the lock; otherwise only the queue has changed.
     writes_record: bool,
-    /// Which of them joins the queue, if one does on the condition that the record is still the one that was read.
+    /// The index of the statement that joins the queue, if it does so only if the record is still as it was read.
     joins_at: Option<usize>,
-    /// Which of them commits.
+    /// The index of the statement that commits.
     commit_at: usize,
 }
 
 impl Checks {
-    /// Fails unless the answers, none of which is a refusal, say that all was written and committed, and that no standby was left out for
-    /// which the server was to wait: a failover would lose what was written.
+    /// Fails unless the answers, none of which is a refusal, say that everything was written and committed, and that the server did not
+    /// cancel its wait for a standby: a failover could lose what was written.
     pub(super) fn verify(self, answers: &[Answer]) -> Result<(), Failure> {
-        // Outside a transaction it would have been written blindly, over what another one may have written since.
+        // Outside the transaction the write would have been blind, over what another client may have written since.
         let is_written =
             |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
         let has_joined = self.joins_at.is_none_or(|at| answers.get(at).is_some_and(|it| it.tag == "INSERT 0 1"));
         let is_committed = answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT");
         if !has_joined {
-            // The record has changed; or an earlier attempt has joined after all, which the next one finds.
+            // The record has changed; or an earlier attempt has joined after all, as the next one finds.
             Err(Failure::RowBusy)
         } else if !is_recorded || !is_committed {
             Err(Failure::Unwritten)
@@ -87,12 +87,12 @@ impl Checks {
     }
 }
 
-/// Where the place of a waiter is known from.
+/// Where to find the place of a waiter.
 #[derive(Clone, Copy)]
 pub(super) enum PlaceIn {
-    /// All waiters were read.
+    /// Here: all waiters were read.
     Known(u64),
-    /// From this answer of the batch.
+    /// In this answer of the batch.
     Answer(usize),
 }
 
@@ -110,7 +110,7 @@ impl PlaceIn {
 }
 
 impl<'a> SecondTrip<'a> {
-    /// Prepares all that an operation has made of what was `found`: the new `state`, and what it wants done.
+    /// Prepares the statements for what an operation has made of what was `found`: the new `state`, and what else it has `applied`.
     pub(super) fn prepare<T>(
         tables: &'a Tables,
         subject: Subject<'a>,
@@ -126,10 +126,10 @@ impl<'a> SecondTrip<'a> {
         let roll_call = facts.roll_call(state);
         let beat_in = beat_in(found.now_ms);
         let look = at.and(subject.asking).map(|asking| {
-            // What it was granted beside others, it claims at once.
+            // If it was granted the lock beside others, it claims it at once.
             let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
             let is_kept = roll_call.kept.contains(asking).then_some(beat_in);
-            // One that joins is the last for now.
+            // A waiter that joins is the last for now.
             let is_last = facts.row_of(asking).is_none();
             Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, is_granted.or(is_kept), found.is_pooled)
         });
@@ -160,16 +160,16 @@ impl<'a> SecondTrip<'a> {
             // The next holder need not wait for the disk twice.
             true if hands_off => Commit::SeenFirst,
             true => Commit::Durable,
-            // What is there already may be so only on this server.
+            // What is already there may not have reached the disk or the standbys.
             false if subject.may_be_done => Commit::SeenFirst,
-            // What a crash may forget can only cost time, and is not worth waiting for the disk.
+            // If a crash makes the server forget this, it only costs time: that is not worth waiting for the disk.
             false => Commit::Forgettable,
         };
         trip.checks.commit_at = trip.batch.commit(how);
         trip
     }
 
-    /// Returns whether a statement of it comes after the commit, so that a refusal does not say that nothing was done.
+    /// Returns whether a statement follows the commit, so that a refusal does not mean that nothing was done.
     pub(super) fn may_be_refused_when_done(&self) -> bool {
         self.batch.len() > self.checks.commit_at + 1
     }
@@ -182,7 +182,7 @@ impl<'a> SecondTrip<'a> {
         if record == self.found.record {
             return;
         }
-        // As if it had never been used.
+        // The lock is then as if it had never been used.
         if state == LockState::default() {
             self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
         } else {
@@ -241,7 +241,7 @@ impl<'a> SecondTrip<'a> {
         }
     }
 
-    /// Adds the row of the one that asks. Where the row of the lock is not locked, only if the record is still as it was read.
+    /// Adds the row of the waiter that asks. If the row of the lock is not locked, only if the record is still as it was read.
     fn join(&mut self, own: &WaiterState, session: Option<&str>, looked: Option<&str>, looks: Option<&str>) {
         let Tables { locks, waiters, .. } = self.tables;
         self.joins = true;
@@ -272,8 +272,8 @@ impl<'a> SecondTrip<'a> {
         self.batch.add(&format!("{insert} FROM {unchanged} ON CONFLICT DO NOTHING"), &values);
     }
 
-    /// Returns whether the operation does nothing but join the queue, and the holders alone leave no room for the waiter. Grants do not count:
-    /// they stand in the rows of the waiters, and a granted waiter that leaves does not change the record.
+    /// Returns whether the operation does nothing but join the queue, and the holders alone leave no room for the waiter. Grants do not
+    /// count: they are stored in the waiters' rows, and when a granted waiter leaves, the record does not change.
     fn only_joins<T>(&self, state: &LockState, roll_call: &RollCall, applied: &Applied<T>) -> bool {
         let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
         let is_unchanged = |row: &Queued| find(&row.waiter.token).is_some_and(|after| *after == row.waiter);
@@ -284,7 +284,7 @@ impl<'a> SecondTrip<'a> {
         self.joins && changes_none && calls_none && !has_room
     }
 
-    /// Asks how many came before the one that asks, unless that is known.
+    /// Asks how many waiters are ahead of the one that asks, unless that is known.
     fn count(&mut self) {
         let Some(asking) = self.subject.asking.filter(|_| self.look.is_some() && !self.found.has_all_waiters) else {
             return;
@@ -300,7 +300,7 @@ impl<'a> SecondTrip<'a> {
         );
     }
 
-    /// Calls the roll: writes down when those that were called are to be heard of, and notifies them.
+    /// Calls the roll: records when the waiters in it are due, and notifies them.
     fn call(&mut self, roll_call: &RollCall, beat_in: Duration) {
         let facts = self.found.facts(self.subject);
         let is_other = |token: &&Token| self.subject.asking != Some(*token);
@@ -326,8 +326,8 @@ impl<'a> SecondTrip<'a> {
         self.notify(&notices);
     }
 
-    /// Wakes those to which the lock was granted, and asks a few behind them to look whether they claim it; or when a lease ends now that
-    /// was to last for longer.
+    /// Wakes the waiters that were granted the lock, and asks a few behind them to look whether it is claimed. If none was granted it, but
+    /// a lease now ends sooner than before, asks the first few to look when it does.
     fn wake<T>(&mut self, state: &LockState, applied: &Applied<T>) {
         let facts = self.found.facts(self.subject);
         let others = || state.waiters.iter().filter(|waiter| self.subject.asking != Some(&waiter.token));
@@ -335,7 +335,7 @@ impl<'a> SecondTrip<'a> {
         let was_marked = |waiter: &&WaiterState| {
             waiter.is_unresponsive && facts.row_of(&waiter.token).is_some_and(|row| !row.waiter.is_unresponsive)
         };
-        // If one lives after all, it asks anew.
+        // If it lives after all, it asks again.
         let marked = others().filter(was_marked).filter_map(session).map(|session| (session, Notice::Show));
         let granted = || others().filter(|waiter| applied.granted.contains(&waiter.token));
         let woken = granted().filter_map(session).map(|session| (session, Notice::Look(Duration::ZERO)));
@@ -343,7 +343,7 @@ impl<'a> SecondTrip<'a> {
         let grants_end = granted().filter_map(|waiter| Some(waiter.grant?.ends_ms)).max();
         let before = self.found.next_end();
         let ends_sooner = applied.look_at_ms.filter(|at_ms| before.is_none_or(|before| *at_ms < before));
-        // They need not look if it is claimed.
+        // If the lock is claimed, a heartbeat shows them that they need not look.
         if let Some(at_ms) = grants_end.or(ends_sooner) {
             let end_in = Duration::from_millis(at_ms.saturating_sub(self.found.now_ms));
             let watch = |turn| Notice::Watch(end_in + Look::turn(turn), turn);
@@ -375,7 +375,7 @@ impl<'a> SecondTrip<'a> {
         self.batch.add(statement, &[Some(&array(&channels)), Some(&array(&texts))]);
     }
 
-    /// Sends a notice to the last [`STAND_INS`] waiters that listen and seem to be alive, of those that were not read.
+    /// Sends a notice to [`STAND_INS`] of the last waiters that were not read, if they listen and seem to be alive.
     fn notify_last(&mut self, notice: Notice) {
         if self.notices == Notices::LeftOut {
             return;
@@ -384,7 +384,7 @@ impl<'a> SecondTrip<'a> {
         let others = self.found.queue.iter().filter(|row| self.subject.asking != Some(&row.waiter.token));
         let read_up_to = others.map(|row| row.place).max().unwrap_or_default().to_string();
         let late_at = self.found.now_ms.saturating_sub(millis(LATE)).to_string();
-        // However many of the last are dead, or wait behind a pooler, few rows are read.
+        // Few rows are read, however many of the last waiters are dead or wait behind a pooler.
         let statement = format!(
             "SELECT pg_notify({CHANNEL_OF_SESSION}, $4) FROM (\
               SELECT session, is_unresponsive, looks_at_ms FROM {waiters} WHERE key = $1 AND place > $2::bigint \
@@ -395,7 +395,7 @@ impl<'a> SecondTrip<'a> {
         self.batch.add(&statement, &[Some(key), Some(&read_up_to), Some(&late_at), Some(&notice.to_text())]);
     }
 
-    /// Makes the session listen for a waiter, or not any more.
+    /// Makes the session start or stop listening for a waiter.
     fn listen(&mut self, connection: &Connection) {
         if self.listens_for == connection.listens_for {
             return;
@@ -412,8 +412,8 @@ impl<'a> SecondTrip<'a> {
     }
 }
 
-/// Returns what is stored of a lock or a waiter. All that is in them can be written as JSON. It is made of ASCII characters alone, which
-/// every database can store, whatever its encoding is.
+/// Returns the JSON that is stored for a lock or a waiter, neither of which can fail to be written as JSON. It has only ASCII characters,
+/// which every database can store whatever its encoding.
 fn json(value: &impl Serialize) -> String {
     let mut text = Vec::new();
     match value.serialize(&mut Serializer::with_formatter(&mut text, Ascii)) {
@@ -422,7 +422,7 @@ fn json(value: &impl Serialize) -> String {
     }
 }
 
-/// Writes JSON with all characters escaped that are not ASCII.
+/// Writes JSON with all non-ASCII characters escaped.
 struct Ascii;
 
 impl Formatter for Ascii {
@@ -440,7 +440,7 @@ impl Formatter for Ascii {
     }
 }
 
-/// Returns an array as PostgreSQL reads it, of words that are made of letters, digits, underscores and blanks.
+/// Returns a PostgreSQL array of words that consist of letters, digits, underscores and blanks.
 fn array(words: &[String]) -> String {
     format!("{{{}}}", words.join(","))
 }

@@ -1,4 +1,4 @@
-//! Whether there are connections enough for all that wait, and whether they last.
+//! Whether there are enough connections for all waiters, and whether they last.
 
 use super::settings::Settings;
 use super::{number, try_ask};
@@ -7,10 +7,10 @@ use crate::store::postgres::PostgresStore;
 use crate::store::postgres::connection::Row;
 use crate::store::postgres::failure::Failure;
 
-/// A session that is ended sooner than this while it is idle is ended between two looks of a waiting run, in milliseconds.
+/// An idle session that the server ends sooner than this, in milliseconds, ends between two heartbeats of a waiter.
 const IDLE_AT_LEAST: i64 = 15_000;
 
-/// Looks at the connections of all clients. Those through a pooler are the pooler's business.
+/// Checks the connections of all clients. Behind a pooler, they are the pooler's business.
 pub(super) fn diagnose(
     store: &mut PostgresStore,
     settings: &Settings,
@@ -33,8 +33,8 @@ pub(super) fn diagnose(
     Ok(diagnostics)
 }
 
-/// Whether there are enough. `row` has how many are in use at the server, then the limit of the database, negative if there is none,
-/// and how many are in use there, and the same for the role.
+/// Returns whether there are enough. `row` has how many are in use at the server; the limit of the database, negative if there is none, and
+/// how many are in use there; and the same for the role.
 fn judge(settings: &Settings, row: &Row) -> Diagnostic {
     let reserved = ["superuser_reserved_connections", "reserved_connections"];
     let reserved: i64 = reserved.iter().filter_map(|name| settings.number(name)).sum();
@@ -66,7 +66,7 @@ fn judge(settings: &Settings, row: &Row) -> Diagnostic {
     }
 }
 
-/// Whether the session of a waiting run lasts until it looks again.
+/// Returns a warning if the session of a waiter does not last until its next heartbeat.
 fn judge_idleness(settings: &Settings) -> Option<Diagnostic> {
     let ends_after = settings.number("idle_session_timeout").filter(|limit| (1..IDLE_AT_LEAST).contains(limit))?;
     Some(Diagnostic::warn(

@@ -6,7 +6,7 @@ use crate::store::diagnostic::Diagnostic;
 /// What a forgotten lock means.
 const FORGOTTEN: &str = "and another run gets one while its first command runs";
 
-/// Looks at what reaches the server's disk before it answers.
+/// Checks what reaches the server's disk before the server answers.
 pub(super) fn judge(settings: &Settings) -> Vec<Diagnostic> {
     let names = ["fsync", "full_page_writes", "synchronous_commit"];
     let [Some(fsync), Some(pages), Some(commit)] = names.map(|name| settings.text(name)) else {

@@ -1,4 +1,4 @@
-//! The way to the server: who can listen to it, or pose as it.
+//! The connection to the server: whether others can listen to it, or pose as the server.
 
 use std::time::Duration;
 
@@ -6,10 +6,9 @@ use crate::net::tls::Verification;
 use crate::store::diagnostic::{Diagnostic, encryption};
 use crate::store::postgres::url::{Binding, Encryption, Server};
 
-/// Whether anybody on the way to `server` could listen to a connection, which is encrypted or not, or pose as the server. Looks its name
-/// up within `timeout`.
+/// Returns whether others on the network could listen to a connection to `server`, or pose as it. Looks up its name within `timeout`.
 pub(super) fn diagnose(server: &Server, is_encrypted: bool, timeout: Duration) -> Option<Diagnostic> {
-    // What is bound to a certificate is of no use to one that has another.
+    // A proof that is bound to one certificate is useless to a server with another.
     let is_verified = matches!(server.encryption, Encryption::Required(Verification::Full | Verification::Authority))
         || server.binding == Binding::Required;
     let exposed = if is_encrypted {

@@ -30,7 +30,7 @@ use settings::Settings;
 use tables::Table;
 use trust::Trust;
 
-/// Looks at the server of `store`, and tries a lock there under a name that nobody else uses.
+/// Checks the server of `store`, and tries a lock there under a key that no one else uses.
 pub(super) fn diagnose(store: &mut PostgresStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
     if let Err(failure) = look(store, &mut diagnostics) {
@@ -39,7 +39,7 @@ pub(super) fn diagnose(store: &mut PostgresStore) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Adds what is found to `diagnostics`. Fails when the server does not answer any more.
+/// Adds what is found to `diagnostics`. Fails if the server stops answering.
 fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let (introduction, is_encrypted) = (Introduction::ask(store)?, is_encrypted(store));
     let settings = Settings::ask(store)?;
@@ -66,7 +66,7 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     Ok(())
 }
 
-/// Adds to `diagnostics` whether the tables that were found are lockrun's, and ours to use.
+/// Adds to `diagnostics` whether the tables that were found are lockrun's, and whether our role may use them.
 fn judge_tables(
     store: &mut PostgresStore,
     found: &[Table],
@@ -90,7 +90,7 @@ fn is_encrypted(store: &PostgresStore) -> bool {
     store.connection.as_ref().is_some_and(super::connection::Connection::is_encrypted)
 }
 
-/// Tries a lock of ours alone, as any other to the server.
+/// Tries a lock that only we use; to the server it is like any other.
 fn try_a_lock(store: &mut PostgresStore, readiness: Readiness) -> Result<Option<Diagnostic>, Failure> {
     let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
     match readiness {
@@ -107,7 +107,7 @@ fn try_a_lock(store: &mut PostgresStore, readiness: Readiness) -> Result<Option<
     }
 }
 
-/// Tries the lock in a schema that is there only for that: the tables are left to the first run to create.
+/// Tries the lock in a schema that is created for this and dropped: the first run is to create the real tables.
 fn try_elsewhere(store: &mut PostgresStore, key: &Key) -> Result<Diagnostic, Failure> {
     let schema = format!("lockrun_doctor_{}", Uuid::new_v4().simple());
     let tables = mem::replace(&mut store.tables, Tables::in_schema(&schema));
@@ -119,7 +119,7 @@ fn try_elsewhere(store: &mut PostgresStore, key: &Key) -> Result<Diagnostic, Fai
     dropped.map(|_| tried)
 }
 
-/// Returns what the server's clock shows, since 1970; `None` if the answer cannot be read.
+/// Returns the time since 1970 by the server's clock; `None` if the answer cannot be read.
 fn time(store: &mut PostgresStore) -> Result<Option<Duration>, Failure> {
     let clock = "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint";
     let row = ask_one(store, clock, &[])?;
@@ -142,7 +142,7 @@ fn ask_one(store: &mut PostgresStore, statement: &str, parameters: &[Option<&str
     Ok(ask(store, statement, parameters)?.pop().unwrap_or_default())
 }
 
-/// The same where a refusal is nothing to complain of: `None`.
+/// The same, but returns `None` if the server rejects the statement.
 fn try_ask(store: &mut PostgresStore, statement: &str, parameters: &[Option<&str>]) -> Result<Option<Row>, Failure> {
     match ask_one(store, statement, parameters) {
         Ok(row) => Ok(Some(row)),

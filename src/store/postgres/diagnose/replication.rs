@@ -8,9 +8,9 @@ use crate::store::diagnostic::Diagnostic;
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
 
-/// Looks at the standbys of this primary.
+/// Checks the standbys of this primary.
 pub(super) fn diagnose(store: &mut PostgresStore, settings: &Settings, role: &str) -> Result<Diagnostic, Failure> {
-    // Every role sees the rows, but not every role what is in them. Neither a backup nor a subscriber is a standby.
+    // Every role sees the rows, but not every role their contents. Neither a backup nor a subscriber is a standby.
     let row = try_ask(
         store,
         "SELECT count(*) FROM pg_catalog.pg_stat_replication r WHERE coalesce(r.state, '') <> 'backup' AND NOT EXISTS \
@@ -27,7 +27,7 @@ fn judge(standbys: Option<i64>, settings: &Settings, role: &str) -> Diagnostic {
     let commit = settings.text("synchronous_commit").unwrap_or("on");
     let wait = format!("ALTER ROLE {} SET synchronous_commit = on", escape_identifier(role));
     match (settings.text("synchronous_standby_names"), standbys) {
-        // Neither a standby nor an archive is of any use then.
+        // The WAL then has too little for a standby or an archive.
         (Some(""), _) if settings.text("wal_level") == Some("minimal") => {
             Diagnostic::ok("it can have no standby (wal_level minimal), so no failover can lose a lock")
         }
@@ -83,7 +83,7 @@ mod tests {
         };
         let level = |standbys, names, commit| judged(standbys, names, commit, "replica").level;
         assert_eq!(judged(Some(0), "", "on", "minimal").level, Level::Ok);
-        // One may be on its way, or read an archive.
+        // A standby may be about to connect, or read an archive.
         assert_eq!(level(Some(0), "", "on"), Level::Note);
         assert_eq!(level(Some(2), "", "on"), Level::Warn);
         assert_eq!(level(Some(2), "ANY 1 (a, b)", "on"), Level::Ok);

@@ -27,14 +27,14 @@ struct SchemaRights {
     may_create: bool,
 }
 
-/// Whether a lock can be had.
+/// Whether a lock can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
-    /// All is there.
+    /// The tables exist, and the role may use them.
     Ready,
     /// The first run creates the tables.
     FirstUse {
-        /// Whether it could do so in any schema.
+        /// Whether the role may also create schemas.
         may_create_schemas: bool,
     },
     /// The role may not do what is needed, or the tables are not those of this version.
@@ -42,7 +42,7 @@ pub(super) enum Readiness {
 }
 
 impl Rights {
-    /// Asks for them.
+    /// Asks the server for them.
     pub(super) fn ask(store: &mut PostgresStore, role: &str) -> Result<Self, Failure> {
         let schema = store.server.schema.clone();
         let row = ask_one(
@@ -58,7 +58,7 @@ impl Rights {
     }
 }
 
-/// Whether the role may do what a lock needs with the tables that were found, or create those that are missing.
+/// Returns whether the role may do what a lock needs with the tables that were found, or create those that are missing.
 pub(super) fn judge(
     rights: &Rights,
     found: &[Table],

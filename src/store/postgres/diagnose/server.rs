@@ -12,7 +12,7 @@ use crate::store::postgres::url::Server;
 /// The oldest PostgreSQL that is supported, as server_version_num begins.
 const OLDEST: i64 = 12;
 
-/// What the server says of itself and of us.
+/// What the server says about itself and us.
 #[derive(Debug, Default)]
 pub(super) struct Introduction {
     /// Product, version and more, in words.
@@ -21,16 +21,16 @@ pub(super) struct Introduction {
     version: Option<i64>,
     /// Whether it copies another server, and takes no writes.
     pub(super) is_standby: bool,
-    /// Whether the process that serves us is not the one that has let us in: a pooler is in between.
+    /// Whether the process that serves us is not the one named at login: then a pooler is in between.
     pub(super) is_pooled: bool,
-    /// The role that we have there.
+    /// Our role there.
     pub(super) role: String,
-    /// Whether what the server itself is spoken to with, by us or by the pooler, comes from another machine and is not encrypted.
+    /// Whether the server's own connection, to us or to the pooler, comes from another machine and is not encrypted.
     is_exposed: bool,
 }
 
 impl Introduction {
-    /// Asks for it. This is the first thing that the server is asked.
+    /// Asks for it, before anything else.
     pub(super) fn ask(store: &mut PostgresStore) -> Result<Self, Failure> {
         let row = ask_one(
             store,
@@ -42,7 +42,7 @@ impl Introduction {
         )?;
         let introduced = store.connection.as_ref().map(|connection| i64::from(connection.process));
         Ok(Introduction {
-            // What follows is the machine for which it was built.
+            // What follows " on " is the machine for which it was built.
             words: text(&row, 0).and_then(|words| words.split(" on ").next()).unwrap_or_default().to_owned(),
             version: number(&row, 1),
             is_standby: truth(&row, 2) == Some(true),
@@ -53,13 +53,13 @@ impl Introduction {
     }
 }
 
-/// Whether a connection from the one address to the other does not leave its machine; it is a socket's if there is none.
+/// Returns whether a connection from `client` to `server` stays on one machine. Without an address it is over a socket.
 fn is_local(client: Option<&str>, server: Option<&str>) -> bool {
     let is_loopback = |client: &str| client.parse().is_ok_and(|address: IpAddr| address.is_loopback());
     client.is_none_or(|client| is_loopback(client) || Some(client) == server)
 }
 
-/// What kind of server this is.
+/// Returns what kind of server this is.
 pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Settings) -> Vec<Diagnostic> {
     let Introduction { words, version, is_standby, is_pooled, is_exposed, .. } = introduction;
     let answers = format!("{server} answers: {words}");
@@ -129,7 +129,7 @@ mod tests {
         };
         assert_eq!(worst(true, true), Some(Level::Warn));
         assert_eq!(worst(true, false), Some(Level::Ok));
-        // That is judged by what we know of our own connection.
+        // Without a pooler, our own end of the connection is judged instead.
         assert_eq!(worst(false, true), Some(Level::Ok));
     }
 

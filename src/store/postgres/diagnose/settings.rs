@@ -1,4 +1,4 @@
-//! The parameters of the server, as they are for our role.
+//! The server's parameters, as they are for our role.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::ask;
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
 
-/// Those that matter to locks. Spans of time are in milliseconds.
+/// The parameters that matter to locks. Times are in milliseconds.
 const NAMES: [&str; 12] = [
     "autovacuum",
     "fsync",
@@ -22,12 +22,12 @@ const NAMES: [&str; 12] = [
     "wal_level",
 ];
 
-/// Their values; a server need not have all of them.
+/// The values of the parameters; a server need not have all of them.
 #[derive(Default)]
 pub(super) struct Settings(BTreeMap<String, String>);
 
 impl Settings {
-    /// Asks for them, as they are before a transaction of lockrun's changes them for itself.
+    /// Asks for the session's values: lockrun's transactions change some for themselves.
     pub(super) fn ask(store: &mut PostgresStore) -> Result<Self, Failure> {
         let statement = "SELECT name, reset_val FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[])";
         let rows = ask(store, statement, &[Some(&format!("{{{}}}", NAMES.join(",")))])?;
@@ -38,13 +38,13 @@ impl Settings {
         Ok(Settings(rows.into_iter().filter_map(pair).collect()))
     }
 
-    /// Returns the value of one.
+    /// Returns the value of a parameter.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         debug_assert!(NAMES.contains(&name), "{name}");
         self.0.get(name).map(String::as_str)
     }
 
-    /// Returns the value of one that is a number.
+    /// Returns the value of a parameter that is a number.
     pub(super) fn number(&self, name: &str) -> Option<i64> {
         self.text(name)?.parse().ok()
     }

@@ -1,4 +1,4 @@
-//! The tables: whether they are ours to read, and what becomes of them in a crash.
+//! The tables: which rights we lack, and whether they survive a crash.
 
 use super::{ask, number, text, truth, try_ask};
 use crate::store::diagnostic::Diagnostic;
@@ -12,20 +12,20 @@ use crate::store::postgres::schema::{Tables, VERSION};
 pub(super) struct Table {
     /// Its name in the schema.
     pub(super) name: String,
-    /// The rights to it that our role lacks.
+    /// The rights on it that our role lacks.
     pub(super) missing: Vec<&'static str>,
     /// Whether a crash empties it.
     pub(super) is_unlogged: bool,
     /// Whether autovacuum leaves it alone.
     pub(super) is_never_vacuumed: bool,
-    /// How many rows are dead that were not removed yet.
+    /// How many dead rows have not been removed yet.
     pub(super) dead: u64,
 }
 
 const RIGHTS: [&str; 4] = ["SELECT", "INSERT", "UPDATE", "DELETE"];
 
 impl Table {
-    /// The names of those that a lock needs.
+    /// The names of the tables that a lock needs.
     pub(super) const NAMES: [&str; 3] = ["version", "locks", "waiters"];
 
     /// Looks for all of them.
@@ -57,14 +57,14 @@ impl Table {
         }
     }
 
-    /// Returns its name with that of its schema, for SQL.
+    /// Returns its name with its schema's, for SQL.
     pub(super) fn in_schema(&self, tables: &Tables) -> String {
-        // None of the names that we look for needs quotes.
+        // None of the tables' names needs quotes.
         format!("{}.{}", tables.schema, self.name)
     }
 }
 
-/// Whether the tables are of a version that this program knows.
+/// Returns which version the tables have; [`PostgresStore::mismatch`] has rejected later ones.
 pub(super) fn judge_version(store: &mut PostgresStore) -> Result<Option<Diagnostic>, Failure> {
     let statement = format!("SELECT max(version) FROM {}", store.tables.version);
     let Some(row) = try_ask(store, &statement, &[])? else { return Ok(None) };
@@ -81,7 +81,7 @@ pub(super) fn judge_version(store: &mut PostgresStore) -> Result<Option<Diagnost
     })
 }
 
-/// What becomes of the tables in a crash.
+/// Returns a diagnostic for each table that a crash empties.
 pub(super) fn judge(found: &[Table], tables: &Tables) -> Vec<Diagnostic> {
     let forgetful = found.iter().filter(|table| table.is_unlogged && table.name != "version");
     let judge = |table: &Table| {

@@ -1,5 +1,5 @@
-//! Who could run code with the rights of those that use a lock: by a trigger or a rule on the tables, which runs with the rights of the
-//! role that writes to them.
+//! Which roles could run code with the rights of those that use a lock: a trigger or a rule on the tables runs with the rights of the role
+//! that writes to them.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use crate::store::postgres::PostgresStore;
 use crate::store::postgres::connection::Row;
 use crate::store::postgres::failure::Failure;
 
-/// The schema and the tables, and to whom they belong.
+/// The schema and the tables, and who owns them.
 #[derive(Default)]
 pub(super) struct Trust {
     objects: Vec<Object>,
-    /// The role to which the database belongs, for SQL.
+    /// The role that owns the database, for SQL.
     database_owner: String,
 }
 
-/// The schema, or what has the name of a table in it.
+/// The schema, or an object in it that has the name of a table of lockrun's.
 #[derive(Clone, Debug, Default)]
 struct Object {
     /// What it is, for SQL: SCHEMA, TABLE, VIEW.
@@ -26,7 +26,7 @@ struct Object {
     name: String,
     /// Whether it is of the kind that lockrun creates.
     is_ordinary: bool,
-    /// The role to which it belongs.
+    /// The role that owns it.
     owner: String,
     /// Whether that is our role, a superuser or the owner of the database.
     is_trusted: bool,
@@ -63,7 +63,7 @@ impl Trust {
     }
 
     /// Returns what could be a trap, and whether there is no trigger, rule or view: only then may the tables be used. (The owner of a table
-    /// has other ways, such as a CHECK or an index on an expression; those that are not trusted are named.)
+    /// has other ways, such as a CHECK or an index on an expression; owners that are not trusted are named.)
     pub(super) fn judge(&self) -> (Vec<Diagnostic>, bool) {
         let mut diagnostics: Vec<Diagnostic> = self.objects.iter().flat_map(Object::judge).collect();
         let is_safe = diagnostics.is_empty();

@@ -5,14 +5,14 @@ use super::tables::Table;
 use crate::store::diagnostic::Diagnostic;
 use crate::store::postgres::schema::Tables;
 
-/// From so many dead rows on, something keeps them from being removed: autovacuum comes after 50 and a fifth of the others.
+/// If this many rows are dead, something keeps them from being removed: autovacuum runs after 50 and a fifth of the others.
 const MANY: u64 = 20_000;
 
-/// Looks at autovacuum, and at what it has left.
+/// Checks autovacuum, and what it has left.
 pub(super) fn judge(settings: &Settings, found: &[Table], tables: &Tables) -> Vec<Diagnostic> {
     let slow = "the tables grow with every lock, and locks become slow";
     let mut diagnostics = Vec::new();
-    // It finds its work by what is counted.
+    // Autovacuum needs track_counts to find its work.
     let off = ["autovacuum", "track_counts"].into_iter().find(|name| settings.text(name) == Some("off"));
     if let Some(name) = off {
         diagnostics.push(Diagnostic::warn(
