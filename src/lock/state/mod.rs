@@ -263,7 +263,7 @@ pub trait Facts {
     }
 
     /// Returns for how long a waiter that is granted the lock now may take to claim it.
-    fn claim_window_ms(&self) -> u64 {
+    fn claim_window_ms(&self, _waiter: &WaiterState) -> u64 {
         CLAIM_WINDOW_MS
     }
 

@@ -216,7 +216,7 @@ impl LockState {
             }
             let Some(slot) = self.free_slot(mode, facts) else { break };
             let waiter = &mut self.waiters[at];
-            let ends_ms = now.ms.saturating_add(facts.claim_window_ms());
+            let ends_ms = now.ms.saturating_add(facts.claim_window_ms(waiter));
             waiter.grant = Some(Grant { slot, since_ms: now.ms, ends_ms });
             granted.push(waiter.token.clone());
         }

@@ -21,7 +21,7 @@ const FRESH: Duration = Duration::from_millis(400);
 const WATCHERS: usize = 4;
 
 /// A waiter that is this late counts as dead, unless a session shows that it lives. A waiter whose server is away gives up earlier.
-const GONE: Duration = Duration::from_secs(75);
+pub(super) const GONE: Duration = Duration::from_secs(75);
 
 /// A row of the queue.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Queued {
     /// Whether its session is gone.
     is_cut_off: bool,
     /// Whether it was last heard from before the server's recent start, and may be about to reconnect.
-    is_returning: bool,
+    pub(super) is_returning: bool,
 }
 
 /// The current time, and what is known about the waiters.
@@ -197,10 +197,11 @@ impl Facts for TableFacts<'_> {
         Now::unix(self.now_ms)
     }
 
-    fn claim_window_ms(&self) -> u64 {
+    fn claim_window_ms(&self, waiter: &WaiterState) -> u64 {
+        let listens = self.row_of(&waiter.token).is_some_and(|row| row.session.is_some());
         match self.notices {
-            Notices::Sent => CLAIM_WINDOW_MS,
-            Notices::LeftOut => millis(UNNOTIFIED_CLAIM_WINDOW),
+            Notices::LeftOut if listens => millis(UNNOTIFIED_CLAIM_WINDOW),
+            Notices::LeftOut | Notices::Sent => CLAIM_WINDOW_MS,
         }
     }
 

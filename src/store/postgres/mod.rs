@@ -52,6 +52,7 @@ use operation::{Committed, PATIENCE, Subject};
 use schema::Tables;
 use url::Server;
 use waiting::Place;
+use writing::Notices;
 
 pub(super) use url::KIND;
 
@@ -192,7 +193,15 @@ fn by(claim: &Claim) -> Subject<'_> {
 
 /// Returns the subject of an operation on a lock.
 fn on(key: &Key) -> Subject<'_> {
-    Subject { key, asking: None, needs_all_waiters: false, answer_by: None, may_be_new: false, may_be_done: false }
+    Subject {
+        key,
+        asking: None,
+        needs_all_waiters: false,
+        answer_by: None,
+        may_be_new: false,
+        may_be_done: false,
+        notices: Notices::Sent,
+    }
 }
 
 impl Store for PostgresStore {

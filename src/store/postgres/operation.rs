@@ -43,6 +43,8 @@ pub(super) struct Subject<'a> {
     /// Whether an earlier attempt may have been committed without waiting for the disk and the standbys: this one waits for both, even if
     /// nothing is left to write.
     pub(super) may_be_done: bool,
+    /// Whether this attempt notifies the waiters.
+    pub(super) notices: Notices,
 }
 
 impl Subject<'_> {
@@ -149,6 +151,7 @@ impl PostgresStore {
         let mut attempt = Attempt::first(subject, deadline, self.is_connected());
         let mut last = Failure::RowDeleted;
         for _ in 0..ATTEMPTS {
+            let subject = Subject { may_be_done: self.may_be_done, notices: attempt.notices, ..subject };
             let mut found = match self.first_trip(subject, &attempt) {
                 Ok(found) => found,
                 Err(failure) => {
@@ -217,8 +220,7 @@ impl PostgresStore {
     ) -> Result<(LockState, Applied<T>), Failure> {
         loop {
             let mut state = found.state(subject);
-            let mut facts = found.facts(subject);
-            (facts.may_be_done, facts.notices) = (self.may_be_done, attempt.notices);
+            let facts = found.facts(subject);
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
             if found.has_all_waiters || facts.has_next(&state) {
                 return Ok((state, applied));
@@ -239,8 +241,7 @@ impl PostgresStore {
         applied: &Applied<T>,
     ) -> Result<Option<(Look, u64)>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        let subject = Subject { may_be_done: self.may_be_done, ..subject };
-        let second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied, attempt.notices);
+        let second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied);
         if attempt.lock == RowLock::None && !second.only_joins {
             connection.roll_back(attempt.answer_by)?;
             return Err(Failure::RowBusy);

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::batch::{Batch, READ_WRITE};
 use super::connection::Connection;
-use super::facts::{Queued, TableFacts};
+use super::facts::{GONE, Queued, TableFacts};
 use super::failure::Failure;
 use super::heartbeat::NOW;
 use super::mismatch::check_version;
 use super::operation::{RowLock, Subject};
 use super::schema::Tables;
 use super::waiting::LOOKERS;
-use crate::lock::state::LockState;
+use crate::lock::state::{LockState, millis};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
@@ -25,10 +25,9 @@ const JOIN_WAIT: Duration = Duration::from_millis(500);
 /// however long the answer takes.
 pub(super) const ROW_WAIT: Duration = Duration::from_secs(10);
 
-/// How long after the server's start, in milliseconds, earlier waiters keep their places without having reconnected: otherwise all that
-/// come then would overtake them. They cannot reconnect before the server has recovered from a crash. Waiters that died meanwhile keep the
-/// others waiting for at most this long.
-const RETURN_MS: u64 = 15_000;
+/// How long after the server's start, in milliseconds, earlier waiters are not overtaken although they have not reconnected. Its recovery from
+/// a crash is part of that time. Waiters that died meanwhile keep the others waiting for at most this long.
+const RETURN_MS: u64 = 5000;
 
 /// The time at which the server was started, as a table.
 pub(super) const STARTED: &str =
@@ -38,12 +37,13 @@ pub(super) const STARTED: &str =
 ///
 /// A waiter that listens holds an advisory lock in its session. If that lock can be acquired, the session is gone. It is acquired in shared
 /// mode, so that two transactions that test it at once do not take each other for the waiter. After a recent start of the server, an
-/// earlier waiter may not have a session again yet.
+/// earlier waiter may not have a session again yet, unless it counted as dead by then.
 pub(super) fn waiter_columns() -> String {
     format!(
         "place, waiter, session, looked_at_ms, looks_at_ms, \
          session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session), \
-         looked_at_ms < started.ms AND now.ms < started.ms + {RETURN_MS}"
+         looked_at_ms < started.ms AND looks_at_ms > started.ms - {} AND now.ms BETWEEN started.ms AND started.ms + {RETURN_MS}",
+        millis(GONE)
     )
 }
 
@@ -160,7 +160,9 @@ impl Found {
 
     /// Returns the facts that the rules need besides the state.
     pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
-        TableFacts::new(self.now_ms, &self.queue, subject.asking)
+        let mut facts = TableFacts::new(self.now_ms, &self.queue, subject.asking);
+        (facts.may_be_done, facts.notices) = (subject.may_be_done, subject.notices);
+        facts
     }
 }
 

@@ -31,7 +31,6 @@ pub(super) struct SecondTrip<'a> {
     joins: bool,
     /// Whether the operation does nothing else, and stays right while the record does not change.
     pub(super) only_joins: bool,
-    notices: Notices,
     /// The statements.
     pub(super) batch: Batch,
     /// When the waiter that asks looks again, if it waits.
@@ -118,7 +117,6 @@ impl<'a> SecondTrip<'a> {
         connection: &Connection,
         state: &LockState,
         applied: &Applied<T>,
-        notices: Notices,
     ) -> Self {
         let at = subject.asking.and_then(|asking| state.waiters.iter().position(|waiter| waiter.token == *asking));
         let end_in = applied.look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(found.now_ms)));
@@ -130,7 +128,7 @@ impl<'a> SecondTrip<'a> {
             let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
             let is_kept = roll_call.kept.contains(asking).then_some(beat_in);
             // A waiter that joins is the last for now.
-            let is_last = facts.row_of(asking).is_none();
+            let is_last = facts.row_of(asking).is_none_or(|row| row.is_returning);
             Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, is_granted.or(is_kept), found.is_pooled)
         });
         let mut trip = SecondTrip {
@@ -141,7 +139,6 @@ impl<'a> SecondTrip<'a> {
             checks: Checks { writes_record: false, joins_at: None, commit_at: 0 },
             only_joins: false,
             joins: false,
-            notices,
             batch: Batch::default(),
             look,
             place: PlaceIn::Known(at.unwrap_or(0) as u64),
@@ -310,6 +307,10 @@ impl<'a> SecondTrip<'a> {
         let (mut places, mut times, mut notices) = (Vec::new(), Vec::new(), Vec::new());
         for (token, notice, within) in looks.chain(checks) {
             let Some(row) = facts.row_of(token) else { continue };
+            if row.session.is_some() && self.subject.notices == Notices::LeftOut {
+                // It would not hear that it was called, and count as silent.
+                continue;
+            }
             places.push(row.place.to_string());
             times.push(self.found.now_ms.saturating_add(millis(within)).to_string());
             notices.extend(row.session.map(|session| (session, notice)));
@@ -366,7 +367,7 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends notices to the waiters that listen in these sessions.
     fn notify(&mut self, notices: &[(i64, Notice)]) {
-        if notices.is_empty() || self.notices == Notices::LeftOut {
+        if notices.is_empty() || self.subject.notices == Notices::LeftOut {
             return;
         }
         let channels: Vec<String> = notices.iter().map(|(session, _)| channel_of(*session)).collect();
@@ -377,7 +378,7 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends a notice to [`STAND_INS`] of the last waiters that were not read, if they listen and seem to be alive.
     fn notify_last(&mut self, notice: Notice) {
-        if self.notices == Notices::LeftOut {
+        if self.subject.notices == Notices::LeftOut {
             return;
         }
         let waiters = &self.tables.waiters;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::support::calm::{held_in_time, stays_in_time_for};
+use crate::support::calm::{held_in_time, in_time, stays_in_time_for};
 use crate::support::hand::{acquire, break_lock, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
@@ -147,13 +147,25 @@ on_postgres!(the_queue_of_notifications_is_full_for_two_waiters, |store, postgre
     show("DESC");
     let unheard = format!("SELECT count(*) FROM lockrun.waiters WHERE looked_at_ms < {released_ms}");
     eventually(LONG, "the second one is heard of", || postgres.count(&unheard) < 2);
-    stays_in_time_for(Duration::from_secs(1), "nobody is passed over", || queue.begun().is_empty());
+    stays_in_time_for(Duration::from_secs(1), "nobody is passed over", || !queue.begun().contains(&"1".to_owned()));
     show("ASC");
     postgres.ask(
         "DROP FUNCTION pg_catalog.pg_notify(text, text);
          ALTER FUNCTION pg_catalog.notify_others(text, text) RENAME TO pg_notify",
     );
     queue.end().in_order(0..2);
+});
+
+// The same for a waiter that leaves unused what those behind it could have: it does not hear that it is called.
+on_postgres!(the_queue_of_notifications_is_full_for_a_writer, |store, postgres| {
+    let its = token(store, "k", &["--shared", "--ttl", "none"]);
+    let writer = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    fill_queue_of_notifications(postgres);
+    let reader = Lockrun::new(store).key("k").args(["--shared", "--wait", "4s"]).command(["true"]).run();
+    held_in_time(reader.status == Some(75), "the writer was passed over");
+    release(store, "k", &its).exited(0).silent();
+    writer.wait().exited(0).printed("ran\n").silent();
 });
 
 /// Lets the server refuse to commit what the program of this name changes of a lock.
@@ -248,7 +260,7 @@ on_postgres!(the_server_is_restarted_before_a_newcomer, |store, postgres| {
 });
 
 // The same where the server has to recover from a crash first, for longer than the waiters' heartbeats can wait.
-on_postgres!(the_server_recovers_for_long_before_a_newcomer, |store, postgres| {
+on_postgres!(the_server_recovers_before_a_newcomer, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
@@ -257,13 +269,47 @@ on_postgres!(the_server_recovers_for_long_before_a_newcomer, |store, postgres| {
     postgres.stop_in_peace();
     postgres.start_again();
     postgres.ask("UPDATE lockrun.waiters SET looked_at_ms = looked_at_ms - 20000, looks_at_ms = looks_at_ms - 20000");
-    let has_recovered = "SELECT count(*) WHERE now() > pg_postmaster_start_time() + interval '5 s'";
+    let has_recovered = "SELECT count(*) WHERE now() > pg_postmaster_start_time() + interval '2 s'";
     eventually(LONG, "it was started long ago", || postgres.count(has_recovered) == 1);
     release(store, "k", &its).exited(0).silent();
     let newcomer = acquire(store, "k", &["--ttl", "none"]).run();
     held_in_time(newcomer.status == Some(75), "it was overtaken");
     waiter.signal(Signal::SIGCONT);
     waiter.wait().exited(0).printed("ran\n").silent();
+});
+
+/// Leaves a waiter in the queue that is dead, and keeps a reader from the lock.
+fn leave_a_dead_writer(store: &Store, postgres: &Postgres) {
+    token(store, "k", &["--shared", "--ttl", "none"]);
+    let writer = Lockrun::new(store).key("k").arg("--wait").command(["true"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    drop(writer);
+    eventually(LONG, "it is dead", || postgres.asleep() == 0);
+}
+
+/// Checks that a reader does not wait for the dead writer for long.
+fn passes_the_dead_writer(store: &Store) {
+    let reader = Lockrun::new(store).key("k").args(["--shared", "--wait"]).command(["true"]).run().exited(0);
+    in_time(reader.took, Duration::from_secs(9), "it waits for the dead");
+}
+
+// A waiter that has died before a restart keeps the others waiting only as long as those that live may need to come back.
+on_postgres!(a_waiter_dies_before_the_server_is_restarted, |store, postgres| {
+    leave_a_dead_writer(store, postgres);
+    postgres.stop_in_peace();
+    postgres.start_again();
+    passes_the_dead_writer(store);
+});
+
+// Nor does it seem to be about to come back for as long as the server's clock was set back.
+on_postgres!(a_server_that_was_started_in_the_future, |store, postgres| {
+    leave_a_dead_writer(store, postgres);
+    postgres.ask(
+        "ALTER FUNCTION pg_catalog.pg_postmaster_start_time() RENAME TO started_at;
+         CREATE FUNCTION pg_catalog.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS
+             $$ SELECT pg_catalog.now() + interval '1 h' $$",
+    );
+    passes_the_dead_writer(store);
 });
 
 // "It keeps its place": one that cannot get to the lock's row shows that it is alive long before the others count it as dead, however
