@@ -14,13 +14,13 @@ use crate::support::queue::{Record, now};
 use crate::support::store::{on_every_lease_store, on_postgres, on_redis};
 use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually};
 
-/// How long the lock may stand unused because somebody to whom it was granted does not claim it.
+/// How long the lock may be unused because a waiter that was granted it does not claim it.
 const UNCLAIMED: Duration = Duration::from_secs(2);
 
-/// What a busy machine may take besides, to start a few programs and to run them.
+/// The extra time that a busy machine may need to start and run a few programs.
 const ALLOWANCE: Duration = Duration::from_millis(1500);
 
-/// Those of forty who are killed: some alone, some with their neighbours, the first of all and the last.
+/// Which of forty waiters are killed: some alone, some with their neighbours, the very first and the last.
 const VICTIMS: [usize; 20] = [0, 1, 2, 5, 7, 8, 11, 12, 13, 14, 15, 16, 20, 23, 24, 28, 31, 33, 38, 39];
 
 // "A hand-off skips dead ones": of forty waiters twenty are killed while they wait; the others run in order, and no gap is
@@ -39,7 +39,7 @@ on_every_lease_store!(killed_waiters_are_skipped, |store| {
     queue.end().in_order(survivors).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
 });
 
-// "A wait that is cut short" by KILL stands in nobody's way, the first in the queue as little as all that were there.
+// "A wait that is cut short" by KILL blocks no one, neither if the first waiter was killed nor if all were.
 on_every_lease_store!(the_next_does_not_wait_for_the_dead, |store| {
     for (waiting, killed) in [(3, 1), (3, 2), (8, 8)] {
         let store = &store.another();
@@ -69,8 +69,8 @@ on_every_lease_store!(the_holder_is_killed, |store| {
     queue.end().in_order(0..5).without_gap(killed_at, limit);
 });
 
-// "2 s for a grant nobody claims": a waiter that stands still when the lock is granted to it is passed over. It keeps its
-// place: when it goes on, it is the next.
+// "2 s for a grant nobody claims": a waiter that is stopped when it is granted the lock is passed over. It keeps its place: once continued,
+// it is the next.
 on_every_lease_store!(a_waiter_that_stands_still_is_passed_over, |store| {
     let holder = Holder::new(store, "still");
     let mut queue = Queue::new(store, "still");
@@ -90,8 +90,8 @@ on_every_lease_store!(a_waiter_that_stands_still_is_passed_over, |store| {
     queue.end().in_order([1, 0, 2, 3]).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
 });
 
-/// The first waiters die in the moment when the lock is granted to the first of them: after the server has told them, and
-/// before they could do anything. The others run, and soon enough.
+/// Kills the first waiters just as the first of them is granted the lock: after the server has notified them, and before they could act.
+/// The others run soon enough.
 #[track_caller]
 fn die_when_granted(store: &Store, dead: usize, limit: Duration) {
     let holder = Holder::new(store, "granted");
@@ -106,22 +106,22 @@ fn die_when_granted(store: &Store, dead: usize, limit: Duration) {
     queue.end().in_order(dead..dead + 4).without_gap(freed_at, limit + ALLOWANCE);
 }
 
-// "2 s for a grant nobody claims": also if the waiter dies after it was granted the lock and before it claims it.
+// "2 s for a grant nobody claims": also if the waiter dies between the grant and its claim.
 on_every_lease_store!(a_waiter_dies_with_the_lock_granted, |store| {
     die_when_granted(store, 1, UNCLAIMED);
 });
 
-// The same if several die with it, as when the machine fails on which they wait: also those that were to see whether the lock is
-// claimed. Nobody is passed over for them.
+// The same if several die with it, as when the machine on which they wait fails, among them those that were to check whether the lock is
+// claimed. No waiter is passed over because of them.
 on_every_lease_store!(many_die_with_the_lock_granted, |store| {
     for dead in [5, 6, 7, 8, 9, 12] {
-        // Behind a pooler nothing but their silence tells that they are dead: it is noticed of seven at a time.
+        // Behind a pooler only their silence shows that they are dead: it is noticed for seven at a time.
         let times = if store.as_pooled().is_some() && dead > 7 { 2 } else { 1 };
         die_when_granted(&store.another(), dead, UNCLAIMED * times);
     }
 });
 
-// Also if the first in the queue are known to be dead, so that those are asked who stand behind all that are usually read.
+// Also if the first in the queue are known to be dead, so that waiters are asked that are behind all those usually read.
 on_postgres!(many_die_behind_those_that_are_known_to_be_dead, |store, postgres| {
     let holder = Holder::new(store, "granted");
     let mut queue = Queue::new(store, "granted");
@@ -140,7 +140,7 @@ on_postgres!(many_die_behind_those_that_are_known_to_be_dead, |store, postgres| 
 });
 
 // "A crash frees it within ttl + 1 s", and "a waiter that died keeps the others from a lock that is free for 2 s at most": also if the
-// first waiters die with the holder, as when the machine fails on which they wait.
+// first waiters die with the holder, as when the machine on which they wait fails.
 on_every_lease_store!(the_holder_and_the_first_waiters_die, |store| {
     const TTL: Duration = Duration::from_secs(3);
     let call =
@@ -153,14 +153,14 @@ on_every_lease_store!(the_holder_and_the_first_waiters_die, |store| {
     for number in 0..12 {
         queue.kill(number);
     }
-    // The first of them is granted the lock. Behind a pooler nothing but their silence tells that they are dead: it is noticed of seven at
-    // a time.
+    // The first of them is granted the lock. Behind a pooler only their silence shows that they are dead: it is noticed for seven at a
+    // time.
     let rounds = if store.as_pooled().is_some() { 2 } else { 1 };
     let limit = TTL + Duration::from_secs(1) + UNCLAIMED * rounds + ALLOWANCE;
     queue.end().in_order(12..15).without_gap(killed_at, limit);
 });
 
-// The same where a lease ends sooner than the waiters knew, and those have died that came first.
+// The same where a lease ends sooner than the waiters knew, and the first waiters have died.
 on_every_lease_store!(the_first_waiters_have_died_when_a_lease_is_shortened, |store| {
     const TTL: Duration = Duration::from_secs(1);
     let ours = token(store, "shorter", &["--ttl", "1h"]);
@@ -175,13 +175,13 @@ on_every_lease_store!(the_first_waiters_have_died_when_a_lease_is_shortened, |st
     queue.end().in_order(5..6).without_gap(shortened_at, TTL + UNCLAIMED + ALLOWANCE);
 });
 
-// "A waiter that died, wherever in the queue": also if the waiters of two machines take turns, and one of the two was cut off before the
-// lock was released.
+// "A waiter that died, wherever in the queue": also if the waiters of two machines alternate, and one machine was cut off before the lock
+// was released.
 on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     let proxy = store.proxy();
     let holder = Holder::new(store, "turns");
     let mut queue = Queue::new(store, "turns");
-    // The last one is not among them: it may not have heard that it waits.
+    // The last one is not among them: it may not know yet that it waits.
     for number in 0..8 {
         queue = queue.by(&if number % 2 == 0 { proxy.url() } else { store.url() });
         queue.join(1);
@@ -197,13 +197,13 @@ on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     ran.in_order([1, 3, 5, 7]).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
 });
 
-// Also if its neighbours die with it, as those do that run on one machine.
+// Also if its neighbours die with it, as they do if they run on one machine.
 on_every_lease_store!(neighbours_die_with_the_lock_granted, |store| {
     die_when_granted(store, 3, UNCLAIMED);
 });
 
-// Also if it and others stand still and the server does not notice, since the kernel goes on to take their mail: the first and
-// the second, more than half of all, and all but the last. They keep their places.
+// Also if it and others are stopped and the server does not notice, since the kernel still accepts their mail: the first and the second,
+// more than half of all, and all but the last. They keep their places.
 on_every_lease_store!(neighbours_stand_still_with_the_lock_granted, |store| {
     for still in [0..2, 0..5, 0..7] {
         let store = &store.another();
@@ -251,7 +251,7 @@ on_every_lease_store!(connections_are_reset_while_waiting, |store| {
     });
 });
 
-// The same in an outage that lasts for longer than any of them is silent in good times, but not for longer than they are patient.
+// The same in an outage that is longer than their usual silence, but not longer than their patience.
 on_redis!(an_outage_of_half_a_minute_costs_no_place, |store, redis| {
     const OUTAGE: Duration = Duration::from_secs(35);
     keep_their_places(store, |proxy| {
@@ -261,7 +261,7 @@ on_redis!(an_outage_of_half_a_minute_costs_no_place, |store, redis| {
     });
 });
 
-// "It cannot hold when the store forgets": the waiters go on, though, one at a time, all of them.
+// "It cannot hold when the store forgets": yet all waiters run, one at a time.
 on_every_lease_store!(everything_is_deleted, |store| {
     let call = Lockrun::new(store).key("deleted").args(["--ttl", "3s", "--kill-after", "500ms"]);
     let mut holder = Holder::with(&call, &[]);

@@ -1,4 +1,4 @@
-//! A lock that goes from one waiter to the next: what both of them do at once, and what must not be lost by that.
+//! A lock that is handed off from one waiter to the next: what both do at the same time, and what must not be lost.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn waiter(url: &str) -> Lockrun {
     Lockrun::at(url).key(KEY).arg("--wait")
 }
 
-/// Lets a waiter come; returns when it stands in the queue.
+/// Starts a waiter; returns when it is in the queue.
 #[track_caller]
 fn join(store: &Store, waiter: &Lockrun) -> Open {
     let before = hand::status(store, KEY)["waiters"].as_array().expect("an array").len();
@@ -24,8 +24,8 @@ fn join(store: &Store, waiter: &Lockrun) -> Open {
     run
 }
 
-// "How the last run ended": that of a waiter as well, whose lock went to the next one. And "of a lock nothing is left" but its
-// fence and its last run.
+// "How the last run ended": also of a waiter whose lock was handed off to the next one. And "of a lock nothing is left" but its fence and
+// its last run.
 on_every_lease_store!(a_run_is_written_down_while_the_next_one_runs, |store| {
     let holder = Holder::new(store, KEY);
     let waiters: Vec<Open> = (0..4)
@@ -36,7 +36,7 @@ on_every_lease_store!(a_run_is_written_down_while_the_next_one_runs, |store| {
         waiter.run.wait_for_line("begun");
         let status = hand::status(store, KEY);
         let (last, begun) = (&status["last"], &status["holders"][0]);
-        // The holder's, which ends by a signal, and then the waiters'.
+        // First the holder's, which a signal ended, then the waiters'.
         assert_eq!(last["status"], number.checked_sub(1).map_or(json!(null), |before| json!(before)), "{status}");
         assert!(last["ended"].as_str() <= begun["since"].as_str(), "{status}");
         let status = i32::try_from(number).expect("a small number");
@@ -46,8 +46,7 @@ on_every_lease_store!(a_run_is_written_down_while_the_next_one_runs, |store| {
     assert_eq!(store.server().left(KEY, true), Vec::<String>::new());
 });
 
-// "126, 127: COMMAND cannot be executed, is not found; the lock is released": also where that is found out in the moment in which
-// the lock becomes ours.
+// "126, 127: COMMAND cannot be executed, is not found; the lock is released": also where that is found only when the lock is acquired.
 on_every_lease_store!(a_command_that_is_missing_gives_the_lock_to_the_next, |store| {
     let holder = Holder::new(store, KEY);
     let missing = join(store, &waiter(&store.url()).command(["no-such-command"]));
@@ -59,8 +58,8 @@ on_every_lease_store!(a_command_that_is_missing_gives_the_lock_to_the_next, |sto
     next.run.wait().exited(0).printed("ran\n");
 });
 
-// What COMMAND finds in its environment it finds once, and its fence is that of its own grant, whether the server's answer is there
-// before its process is, or comes so late that another one is made.
+// However late the server's answer comes, COMMAND starts once, each variable is in its environment once, and its fence is that of its own
+// grant.
 on_every_lease_store!(a_late_answer_starts_the_command_once, |store| {
     let proxy = store.proxy();
     let mut fence = 0;
@@ -80,7 +79,7 @@ on_every_lease_store!(a_late_answer_starts_the_command_once, |store| {
     }
 });
 
-// A command ends as it ended also where an emulator does not let its process share lockrun's memory up to its beginning.
+// COMMAND's status is passed on also under an emulator that copies lockrun's memory for COMMAND's process instead of sharing it.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_command_runs_where_memory_is_copied() {

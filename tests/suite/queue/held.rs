@@ -1,9 +1,9 @@
-//! A lock that somebody else holds, when nobody wants to wait.
+//! A lock that another run holds, without waiting for it.
 
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
 
-/// A try at a lock with these options; its command would print `ran`.
+/// Tries to acquire a lock with these options; the command would print `ran`.
 fn attempt(store: &Store, key: &str, options: &[&str]) -> Output {
     Lockrun::new(store).key(key).args(options).command(["echo", "ran"]).run()
 }
@@ -159,7 +159,7 @@ on_every_store!(a_holder_that_hangs_is_not_skipped_for_ever, |store| {
     holder.end();
 });
 
-// The same if several hold it: the one that has held it the longest may hang.
+// The same if several hold it: the one that has held it longest may hang.
 on_every_store!(one_of_several_that_hangs_is_not_skipped_for_ever, |store| {
     let call = Lockrun::new(store).key("several").arg("--shared");
     let hangs = Holder::with(&call.clone().args(["--ttl", "10m"]), &[]);

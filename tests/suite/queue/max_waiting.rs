@@ -19,7 +19,7 @@ on_every_store!(one_too_many_does_not_wait, |store| {
     }
     let refused = queue.newcomer("new", &["-w", "10m", "--max-waiting", "2", "-q", "-E", "9"]).run().exited(9);
     refused.silent();
-    // Each goes by its own number.
+    // Each waiter applies its own limit.
     let mut queue = queue.by(&store.url()).with(&["--max-waiting", "3"]);
     queue.join(1);
     holder.end();
@@ -32,7 +32,7 @@ fn queue_is_empty(store: &Store) {
     assert_eq!(status(store, "short")["waiters"].as_array().map(Vec::len), Some(0));
 }
 
-// "A waiter that died is none": it does not take a place.
+// "A waiter that died is none": it does not count.
 on_every_store!(the_dead_do_not_count, |store| {
     let holder = Holder::new(store, "dead");
     let mut queue = Queue::new(store, "dead").with(&["--max-waiting", "1"]);
@@ -47,7 +47,7 @@ on_every_store!(the_dead_do_not_count, |store| {
     waiter.wait().exited(0).printed("ran\n");
 });
 
-// The same of one that was killed, as soon as it has missed a look, which waiters take every twelve seconds at least. It still has its place
+// The same for a waiter that was killed, once it has missed a look: waiters look at least every twelve seconds. It still has its place
 // then.
 on_redis!(a_killed_waiter_soon_does_not_count, |store, redis| {
     let holder = Holder::new(store, "killed");
@@ -61,14 +61,14 @@ on_redis!(a_killed_waiter_soon_does_not_count, |store, redis| {
     holder.end();
 });
 
-// "Decided atomically with joining it": of many that come at once one runs, one waits, and the others are superfluous.
+// "Decided atomically with joining it": of many that come at once one runs, one waits, and the others are refused.
 on_every_store!(of_many_that_come_at_once_one_waits, |store| {
     const ARRIVALS: usize = 20;
     for round in 0..3 {
         let key = format!("burst-{round}");
         let queue = Queue::new(store, &key);
         let options = ["--wait", "--max-waiting", "1", "--ttl", "10m"];
-        // All at once; who is the first to come runs until all the others have come to their end.
+        // All start at once; the first to arrive runs until all the others have ended.
         let gate = queue.newcomer_doing("first", &options, WAIT_FOR_THE_END);
         let mut runs: Vec<Running> = (0..ARRIVALS).map(|_| gate.spawn()).collect();
         eventually(LONG, "all but two have ended", || {

@@ -1,4 +1,4 @@
-//! Waiting in turn: the order, and that nobody jumps the queue.
+//! Waiting in turn: the order, and that no one jumps the queue.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -26,12 +26,11 @@ on_every_lease_store!(waiters_run_in_the_order_in_which_they_came, |store| {
     }
 });
 
-/// What is tried by those who come later.
+/// The options of newcomers.
 const NEWCOMERS: [&[&str]; 3] = [&["--fail", "-q"], &["--skip"], &["--wait", "30ms", "-q"]];
 
-// "In turn": as long as somebody waits, nobody who comes later runs, also in the moment when the lock is free and its
-// new holder has not heard of it yet. Here that moment is long, since the waiters' network is slow, and there is always a
-// newcomer.
+// "In turn": while anyone waits, no newcomer runs, not even while the lock is free and its new holder has not yet been notified. That
+// moment is long here, since the waiters' network is slow, and there is always a newcomer.
 on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
     const WAITERS: usize = 15;
     let proxy = store.proxy();
@@ -45,7 +44,7 @@ on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
             let call = queue.newcomer("new", options);
             let (over, tried) = (&over, &tried);
             threads.spawn(move || {
-                // If the test fails, nobody says that it is over.
+                // If the test fails, `over` is never set.
                 while !over.load(Ordering::Relaxed) && started.elapsed() < LONG {
                     let output = call.run().silent();
                     assert!(matches!(output.status, Some(0 | 75)), "{output}");
@@ -66,15 +65,15 @@ on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
     assert!(refused >= WAITERS, "only {refused} newcomers came meanwhile");
 });
 
-// "In turn": the lock of a holder whose lease has run out is the first waiter's, also if a newcomer is the first to ask.
+// "In turn": when a holder's lease has expired, the lock is the first waiter's, even if a newcomer asks first.
 on_every_lease_store!(a_newcomer_does_not_overtake_when_a_lease_has_run_out, |store| {
     for options in NEWCOMERS {
         let store = &store.another();
-        // By hand, so that nothing renews it and no load can end it too early.
+        // Held by hand, so that nothing renews it and load cannot end it too early.
         let holder = token(store, "expired", &["--ttl", "10m"]);
         let mut queue = Queue::new(store, "expired");
         queue.join(3);
-        // So that the waiters do not see it by themselves.
+        // So that the waiters do not notice it by themselves.
         queue.signal_all(Signal::SIGSTOP);
         renew(store, "expired", &holder, &["--ttl", "1s"]).exited(0);
         eventually(LONG, "the lease has run out", || !is_held(store, "expired"));
@@ -115,8 +114,8 @@ on_every_lease_store!(a_wait_that_is_cut_short_leaves_nothing, |store| {
     queue.end().in_order([2]);
 });
 
-// "Waiters get the lock in the order in which they came", on files as the kernel keeps it: all run, one at a time, and a
-// wait is cut short by its time and by a signal.
+// "Waiters get the lock in the order in which they came", on files in the kernel's order: all run, one at a time, and a wait is cut short
+// by its time and by a signal.
 #[test]
 fn waiters_on_files() {
     const WAITERS: usize = 30;

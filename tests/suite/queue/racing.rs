@@ -9,13 +9,13 @@ use crate::support::crowd;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Running};
 
-/// Appends `in` and `out` with its number to a file. Appending is atomic and keeps the order, so the file tells
-/// without any clock whether two were inside at once. In between it is busy for about a millisecond.
+/// Appends `in` and `out` with its number to a file, and is busy for about a millisecond in between. Appending is atomic and keeps the
+/// order, so the file shows without any clock whether two runs were inside at once.
 const SCRIPT: &str = "echo in $0 >>\"$1\"; i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; echo out $0 >>\"$1\"";
 
 const RUNS: usize = 50;
 
-/// The numbers of those who were inside, in their order; fails when two were inside at once.
+/// Returns the numbers of the runs that were inside, in order; fails if two were inside at once.
 fn inside(log: &Path) -> Vec<usize> {
     let log = fs::read_to_string(log).expect("somebody was inside");
     let lines: Vec<&str> = log.lines().collect();
@@ -27,7 +27,7 @@ fn inside(log: &Path) -> Vec<usize> {
     pairs.collect()
 }
 
-// The judge itself: two that were inside at once do not go unnoticed.
+// Tests the judge itself: it notices two runs that were inside at once.
 #[test]
 #[should_panic(expected = "overlap")]
 fn an_overlap_is_seen() {
@@ -64,7 +64,7 @@ on_every_store!(fifty_wait_and_run, |store| {
     }
 });
 
-// "Exclusion", with nobody waiting: those who did not get the lock did not run, those who did were alone.
+// "Exclusion", without waiting: runs that did not get the lock did not start COMMAND, and those that did were alone.
 on_every_store!(fifty_try_and_some_run, |store| {
     let _turn = crowd::turn();
     let directory = TempDir::new().expect("a temporary directory");

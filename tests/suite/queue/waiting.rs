@@ -1,4 +1,4 @@
-//! A lock that somebody else holds, when it is worth waiting for.
+//! Waiting for a lock that another run holds.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ on_every_store!(a_wait_runs_out, |store| {
         &["--wait=1", "--", "echo", "ran"],
         &["-w", "1000ms", "--", "echo", "ran"],
     ] {
-        // From before the process is there: a busy machine may give it time before it gives us any.
+        // From before the process exists: on a busy machine it may run before we do.
         let started = Instant::now();
         let output = run(store, words).exited(75).printed("").said("is held by");
         assert!(started.elapsed() >= Duration::from_secs(1), "{output}");
@@ -65,7 +65,7 @@ on_every_store!(waiting_no_time_is_failing, |store| {
     ] {
         let output = run(store, words);
         if words.contains(&"-n") {
-            // Two ways to say the same, or two options that exclude each other: never a wait.
+            // Either two ways to say the same, or two options that exclude each other; in no case a wait.
             assert!(matches!(output.status, Some(64 | 75)), "{output}");
         } else {
             output.exited(75).printed("").said("is held by");
@@ -106,7 +106,7 @@ on_every_store!(a_signal_ends_a_wait, |store| {
     assert!(!trace.exists(), "a command started that nobody waited for any more");
 });
 
-// "A wait that is cut short leaves the queue": also one that is killed stands in nobody's way.
+// "A wait that is cut short leaves the queue": also a waiter that is killed blocks no one.
 on_every_store!(a_killed_waiter_is_passed_over, |store| {
     let holder = Holder::new(store, "killed");
     let mut dead = wait_for(store, "killed", "echo dead");
@@ -121,7 +121,7 @@ on_every_store!(waiters_run_one_at_a_time, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     let holder = Holder::new(store, "several");
-    // So long that another one would come between the two, if it were let in.
+    // Long enough for another run to come between the two, if it got the lock.
     let script = format!("echo in >>{0}; sleep 0.02; echo out >>{0}", log.display());
     let waiters: Vec<Running> = (0..6).map(|_| wait_for(store, "several", &script)).collect();
     assert!(!log.exists());
