@@ -1,4 +1,4 @@
-//! Connections to a store that fall silent, are closed, or carry requests that arrive when nobody expects them any more.
+//! Connections to a store that fall silent, are closed, or deliver requests when no one expects them any more.
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -10,7 +10,7 @@ use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
 use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
-/// A network before the server of a store, and a lock that was taken once: the server knows what it will be asked.
+/// Returns a proxy in front of the store's server. The lock was used once, so that a Redis server has the scripts.
 fn scene(store: &Store, key: &str) -> Proxy {
     let proxy = store.proxy();
     assert!(is_free(store, key));
@@ -25,14 +25,14 @@ fn waiter(proxy: &Proxy, key: &str, script: &str) -> Running {
     waiter
 }
 
-/// The same, and returns when it sleeps at the server: what it sends next is sent because it was woken.
+/// The same, but returns when it sleeps at the server: what it sends next, it sends because it was woken.
 fn sleeping_waiter(store: &Store, proxy: &Proxy, key: &str, script: &str) -> Running {
     let waiter = waiter(proxy, key, script);
     eventually(LONG, "it sleeps at the server", || store.server().asleep() == 1);
     waiter
 }
 
-// "A clean end frees the lock at once": also over a network that has forgotten the connection while it was idle.
+// "A clean end frees the lock at once": also over a network that dropped the connection while it was idle.
 on_every_lease_store!(a_lock_is_released_over_a_connection_that_fell_silent, |store| {
     let proxy = scene(store, "idle");
     let directory = TempDir::new().expect("a temporary directory");
@@ -59,7 +59,7 @@ on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing,
         }
         let output = call.command(["echo", "ran"]).run();
         if wait && output.status == Some(0) {
-            // The store had begun to answer, so it asked again, and ran.
+            // The store had begun to answer, so the run asked again, and ran.
             output.printed("ran\n");
         } else {
             output.exited(69).printed("").said("lockrun: ");
@@ -87,8 +87,8 @@ on_every_lease_store!(a_reservation_that_arrives_after_its_withdrawal_takes_noth
     held_in_time(is_free(store, "reserved"), "it is not reserved for a run that has ended");
 });
 
-// "Nothing is left": what a waiter has sent over a connection that it gave up, and what arrives only when its run is over, takes
-// no lock for it.
+// "Nothing is left": a request that a waiter sent over a connection that it has given up, and that arrives only when its run is over,
+// acquires no lock.
 on_every_lease_store!(late_requests_of_a_run_that_is_over_take_nothing, |store| {
     let proxy = scene(store, "over");
     let holder = Holder::new(store, "over");
@@ -102,11 +102,11 @@ on_every_lease_store!(late_requests_of_a_run_that_is_over_take_nothing, |store| 
     held_in_time(is_free(store, "over"), "no run that has ended holds it");
 });
 
-// "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its lock only
-// stays for a while does not make it stay for ever.
+// "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its lock stays only for
+// a while does not make it stay for ever.
 on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     let proxy = scene(store, "stays");
-    // The server knows how a waiter claims.
+    // From now on a Redis server has the scripts of a waiter's claim.
     let holder = Holder::new(store, "stays");
     let earlier = waiter(&proxy, "stays", ":");
     holder.end();
@@ -125,8 +125,8 @@ on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     assert!(expires_in(store, "stays").is_some(), "the lock stays for ever");
 });
 
-// "Every write checks the token": what a waiter has sent over a connection that it gave up, and what arrives only when it
-// holds the lock, does not take the lock from it.
+// "Every write checks the token": a request that a waiter sent over a connection that it has given up, and that arrives only when it holds
+// the lock, does not take the lock from it.
 on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     let proxy = scene(store, "old");
     let holder = Holder::new(store, "old");

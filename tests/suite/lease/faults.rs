@@ -38,7 +38,7 @@ struct Case {
 }
 
 impl Case {
-    /// Lets the old holder come, through the proxy; it may wait long for a busy server.
+    /// Starts the old holder, through the proxy; it may wait long for a busy server.
     #[track_caller]
     fn hold(url: &str, key: &str, record: PathBuf) -> Self {
         let words = witness::command(&record, "old", &["fork", "setsid"]);
@@ -53,8 +53,8 @@ impl Case {
         Case { key: key.to_owned(), old, next: None, record }
     }
 
-    /// Lets the next holder come, over an undisturbed connection. How long its own lease is makes no difference: it begins when the
-    /// old one is over.
+    /// Starts the next holder, over an undisturbed connection. The length of its own lease makes no difference: it begins when the old one
+    /// has ended.
     #[track_caller]
     fn queue(&mut self, store: &Store) {
         let words = witness::command(&self.record, "next", &[]);
@@ -96,7 +96,7 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// Waits for the next holders, compares the lives and says the smallest margin.
+    /// Waits for the next holders, compares the lives and prints the smallest margin.
     #[track_caller]
     fn judge(mut self, fault: &str) {
         let mut smallest = i64::MAX;
@@ -104,7 +104,7 @@ impl<'a> Scene<'a> {
         for case in self.cases.iter_mut().filter(|case| case.next.is_none()) {
             case.queue(self.store);
         }
-        // All of them first: to end one takes time in which the others have long come.
+        // Waits for all of them first: ending one takes time, in which the others have long started.
         for case in &mut self.cases {
             case.next.as_mut().expect("it has come").wait_for_line("ready");
             in_time(met.elapsed(), STALE, &format!("{fault}: stale"));
@@ -143,7 +143,7 @@ on_every_lease_store!(traffic_is_swallowed, |store| {
     scene.judge("traffic swallowed");
 });
 
-// "... in any direction": the requests arrive and renew the lease, but nobody hears of it.
+// "... in any direction": the requests arrive and renew the lease, but lockrun never learns of it.
 on_every_lease_store!(replies_are_swallowed, |store| {
     let mut scene = Scene::with_queue(store);
     scene.proxy.set(Mode::SwallowReplies);
@@ -151,7 +151,7 @@ on_every_lease_store!(replies_are_swallowed, |store| {
     scene.judge("replies swallowed");
 });
 
-// The same where the server answers until it has renewed the lease, and is not heard of after that.
+// The same where the server answers until it has renewed the lease, and its answers are lost after that.
 on_postgres!(answers_are_swallowed, |store, _postgres| {
     let mut scene = Scene::with_queue(store);
     scene.proxy.set(Mode::SwallowAnswers);
@@ -159,7 +159,7 @@ on_postgres!(answers_are_swallowed, |store, _postgres| {
     scene.judge("answers swallowed");
 });
 
-// And where it is never asked for the second half of a request: nobody is kept from the lock by the first half for long.
+// And where the second half of a request never arrives: the first half does not block the lock for long.
 on_postgres!(the_network_is_cut_within_a_request, |store, postgres| {
     let mut scene = Scene::with_queue(store);
     scene.proxy.set(Mode::SwallowAt(postgres.word()));
@@ -205,7 +205,7 @@ on_every_lease_store!(replies_come_too_late, |store| {
 on_every_lease_store!(the_lock_is_granted_late, |store| {
     let (proxy, records) = (store.proxy(), memory::directory());
     let record = records.path().join("record");
-    // The server knows from then on what it will be asked.
+    // From now on a Redis server has the scripts.
     assert!(is_free(store, "late"));
     proxy.set(Mode::DelayAnswers(Duration::from_millis(1900)));
     let terms = ["--ttl", "14s", "--renew-every", "9s", "--store-timeout", "2300ms", "--kill-after", "100ms"];
@@ -251,14 +251,14 @@ on_every_lease_store!(the_guardian_is_killed, |store| {
             send(pid, Signal::SIGKILL);
         }
     }
-    // For want of a guardian the command ends, and lockrun with it; it is the end that is watched.
+    // Without a guardian the command ends, and lockrun with it; this test watches that end.
     for case in &mut scene.cases {
         eventually(LONG, "the old run has ended", || case.old.has_ended());
     }
     scene.judge("guardian killed");
 });
 
-// "A guardian sees it": a guardian that is stopped is no guardian, but lockrun keeps its promise alone.
+// "A guardian sees it": a stopped guardian is as good as none, but lockrun keeps the promise alone.
 on_every_lease_store!(the_guardian_is_stopped_and_the_network_cut, |store| {
     let mut scene = Scene::with_queue(store);
     for case in &scene.cases {
@@ -286,8 +286,8 @@ on_every_lease_store!(lockrun_and_its_guardian_are_stopped, |store| {
     scene.judge("lockrun and its guardian stopped");
 });
 
-// "If lockrun is killed or stopped, the guardian kills the command's processes; if the guardian is, lockrun does": here one after
-// the other is, and what the kernel does for the command alone would not be enough.
+// "If lockrun is killed or stopped, the guardian kills the command's processes; if the guardian is, lockrun does": here one after the other
+// is, and what the kernel does for the command would not suffice.
 on_every_lease_store!(lockrun_is_stopped_and_the_guardian_killed, |store| {
     let call = Lockrun::new(store).key("orphan").args(["--ttl", "10m"]);
     let script = "trap '' TERM; setsid sleep 600 & echo ready; sleep 600; sleep 600";
@@ -302,8 +302,8 @@ on_every_lease_store!(lockrun_is_stopped_and_the_guardian_killed, |store| {
     assert!(is_free(store, "orphan"), "nobody has it any more");
 });
 
-// "\"Not yours\" is final": the lock is deleted on the server under its holder, alone or with all that belongs to it. Who has
-// been waiting has seen the holder, and does not take its lock for free before its command is dead.
+// "\"Not yours\" is final": the lock is deleted on the server under its holder, alone or with all that belongs to it. A waiter has seen the
+// holder, and does not consider the lock free before the holder's command is dead.
 on_every_lease_store!(the_lock_is_deleted, |store| {
     for all in [false, true] {
         let store = &store.another();
@@ -318,8 +318,7 @@ on_every_lease_store!(the_lock_is_deleted, |store| {
     }
 });
 
-// The same where somebody comes who has seen nothing, and by whose request the lock would be handed off: the next waiter has seen the
-// holder.
+// The same where the request of a newcomer that has seen no holder would hand the lock off: the next waiter has seen the holder.
 on_every_lease_store!(a_newcomer_after_the_lock_was_deleted, |store| {
     let mut scene = Scene::with_queue(store);
     for case in &scene.cases {
@@ -331,8 +330,8 @@ on_every_lease_store!(a_newcomer_after_the_lock_was_deleted, |store| {
     scene.judge("holders deleted, and a newcomer");
 });
 
-// "The local deadline counts from before the request left": from the first one, if a waiter's claim was heard and the connection
-// closed before an answer, and the lock is known to be its own only by another request, some time later.
+// "The local deadline counts from before the request left": from the first request, if the server received a waiter's claim but the
+// connection closed before the answer, and the waiter learns that it has the lock only by another request, some time later.
 on_every_lease_store!(the_answer_to_a_claim_is_lost_and_then_the_network, |store| {
     let proxy = store.proxy();
     let records = memory::directory();
@@ -341,7 +340,7 @@ on_every_lease_store!(the_answer_to_a_claim_is_lost_and_then_the_network, |store
     let is_awaited = || store.server().waiting("claim").len() == 1 && store.server().asleep() == 1;
     let mut first = hold();
     first.wait_for_line("ready");
-    // One that comes by the lock in turn, so that the server knows how that is asked for.
+    // A run that gets the lock in turn, so that a Redis server has the scripts for that.
     let mut holder = hold();
     eventually(LONG, "it waits", is_awaited);
     first.signal(Signal::SIGTERM);

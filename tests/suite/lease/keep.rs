@@ -1,4 +1,4 @@
-//! The lease: kept while the command runs, free soon after a crash, and the end of the command when it is lost.
+//! The lease: renewed while the command runs, ended soon after a crash; when it is lost, the command ends.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,10 @@ use crate::support::proxy::Mode;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, eventually, witness};
 
-/// What a busy machine may add to a promised time: a process or two that have to be started.
+/// What a busy machine may add to a promised time, to start a process or two.
 const ALLOWANCE: Duration = Duration::from_secs(2);
 
-// "Keeps the lease alive from a background thread": a command that takes three times the lease's length is never
-// without its lock.
+// "Keeps the lease alive from a background thread": a command that takes three times the lease's length never loses its lock.
 on_every_store!(a_long_command_keeps_its_lock, |store| {
     let call = Lockrun::new(store).key("kept").args(["--ttl", "2s"]).sh("echo ready; read line || :");
     let mut run = call.with_open_input();
@@ -91,7 +90,7 @@ on_every_lease_store!(a_lost_lease_kills_a_stubborn_command, |store| {
     assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
 });
 
-// "'Not yours' is final": also when another has the lock since.
+// "'Not yours' is final": also if another run has since acquired the lock.
 on_every_lease_store!(a_stolen_lock_is_not_taken_back, |store| {
     let server = store.server();
     let call = Lockrun::new(store).key("stolen").args(["--ttl", "3s"]);
@@ -151,8 +150,8 @@ on_every_lease_store!(a_lease_that_is_not_ours_ends_the_command_at_once, |store|
     run.wait().exited(79);
 });
 
-// "Each acquisition of a key gets a number greater than every earlier one": also one under the same token, after the holder's record was
-// lost.
+// "Each acquisition of a key gets a number greater than every earlier one": also an acquisition under the same token, after the holder's
+// record was lost.
 on_every_lease_store!(what_is_acquired_anew_has_a_greater_fence, |store| {
     let fence = || {
         token(store, "fence", &["--token", "callback:42", "--ttl", "10m"]);
@@ -164,19 +163,19 @@ on_every_lease_store!(what_is_acquired_anew_has_a_greater_fence, |store| {
     assert!(fence() > first, "it did not hold the lock any more");
 });
 
-// "Keeps the lease alive from a background thread": from a store that is slower than the renewals are frequent, too, which
-// is asked one thing after the other, and not at all once the command has ended.
+// "Keeps the lease alive from a background thread": also in a store that answers more slowly than renewals are due: it gets one request at
+// a time, and none once the command has ended.
 on_every_lease_store!(a_slow_store_is_asked_no_faster_than_it_answers, |store| {
     let server = store.server();
     let proxy = store.proxy();
     let latency = Duration::from_millis(600);
-    // The server knows how a lock is kept.
+    // From now on a Redis server has the scripts.
     assert!(is_free(store, "slow"));
     let before = server.requests();
     proxy.set(Mode::Delay(latency));
     let call = Lockrun::at(&proxy.url()).key("slow").args(["--ttl", "10s", "--renew-every", "0.5s"]);
     let call = call.args(["--store-timeout", "3s", "--kill-after", "1s"]);
-    // For as long as it takes, it is renewed.
+    // The lease is renewed however long the command takes.
     let mut run = call.sh("sleep 1; exit 7").spawn();
     eventually(LONG, "the run has ended", || run.has_ended());
     let output = run.wait().exited(7).silent();
@@ -186,18 +185,18 @@ on_every_lease_store!(a_slow_store_is_asked_no_faster_than_it_answers, |store| {
     assert!(is_free(store, "slow"));
 });
 
-// "Values that cannot work together are refused": those that just can leave a run that ends.
+// "Values that cannot work together are refused": values that only just work still give a run that ends.
 on_every_lease_store!(a_tight_lease_is_refused_or_kept, |store| {
     let server = store.server();
     for kill_after in ["27s", "27.6s", "27.9s", "28.2s"] {
         let call = Lockrun::new(store).key("tight").args(["--ttl", "30s", "--kill-after", kill_after]);
         let call = call.args(["--renew-every", "0.9s", "--store-timeout", "0.6s"]);
         let before = server.requests();
-        // For as long as it takes, it is renewed, or is not.
+        // The lease is renewed while the command runs, or it is lost.
         let mut run = call.sh("sleep 2; exit 7").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let output = run.wait();
-        // The others are the busy machine, on which so short a lease cannot be kept, or not even be had.
+        // The other statuses are those of a busy machine, on which so short a lease cannot be kept, or not even acquired.
         assert!(matches!(output.status, Some(7 | 64 | 69 | 79)), "{output}");
         let asked = server.requests() - before;
         // A renewal every 20 ms is the most that a failing store would see.

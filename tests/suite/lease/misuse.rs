@@ -1,4 +1,4 @@
-//! What is done to a lock, by hand or by a server's settings, while lockrun counts on it.
+//! Changes to a lock, by hand or by a server's settings, while lockrun relies on it.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use crate::support::lockrun::PROGRAM;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, eventually};
 
-// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": what is done by hand with the token,
-// which COMMAND has in its environment, does not cut the lease short on which lockrun counts.
+// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": commands by hand under the token, which
+// COMMAND has in its environment, do not shorten the lease on which lockrun relies.
 on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
     for (key, ttl) in [("lasts", "30s"), ("for-ever", "none")] {
         let call = Lockrun::new(store).key(key).args(["--ttl", ttl]);
@@ -30,8 +30,8 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
     }
 });
 
-// "`break` takes the lock from its holder": a command that ends well before it hears of that keeps nothing, and a waiter that counts
-// on the lock is told. Nor is it kept when the command itself has released it, which is what was wanted.
+// "`break` takes the lock from its holder": a command that succeeds before its run learns of that keeps nothing, and lockrun says so. Nor
+// is the lock kept if the command itself has released it, as it wanted.
 on_every_lease_store!(what_was_taken_away_is_not_said_to_be_kept, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let go = directory.path().join("go");
@@ -52,8 +52,8 @@ on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
     assert!(!is_held(store, "let-go"));
 });
 
-// "A crash frees it within ttl + 1 s": also when somebody who wants no lock but a value of a sequence under the same key is the
-// first to see that the lease has run out.
+// "A crash frees it within ttl + 1 s": also if the first request to find the lease expired wants no lock, but a value of a sequence under
+// the same key.
 on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_who_waits, |store| {
     let reserve = Lockrun::other("reserve", store).key("both");
     reserve.clone().args(["--from", "no integer", "--next", "true"]).command(["true"]).run().exited(0);
@@ -63,7 +63,7 @@ on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_who_waits, |s
     until_waiting(store, "both", 1);
     let killed_at = Instant::now();
     holder.run().signal(Signal::SIGKILL);
-    // Each drops what has ended, and reserves nothing. The contract has one second; the rest is for a busy machine.
+    // Each attempt removes what has expired, and reserves nothing. The contract has one second; the rest is for a busy machine.
     let fails = reserve.args(["--from", "1"]).command(["true"]);
     while !waiter.has_ended() {
         fails.run().exited(125);

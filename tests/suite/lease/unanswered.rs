@@ -1,4 +1,4 @@
-//! Requests to a server that are not answered, or refused for a while: what is taken back, and what is tried again.
+//! Requests that a server does not answer, or rejects for a while: what is cancelled, and what is tried again.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{Holder, LONG, Lockrun, Output, eventually, processes};
 
 const OURS: &str = "callback:42";
 
-/// `lockrun acquire` under this token, through the proxy, which loses the answers of the first connection or its requests.
+/// Runs `lockrun acquire` under this token, through the proxy, which loses the requests or the answers of the first connection.
 #[track_caller]
 fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
     let number = || proxy.next_number();
@@ -27,20 +27,20 @@ fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
         let call = Lockrun::bare().args(["acquire", "--store", &proxy.url(), "--store-timeout", "2s"]).key(key);
         call.args(["--token", token]).args(options).run().exited(69).printed("");
         proxy.set(Mode::Pass);
-        // On a busy machine the time may be over before anything was sent.
+        // On a busy machine the time may be over before anything is sent.
         held_in_time(proxy.connections() >= before + 2, "it is taken back over a connection that works");
     }
 }
 
-// "Unknown (an error, possibly done: cancel by token)": what the token held before the request stays, and what the request alone
-// has brought does not.
+// "Unknown (an error, possibly done: cancel by token)": what the token held before the request stays held, and what only the request
+// acquired does not.
 on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store| {
-    // The server knows from then on what it will be asked.
+    // From now on a Redis server has the scripts.
     assert!(is_free(store, "again"));
     let proxy = &store.proxy();
     for options in [&[][..], &["--wait"], &["--ttl", "none"]] {
         ask_in_vain(proxy, "again", OURS, options);
-        // On a busy machine it may not be taken back in time.
+        // On a busy machine it may not be cancelled in time.
         held_in_time(!is_held(store, "again"), &format!("nothing is held: {options:?}"));
         token(store, "again", &["--token", OURS, "--ttl", "10m"]);
         let fence = status(store, "again")["holders"][0]["fence"].clone();
@@ -51,7 +51,7 @@ on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store|
     }
 });
 
-// "Nothing stays locked": a lock that may be held, and that no lease would end, is not passed over in silence.
+// "Nothing stays locked": a lock that may be held, and that no lease would end, is reported.
 on_every_lease_store!(what_may_be_held_for_ever_is_said, |store| {
     assert!(is_free(store, "ever"));
     let proxy = &store.proxy();
@@ -64,7 +64,7 @@ on_every_lease_store!(what_may_be_held_for_ever_is_said, |store| {
     }
 });
 
-// The same where the first request was not answered either, but has brought the lock.
+// The same where the first request was not answered either, but acquired the lock.
 on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     assert!(is_free(store, "twice"));
     let proxy = &store.proxy();
@@ -82,7 +82,7 @@ on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
     renew(store, "twice", OURS, &[]).exited(0).silent();
 });
 
-// Under a run: the token of the run itself, as a script in it may bring.
+// Inside a run: under the token of the run itself, as a script in it may use it.
 on_every_lease_store!(asking_under_the_token_of_a_run_takes_nothing_from_it, |store| {
     let proxy = &store.proxy();
     let call = Lockrun::new(store).key("run").args(["--ttl", "1h"]);
@@ -91,7 +91,7 @@ on_every_lease_store!(asking_under_the_token_of_a_run_takes_nothing_from_it, |st
     let its = run.run.stdout().lines().next().expect("a token").to_owned();
     for options in [&[][..], &["--wait"]] {
         if store.as_etcd().is_some() {
-            // Nothing is to be written, so nothing goes unanswered.
+            // Nothing has to be written, so nothing goes unanswered.
             token(store, "run", &[&["--token", &its], options].concat());
         } else {
             ask_in_vain(proxy, "run", &its, options);
@@ -102,8 +102,8 @@ on_every_lease_store!(asking_under_the_token_of_a_run_takes_nothing_from_it, |st
     assert!(is_free(store, "run"));
 });
 
-// "A wait that is cut short leaves the queue": a request that went unanswered, or whose connection was closed, gets nothing when it
-// arrives after the wait has ended, whatever was answered to later ones.
+// "A wait that is cut short leaves the queue": a request that was not answered, or whose connection was closed, acquires nothing if it
+// arrives after the wait has ended, whatever later requests were answered.
 on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store| {
     for closes in [false, true] {
         let proxy = &store.proxy();
@@ -114,7 +114,7 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
         eventually(LONG, "it sleeps", || store.server().asleep() == 1);
         let before_held = proxy.held();
         if closes {
-            // Its last request, for which it uses the same connection.
+            // Its last request, over the same connection.
             proxy.set(Mode::CloseAndHoldUpTo(proxy.connections()));
         } else {
             proxy.set(Mode::Reset);
@@ -139,8 +139,8 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
     }
 });
 
-// The same where its guardian, which alone knew of the request, was killed under a lock that a later request had brought: lockrun takes
-// over, and what arrives then gets nothing.
+// The same where its guardian, which alone knew of the request, was killed while it held a lock that a later request had acquired: lockrun
+// takes over, and the late request acquires nothing.
 on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |store| {
     let proxy = &store.proxy();
     let holder = Holder::new(store, "orphan");
@@ -172,7 +172,8 @@ on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |
     held_in_time(is_free(store, "orphan"), "no run that has ended holds the lock");
 });
 
-/// Ends the command of a run while the server is away, lets it come back when it was missed, and gives the end of the run.
+/// Ends the command of a run while the server is away, lets the server come back once lockrun has tried again, and returns the run's
+/// output.
 #[track_caller]
 fn end_while_away(run: Open, proxy: &Proxy) -> Output {
     proxy.set(Mode::Reset);
@@ -190,7 +191,7 @@ on_every_lease_store!(a_release_is_tried_again, |store| {
         let call = Lockrun::at(&proxy.url()).key("away").args(["--ttl", ttl]);
         end_while_away(waiting_for_its_end(&call), proxy).silent();
         assert!(is_free(store, "away"), "{ttl}");
-        // One that came in turn, and has somebody behind it.
+        // A run that got the lock in turn, with a waiter behind it.
         let holder = Holder::new(store, "away");
         let second = call.clone().arg("--wait").sh("echo ready; read line || :").with_open_input();
         until_waiting(store, "away", 1);
@@ -227,14 +228,14 @@ on_every_lease_store!(using_a_value_is_tried_again, |store| {
     }
 });
 
-// "Every write checks the token", also if what was tried again had been done: the run is noted once, and a lock that was kept and
-// then released, or renewed, by somebody else is not touched.
+// "Every write checks the token", also if a request that is repeated had been carried out: the run is recorded once, and a lock that was
+// kept and that someone else has then released or renewed is not touched.
 on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
     let proxy = &store.proxy();
     for options in [&["--ttl", "1h"][..], &["--ttl", "1h", "--keep"]] {
         let run = waiting_for_its_end(&Lockrun::at(&proxy.url()).key("twice").args(options));
         let its = run.run.stdout().lines().next().expect("a token").to_owned();
-        // The first answer is lost, and the second attempt held back.
+        // The first answer is lost, and the second attempt delayed.
         let before = store.server().requests();
         proxy.set(Mode::SwallowAnswers);
         let run = run.close();
@@ -262,7 +263,7 @@ on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
     }
 });
 
-// "release by token": one whose answer was lost, and which is tried again, has not failed.
+// "release by token": a release whose answer was lost, and which is tried again, has not failed.
 on_every_lease_store!(a_release_by_hand_is_tried_again, |store| {
     let proxy = &store.proxy();
     let its = token(store, "hand", &["--ttl", "none"]);
@@ -282,11 +283,10 @@ on_every_lease_store!(a_release_by_hand_that_is_tried_again_tells_the_truth, |st
     assert!(is_held(store, "hand"));
 });
 
-// "Nothing is left": lockrun, which has lost its guardian before the lock was released, tries it again, too, and keeps what
-// is to be kept.
+// "Nothing is left": if the guardian was killed before the lock was released, lockrun tries again, too, and keeps what is to be kept.
 on_every_lease_store!(who_takes_over_tries_again, |store| {
     let proxy = &store.proxy();
-    // That it has tried shows in a connection, which may be another's.
+    // A new connection shows that it has tried; in a monitored store it may be another client's.
     if store.server().is_monitored() {
         return;
     }
