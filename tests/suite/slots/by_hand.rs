@@ -1,4 +1,4 @@
-//! Several at once by hand, and what others are told of them.
+//! Slots that are held by hand, and what others see of them.
 
 use crate::support::slots::Slot;
 use crate::support::store::on_every_store;
@@ -8,14 +8,14 @@ fn acquire(store: &Store, options: &[&str]) -> Output {
     Lockrun::bare().arg("acquire").args(["--store", &store.url(), "--key", "hand", "--slots", "3"]).args(options).run()
 }
 
-/// The value of a variable among the assignments that were printed.
+/// Returns the value of a variable among the assignments that were printed.
 fn assigned(output: &Output, name: &str) -> String {
     let printed = output.stdout();
     let value = printed.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     value.unwrap_or_else(|| panic!("no {name}: {output}")).to_owned()
 }
 
-// "`lockrun acquire --slots N`": by hand as by a run; a slot that is released is the next one's.
+// "`lockrun acquire --slots N`": by hand as by a run; the next one gets a slot that is released.
 on_every_store!(slots_are_taken_by_hand, |store| {
     let taken: Vec<Output> = (0..3).map(|_| acquire(store, &["--export"]).exited(0).silent()).collect();
     let slots: Vec<String> = taken.iter().map(|output| assigned(output, "LOCKRUN_SLOT")).collect();
@@ -30,7 +30,7 @@ on_every_store!(slots_are_taken_by_hand, |store| {
     run.exited(0).printed("3\n");
 });
 
-// "By hand": asked again under the same token, it is the same slot, and no other is taken.
+// "By hand": a second acquire under the same token returns the same slot, and takes no other.
 on_every_store!(the_same_token_has_one_slot, |store| {
     let _first = Slot::take(&Lockrun::new(store).key("hand").args(["--slots", "3"]));
     let token = "11111111-2222-4333-8444-555555555555";
@@ -40,7 +40,7 @@ on_every_store!(the_same_token_has_one_slot, |store| {
     acquire(store, &[]).exited(75);
 });
 
-// "Status as for one": it shows all holders, each with its slot.
+// "Status as for one": status shows all holders, each with its slot.
 on_every_store!(status_shows_all_holders, |store| {
     let held = [(); 3].map(|()| Slot::take(&Lockrun::new(store).key("hand").args(["--slots", "3"])));
     let status = |options: &[&str]| {

@@ -1,4 +1,4 @@
-//! Several at once when holders, waiters or the server fail.
+//! Slots when holders, waiters or the server fail.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Queue, Store, eventually, processes};
 
-/// How long a slot may stand unused because somebody to whom it was granted does not claim it.
+/// How long a slot may be unused because a waiter that was granted it does not claim it.
 const UNCLAIMED: Duration = Duration::from_secs(2);
 
-/// What a busy machine may take besides, to start a few programs and to run them.
+/// The extra time that a busy machine may need to start and run a few programs.
 const ALLOWANCE: Duration = Duration::from_millis(1500);
 
 fn call(store: &Store, slots: &str) -> Lockrun {
@@ -40,7 +40,7 @@ impl Gate {
         self.0.path().join("open")
     }
 
-    /// Tells the slot, and waits here.
+    /// Returns a script that prints its slot, and waits at the gate.
     fn tell_and_wait(&self) -> String {
         format!("{TELL}; until [ -e '{}' ]; do sleep 0.01; done", self.path().display())
     }
@@ -50,7 +50,7 @@ impl Gate {
     }
 }
 
-// "A crash frees it within ttl + 1 s", as many slots at once as holders died at once: each goes to a waiter in that time.
+// "A crash frees it within ttl + 1 s", also if several holders die at once: each slot goes to a waiter in that time.
 on_every_store!(slots_that_come_free_at_once_go_to_several, |store| {
     let held = take(&call(store, "4").args(["--ttl", "2s"]), 4);
     let mut queue = Queue::new(store, "faults").with(&["--slots", "4"]).doing(&tell_and_wait_for(4));
@@ -66,7 +66,7 @@ on_every_store!(slots_that_come_free_at_once_go_to_several, |store| {
     }
 });
 
-// "Skips dead ones", of whom there are several at once among those whose turn has come: no slot stands unused for long.
+// "Skips dead ones", even several at once among those whose turn has come: no slot is unused for long.
 on_every_store!(waiters_that_were_killed_are_skipped, |store| {
     let held = take(&call(store, "3"), 3);
     let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
@@ -84,8 +84,8 @@ on_every_store!(waiters_that_were_killed_are_skipped, |store| {
     }
 });
 
-// "A waiter that died keeps the others from a slot that is free for 2 s at most": also while those that hold the other slots renew their
-// leases all the time.
+// "A waiter that died keeps the others from a slot that is free for 2 s at most": also while the holders of the other slots keep renewing
+// their leases.
 on_every_lease_store!(a_waiter_that_was_killed_is_skipped_while_others_renew, |store| {
     let mut held = take(&call(store, "4").args(["--renew-every", "200ms"]), 4);
     let mut queue = Queue::new(store, "faults").with(&["--slots", "4"]).doing(TELL);
@@ -100,7 +100,7 @@ on_every_lease_store!(a_waiter_that_was_killed_is_skipped_while_others_renew, |s
     in_time(took, UNCLAIMED + ALLOWANCE, "the next one has waited");
 });
 
-// "2 s for a grant nobody claims": waiters that die after slots were granted to them and before they claim them.
+// "2 s for a grant nobody claims": waiters that die between the grant of their slots and their claims.
 on_every_lease_store!(waiters_die_with_slots_granted, |store| {
     let held = take(&call(store, "3"), 3);
     let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
@@ -118,8 +118,8 @@ on_every_lease_store!(waiters_die_with_slots_granted, |store| {
     }
 });
 
-// "Each has a slot number that no other holder has": also one that stood still while a slot was granted to it, which has
-// passed on by the time it goes on.
+// "Each has a slot number that no other holder has": also a waiter that was stopped when it was granted a slot, which has been handed off
+// by the time it is continued.
 on_every_lease_store!(a_slot_that_was_not_claimed_is_not_had_later, |store| {
     let mut held = take(&call(store, "2"), 2);
     let gate = Gate::new();
@@ -172,7 +172,7 @@ fn a_slot_stays_with_the_command_of_a_killed_run() {
     let orphan = held[0].leave_an_orphan();
     let try_it = || call.clone().sh("echo $LOCKRUN_SLOT").run();
     try_it().exited(75);
-    // Who wants to end it must not be sent to the other one, which uses the same file.
+    // A user who wants to end it must not be pointed to the other one, which uses the same file.
     let fence = held[0].fence.to_string();
     let breaking = Lockrun::bare().arg("break").args(["--store", &store.url(), "--key", "faults", "--fence", &fence]);
     let output = breaking.run().exited(75);

@@ -1,4 +1,4 @@
-//! Runs that let a different number hold the same lock at once: safe, in turn, and nobody is stuck.
+//! Runs with different `--slots` for the same lock: safe, in turn, and none is stuck.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use crate::support::slots::{SharedRecord, Slot, TELL};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Queue, Store, eventually};
 
-/// How long a slot may stand unused because those whose turn it is have fallen silent.
+/// How long a slot may be unused because those whose turn it is have fallen silent.
 const UNUSED: Duration = Duration::from_secs(2);
 
-/// What a busy machine may take, to start a few programs and to run them.
+/// The time that a busy machine may need to start and run a few programs.
 const ALLOWANCE: Duration = Duration::from_secs(2);
 
 fn call(store: &Store, slots: &str) -> Lockrun {
     Lockrun::new(store).key("mixed").args(["--slots", slots])
 }
 
-/// Tries to get the lock at once, and gives its slot.
+/// Tries to acquire the lock without waiting, and returns its slot.
 fn try_it(store: &Store, slots: &str) -> Option<String> {
     let output = call(store, slots).arg("-q").sh("echo ${LOCKRUN_SLOT-none}").run().silent();
     match output.status {
@@ -51,7 +51,7 @@ on_every_store!(each_goes_by_its_own_number, |store| {
     assert_eq!(try_it(store, "3").as_deref(), Some("1"));
 });
 
-/// One that wants to be alone waits behind a holder, and behind it one that does not.
+/// Lets a waiter with one slot wait behind a holder, and a waiter with three slots behind that.
 fn wait_behind_one_that_wants_to_be_alone<'a>(store: &'a Store, wait: &[&str]) -> (Slot, Queue<'a>) {
     let holder = Slot::take(&call(store, "3"));
     let mut queue = Queue::new(store, "mixed").with(wait);
@@ -61,7 +61,7 @@ fn wait_behind_one_that_wants_to_be_alone<'a>(store: &'a Store, wait: &[&str]) -
     (holder, queue)
 }
 
-// "In turn": a slot that the first waiter does not want yet is not for those behind it, nor for one that comes later.
+// "In turn": a slot that the first waiter cannot use yet goes neither to those behind it nor to a newcomer.
 on_every_store!(the_first_waiter_is_not_overtaken, |store| {
     let (holder, mut queue) = wait_behind_one_that_wants_to_be_alone(store, &[]);
     assert_eq!(try_it(store, "3"), None);
@@ -71,13 +71,13 @@ on_every_store!(the_first_waiter_is_not_overtaken, |store| {
     let written = queue.all_end();
     queue.nothing_is_left();
     assert_eq!(queue.begun().len(), 2);
-    // Both are woken at once, for there is room for the second one, too; who is not woken looks only after seconds.
+    // Both are woken at once, since there is room for the second one, too; a waiter that is not woken looks only after seconds.
     let second = written.lines().find_map(|line| line.strip_prefix("in 1 ")).expect("it has run");
     let took = read_time(second).saturating_sub(freed_at);
     in_time(took, Duration::from_secs(3), "the second one has waited");
 });
 
-// "A wait that is cut short leaves the queue", and those behind it, who wanted less, do not wait any longer.
+// "A wait that is cut short leaves the queue", and waiters behind it that allow more holders wait no longer.
 on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
         let (holder, mut queue) = wait_behind_one_that_wants_to_be_alone(store, &[]);
@@ -91,7 +91,7 @@ on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
         let gone_at = now();
         let record = SharedRecord::read(&queue.all_end(), 3);
         assert_eq!(record.run(1).slot, 1, "after {signal}");
-        // Nobody is told that one was killed; those behind it find that out.
+        // No notice says that a waiter was killed; those behind it find that out.
         let limit = if signal == Signal::SIGKILL && store.has_leases() { UNUSED } else { Duration::ZERO } + ALLOWANCE;
         let took = record.run(1).began.saturating_sub(gone_at);
         in_time(took, limit, &format!("stuck after {signal}"));
@@ -114,8 +114,8 @@ on_every_store!(those_behind_go_on_when_a_wait_runs_out, |store| {
     holder.end();
 });
 
-/// Lets waiters stand behind a holder, `alone` of them that want to be alone and then some that do not, and does something by which
-/// the first `silent` of them fall silent: the next one is kept from its slot for 2 s at most.
+/// Queues waiters behind a holder, first `alone` of them that want to be alone and then some that do not, and makes the first `silent` of
+/// them fall silent: the next one is kept from its slot for 2 s at most.
 #[track_caller]
 fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silent: impl FnOnce(&mut Queue<'_>)) {
     let store = &store.another();
@@ -136,8 +136,8 @@ fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silen
     drop(queue.all_end());
 }
 
-// "A waiter that died, wherever in the queue, keeps the others from a slot that is free for 2 s at most; so does one that is
-// stopped": several of them together, and also the one that would have found them out.
+// "A waiter that died, wherever in the queue, keeps the others from a slot that is free for 2 s at most; so does one that is stopped":
+// several of them together, among them the one that would have noticed.
 on_every_lease_store!(those_behind_go_on_when_the_first_ones_stand_still, |store| {
     for (alone, silent) in [(1, 1), (4, 4), (1, 2)] {
         the_next_one_runs_when(store, alone, silent, |queue| queue.stop(0..silent));
@@ -151,7 +151,7 @@ on_every_lease_store!(those_behind_go_on_when_the_first_ones_are_killed, |store|
     }
 });
 
-/// One that wants to be alone waits behind a holder, and behind it twelve that do not.
+/// Lets a waiter that wants to be alone wait behind a holder, and twelve that do not behind that.
 fn twelve_behind_one_that_lives(store: &Store) -> (Slot, Queue<'_>) {
     let holder = Slot::take(&call(store, "3").args(["--ttl", "10m"]));
     let mut queue = Queue::new(store, "mixed").with(&["--ttl", "10m"]);
@@ -162,17 +162,17 @@ fn twelve_behind_one_that_lives(store: &Store) -> (Slot, Queue<'_>) {
     (holder, queue)
 }
 
-// "In turn": one that wants to be alone, and lives, keeps its place for as long as it has to wait.
+// "In turn": a living waiter that wants to be alone keeps its place for as long as it has to wait.
 on_every_lease_store!(one_that_lives_is_not_passed_by, |store| {
     let (holder, mut queue) = twelve_behind_one_that_lives(store);
-    // One that has got no processor for half a second is taken for one that is stopped.
+    // A waiter that gets no processor for half a second is taken to be stopped.
     stays_in_time_for(Duration::from_secs(10), "the first one is not passed by", || queue.begun().is_empty());
     holder.end();
     drop(queue.all_end());
 });
 
-// "Up to N runs hold the lock at once": one that wants to be alone is so when it claims the lock, however late that is, though the next
-// one, which does not, could have it at the same time.
+// "Up to N runs hold the lock at once": a waiter that wants to be alone is alone when it claims the lock, however late, although the next
+// waiter, which does not, could hold it at the same time.
 on_every_lease_store!(one_that_wants_to_be_alone_claims_before_the_next_one, |store| {
     let proxy = store.proxy();
     let holder = Slot::take(&call(store, "3"));
@@ -181,7 +181,7 @@ on_every_lease_store!(one_that_wants_to_be_alone_claims_before_the_next_one, |st
     let mut queue = queue.by(&store.url()).with(&["--slots", "3"]).doing(TELL);
     queue.join(1);
     queue.settles();
-    // On etcd it may be called just then, and has 0.4 s to answer that, in two round trips.
+    // On etcd it may be called just then, and has 0.4 s to answer, in two round trips.
     proxy.set(Mode::Delay(Duration::from_millis(if store.as_etcd().is_some() { 100 } else { 300 })));
     holder.end();
     let ran = queue.all_end();

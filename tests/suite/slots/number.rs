@@ -1,4 +1,4 @@
-//! Several at once: how many, which slot each of them has, and what becomes of the slots.
+//! Slots: how many, which one each holder has, and what becomes of them.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Queue, Store};
 
-/// A call for a lock that so many may hold at once.
+/// Returns a call for a lock that this many runs may hold at once.
 fn call(store: &Store, slots: u32) -> Lockrun {
     Lockrun::new(store).key("shared").args(["--slots", &slots.to_string()])
 }
 
-/// A command that tells its slot.
+/// A command that prints its slot.
 const SAY: &str = "echo slot ${LOCKRUN_SLOT-none}";
 
 // "`--slots N`: up to N runs hold the lock at once": never more, never two with the same slot, and as many as may. Each
@@ -28,7 +28,7 @@ on_every_store!(fifteen_runs_share_three_slots, |store| {
     assert_eq!(record.runs.iter().map(|run| run.slot).max(), Some(2));
 });
 
-// The judge itself: neither one too many, nor two in a slot, nor a fence that does not grow goes unnoticed.
+// Tests the judge itself: it notices one holder too many, two in a slot, and a fence that does not grow.
 #[test]
 fn what_breaks_the_rules_is_seen() {
     let seen = |written: &str| std::panic::catch_unwind(|| SharedRecord::read(written, 2)).is_err();
@@ -65,8 +65,7 @@ on_every_store!(only_slots_have_a_variable, |store| {
     Lockrun::new(store).key("shared").env("LOCKRUN_SLOTS", "2").sh(SAY).run().exited(0).printed("slot 0\n").silent();
 });
 
-// "COMMAND finds, with slots, `LOCKRUN_SLOT`, under `reserve` `LOCKRUN_VALUE` (no slot)": those of the run that it runs under, and not
-// those of one around it.
+// "COMMAND finds, with slots, `LOCKRUN_SLOT`, under `reserve` `LOCKRUN_VALUE` (no slot)": those of its own run, not those of an outer one.
 on_every_store!(the_slot_of_an_outer_run_is_not_inherited, |store| {
     const SAY: &str = "echo slot ${LOCKRUN_SLOT-none} value ${LOCKRUN_VALUE-none}";
     let url = store.url();
@@ -86,7 +85,7 @@ on_every_store!(the_slot_of_an_outer_run_is_not_inherited, |store| {
         .printed("slot none value 42\nslot none value none\n");
 });
 
-// "`--fail`: when held": a lock with a free slot is not. "75: the lock is held", and says by whom.
+// "`--fail`: when held": a lock with a free slot is not held. "75: the lock is held", with the holders' names.
 on_every_store!(nobody_waits_while_a_slot_is_free, |store| {
     let call = call(store, 2);
     let first = Slot::take(&call);
@@ -101,7 +100,7 @@ on_every_store!(nobody_waits_while_a_slot_is_free, |store| {
     call.clone().args(["--wait", "0.1"]).sh(SAY).run().exited(75).printed("").said("is held by");
 });
 
-// "A crash frees it within ttl + 1 s on a lease store, at once on the file store": the slot of the dead, and no other.
+// "A crash frees it within ttl + 1 s on a lease store, at once on the file store": only the dead holder's slot.
 on_every_store!(the_slot_of_a_killed_holder_comes_back, |store| {
     let call = call(store, 3).args(["--ttl", "2s"]);
     let mut held: Vec<Slot> = (0..3).map(|_| Slot::take(&call)).collect();
@@ -113,14 +112,13 @@ on_every_store!(the_slot_of_a_killed_holder_comes_back, |store| {
     let waiter = record.run(0);
     assert_eq!(waiter.slot, 1);
     let limit = if store.has_leases() { Duration::from_secs(3) } else { Duration::ZERO };
-    // What a busy machine may take besides.
+    // The extra time for a busy machine.
     let limit = limit + Duration::from_millis(1500);
     let took = waiter.began.saturating_sub(killed_at);
     in_time(took, limit, "the slot came back");
 });
 
-// "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing": not the slot of the run that has
-// started it, either.
+// "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing": nor the slot of the run that started it.
 on_every_store!(a_daemon_holds_no_slot, |store| {
     let call = call(store, 2);
     let _first = Slot::take(&call);
