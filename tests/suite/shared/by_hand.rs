@@ -19,7 +19,8 @@ on_every_store!(a_lock_is_shared_by_hand, |store| {
     release(store, "hand", &writer).exited(0);
 });
 
-// "No weaker lock by accident": one that shares the lock is not told that it is alone, nor is one that holds it alone any worse off.
+// "No weaker lock by accident": a token that shares the lock is not told that it holds it alone, and a token that holds it alone loses
+// nothing.
 on_every_store!(one_that_shares_is_not_told_that_it_is_alone, |store| {
     let own = ["--token", "mine"];
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
@@ -35,7 +36,7 @@ on_every_store!(one_that_shares_is_not_told_that_it_is_alone, |store| {
     release(store, "again", "mine").exited(0);
 });
 
-// A script that expects to be alone is not made to share the lock by a setting that it does not know.
+// A setting that a script does not know of must not make it share a lock that it expects to hold alone.
 on_every_store!(sharing_by_hand_is_typed, |store| {
     let holder = acquire(store, "typed", &[]).env("LOCKRUN_SHARED", "true").run().exited(0).stdout();
     assert!(!would_get(store, "typed", SHARED));

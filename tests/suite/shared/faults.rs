@@ -13,7 +13,8 @@ use crate::support::readers::{READ, SHARED, would_get};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, lock_file};
 
-/// How long the lock may stand unused because those whose turn it is have fallen silent, and what a busy machine may take to start programs.
+/// How long the lock may be unused because those whose turn it is have fallen silent, with the time that a busy machine needs to start
+/// programs.
 const UNUSED: Duration = Duration::from_secs(2 + 2);
 
 // "Killed readers are treated like any holder": the others stay, and a writer gets the lock when the last of them is gone.
@@ -55,7 +56,7 @@ fn a_lost_record_lets_no_writer_in() {
 }
 
 // "A waiter that died, wherever in the queue, keeps the others from a lock that is free for 2 s at most; so does one that is stopped": a
-// writer that is first keeps the readers behind it from those that hold the lock.
+// writer that is first keeps the readers behind it from sharing the lock with its holders.
 on_every_lease_store!(a_silent_writer_does_not_keep_readers_waiting, |store| {
     for kill in [false, true] {
         let store = &store.another();

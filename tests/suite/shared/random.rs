@@ -4,12 +4,12 @@ use crate::support::Queue;
 use crate::support::readers::{SHARED, WORK, judge};
 use crate::support::store::on_every_store;
 
-/// How many readers and writers there are; `SUITE_READERS` asks for other numbers of readers, and a writer for each ten.
+/// Returns the number of readers; `SUITE_READERS` sets another. There is a writer for every ten, and two more.
 fn readers() -> usize {
     std::env::var("SUITE_READERS").ok().map_or(30, |asked| asked.parse().expect("SUITE_READERS is a number"))
 }
 
-// "Many readers or one writer": no writer beside anybody, readers beside readers; all run.
+// "Many readers or one writer": a writer runs alone, readers run beside readers; all run.
 on_every_store!(readers_and_writers_at_random, |store| {
     let readers = readers();
     let writers = readers.div_ceil(10) + 2;

@@ -1,4 +1,4 @@
-//! Readers that come for ever do not keep a writer from the lock.
+//! Readers that keep coming do not keep a writer from the lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,7 +9,7 @@ use crate::support::{LONG, Lockrun, Queue, eventually};
 /// How many readers come at once, again and again.
 const READERS: usize = 4;
 
-// "Readers cannot starve a writer": it gets the lock when those have ended that had it before it came.
+// "Readers cannot starve a writer": it gets the lock when the readers that held it before it came have ended.
 on_every_store!(readers_that_come_for_ever_do_not_starve_a_writer, |store| {
     let mut queue = Queue::new(store, "flood");
     let over = AtomicBool::new(false);
