@@ -10,7 +10,7 @@ on_every_store!(the_first_value_then_the_next, |store| {
     for value in ["7", "8", "9"] {
         assert_eq!(next(&call), value);
     }
-    // What is first no longer matters.
+    // The first value no longer matters.
     assert_eq!(next(&reserve(store, "100").args(["--step", "5"])), "14");
 });
 
@@ -49,7 +49,7 @@ on_every_store!(an_overflow_is_an_error, |store| {
         let call = Lockrun::bare().args(["reserve", "--store", &store.url(), &key, &format!("--from={from}")]);
         let call = call.args(["--step", step]);
         assert_eq!(next(&call), from);
-        // Passed over, and then there is none.
+        // The last value is passed over, and then there is none.
         let held = Reserver::begin(&call);
         assert_eq!(held.value, last);
         let none = || call.clone().command(["echo", "ran"]).run().exited(125).printed("").said(last);
@@ -64,7 +64,7 @@ on_every_store!(an_overflow_is_an_error, |store| {
     assert_eq!(reserved(store), Vec::<String>::new());
 });
 
-// "A value that another run has reserved is passed over": one that runs, and one that has failed.
+// "A value that another run has reserved is passed over": that of a run that goes on, and that of one that has failed.
 on_every_store!(a_reserved_value_is_passed_over, |store| {
     let call = reserve(store, "1");
     let one = Reserver::begin(&call);
@@ -78,8 +78,8 @@ on_every_store!(a_reserved_value_is_passed_over, |store| {
     assert_eq!(taken, ["1", "2", "3"]);
 });
 
-// "Overflow is an error": so is a last value that is no integer, which only a program can follow. An integer that is written
-// in another way than lockrun's is none, on every store.
+// "Overflow is an error": so is a last value that is not an integer, for which only a program can compute the next one. On every store, an
+// integer that is not written as lockrun writes it does not count as one.
 on_every_store!(only_a_program_follows_what_is_no_integer, |store| {
     for (number, from) in ["A", "007", "+7", "-0", "1.0", "92233720368547758070"].into_iter().enumerate() {
         let call = || {
@@ -97,7 +97,7 @@ on_every_lease_store!(one_round_trip, |store| {
     let server = store.server();
     let proxy = store.proxy();
     let call = at(&proxy.url(), "1");
-    // The server keeps the scripts from the first time on.
+    // From now on a Redis server has the scripts.
     assert_eq!(next(&call), "1");
     let _passed_over = [Reserver::begin(&call), Reserver::begin(&call)];
     let (connections, flights, scripts) = (proxy.connections(), proxy.flights(), server.requests());

@@ -39,14 +39,14 @@ on_every_store!(a_failed_value_comes_up_again_after_its_lease, |store| {
     let began = Instant::now();
     let call = reserve(store, "1").args(["--ttl", "2s"]);
     assert_eq!(fail(&call), "1");
-    // The first one afterwards finds it, with nobody's help.
+    // The first run afterwards gets it, without any help.
     eventually(LONG, "its lease has run out", || reserved(store).is_empty());
     assert!(began.elapsed() >= Duration::from_secs(2), "after {:?}", began.elapsed());
     assert_eq!(next(&call), "1");
     assert_eq!(next(&call), "2");
 });
 
-// "Otherwise the last value stays, and the reservation stays until its ttl runs out": also where a signal ended the command.
+// "Otherwise the last value stays, and the reservation stays until its ttl runs out": also if a signal ended the command.
 on_every_store!(a_failed_value_stays_reserved, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     assert_eq!(fail(&call), "1");
@@ -71,8 +71,7 @@ on_every_store!(a_failed_value_can_be_freed_at_once, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "A value that succeeded never comes up again": neither when one that comes before it is used after it, by a run that began
-// later.
+// "A value that succeeded never comes up again": not even when an earlier value is used after it, by a run that began later.
 on_every_store!(the_sequence_never_goes_back, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let program = write_script(directory.path(), "next", "#!/bin/sh\necho $(($1 + 1))\n");
@@ -111,10 +110,10 @@ on_every_store!(a_command_that_cannot_be_run_uses_no_value, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "`--max-runtime DURATION`: then TERM, KILL, exit 124": such a command has failed, whatever status it found for its end.
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124": such a command has failed, whatever its exit status.
 on_every_store!(a_command_that_took_too_long_has_failed, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
-    // Long enough for a shell to set its trap, also on a busy machine.
+    // Long enough for a shell to set its trap, even on a busy machine.
     let bounded = call.clone().args(["--max-runtime", "1.5s"]);
     bounded.clone().command(["sleep", "600"]).run().exited(124).said("--max-runtime");
     assert_eq!(reserved(store), ["1"]);

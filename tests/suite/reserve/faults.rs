@@ -21,8 +21,8 @@ on_every_lease_store!(a_long_command_keeps_its_value, |store| {
     assert_eq!(next(&call), "2");
 });
 
-// "Nothing outlives lockrun": if it is killed, on a lease store the command is dead before the value comes up again, and on
-// files the value is reserved for as long as the command lives.
+// "Nothing outlives lockrun": if it is killed, the command is dead before the value comes up again (lease store), or the value is reserved
+// for as long as the command lives (files).
 on_every_store!(lockrun_is_killed, |store| {
     let began = Instant::now();
     let call = reserve(store, "1");
@@ -49,11 +49,10 @@ on_every_store!(lockrun_is_killed, |store| {
     assert_eq!(next(&call), "1");
 });
 
-/// A command that takes its stopping for a good end.
+/// A command that exits with 0 when it is stopped.
 const STUBBORN: &str = "exec 2>/dev/null; trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done";
 
-// "79: the lease was lost while COMMAND ran, and COMMAND was stopped": its value is not used, whatever status it found for its
-// end.
+// "79: the lease was lost while COMMAND ran, and COMMAND was stopped": its value is not used, whatever its exit status.
 on_every_lease_store!(a_lost_lease_uses_no_value, |store| {
     let server = store.server();
     let call = reserve(store, "1").args(["--ttl", "3s"]);
@@ -65,7 +64,7 @@ on_every_lease_store!(a_lost_lease_uses_no_value, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "A value that succeeded never comes up again": also if its lease was lost and nobody has noticed.
+// "A value that succeeded never comes up again": also if its lease was lost unnoticed.
 on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
     let server = store.server();
     let call = reserve(store, "1").args(["--ttl", "1h"]);
@@ -75,7 +74,7 @@ on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
     assert_eq!(next(&call), "2");
 });
 
-// "79": so it is with a value that was revoked, which is free when its command is dead.
+// "79": also if the value was revoked; it is free once its command is dead.
 on_every_lease_store!(a_value_that_was_taken_away_is_not_used, |store| {
     let call = reserve(store, "1").args(["--ttl", "3s"]);
     let mut run = call.clone().sh(STUBBORN).spawn();
@@ -85,7 +84,7 @@ on_every_lease_store!(a_value_that_was_taken_away_is_not_used, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// A value whose end the store did not hear of stays reserved for the lease; the command's own status counts.
+// If the store does not learn of the command's end, the value stays reserved for the lease; the command's own status counts.
 on_every_lease_store!(the_store_is_gone_at_the_end, |store| {
     let proxy = store.proxy();
     let call = at(&proxy.url(), "1").args(["--ttl", "10s", "--store-timeout", "0.5s"]);
@@ -101,7 +100,7 @@ on_every_lease_store!(the_store_is_gone_at_the_end, |store| {
 on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
     assert_eq!(next(&reserve(store, "1")), "1");
     let proxy = store.proxy();
-    // The request hangs on its way, and lockrun's withdrawal of it overtakes it.
+    // The request is held up, and lockrun's cancellation overtakes it.
     proxy.set(Mode::HoldUpTo(proxy.next_number()));
     let call = at(&proxy.url(), "1").args(["--ttl", "none", "--store-timeout", "0.5s"]);
     call.command(["echo", "ran"]).run().exited(69).printed("").said("cannot reserve a value");
@@ -112,7 +111,7 @@ on_every_lease_store!(a_request_that_comes_too_late_reserves_nothing, |store| {
     assert_eq!(next(&reserve(store, "1")), "2");
 });
 
-// "A store restarted with its data": it knows the last value, and what is reserved.
+// "A store restarted with its data": it has kept the last value, and what is reserved.
 on_every_lease_store!(a_server_that_restarts_goes_on, |store| {
     let server = store.server();
     let call = reserve(store, "1").args(["--ttl", "1h"]);
@@ -144,7 +143,7 @@ on_every_store!(a_signal_between_value_and_command, |store| {
         run.wait().died_of(Signal::SIGTERM);
     }
     let kept = reserved(store).len();
-    // Those whose command had begun have failed; the others have left nothing.
+    // Runs whose command had begun have failed; the others have left nothing.
     assert_eq!(next(&call), (kept + 1).to_string());
 });
 

@@ -12,8 +12,8 @@ use crate::support::sequence::{next, reserve, reserved, status};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
-/// Writes down when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file tells without
-/// any clock whether two had a value at once. Number 4, 12, 20 and so on fails, number 8, 16 and so on is killed.
+/// Records when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file shows without any clock whether
+/// two runs had a value at once. Numbers 4, 12, 20 and so on fail, numbers 8, 16 and so on are killed.
 const SCRIPT: &str = "echo \"in $LOCKRUN_VALUE $(date +%s%N) $LOCKRUN_FENCE\" >>\"$1\"
 i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done
 how=ok; [ $(($0 % 4)) -ne 0 ] || how=failed
@@ -21,8 +21,8 @@ echo \"out $LOCKRUN_VALUE $(date +%s%N) $how\" >>\"$1\"
 [ $(($0 % 8)) -ne 0 ] || kill -KILL $$
 [ $how = ok ]";
 
-/// How many run at the same time. At etcd those that change a lock at the same moment get in each other's way; PostgreSQL starts a process
-/// for each of them, and no more of those may come at once than a busy machine can start in the time of a request.
+/// Returns how many run at the same time. On etcd, runs that change a lock at the same moment get in each other's way. PostgreSQL starts a
+/// process for each run, and no more may come at once than a busy machine can start within a request's time.
 fn at_once(store: &Store) -> usize {
     match store {
         _ if store.as_etcd().is_some() => 5,
@@ -31,7 +31,7 @@ fn at_once(store: &Store) -> usize {
     }
 }
 
-/// What the commands have written down.
+/// What the commands have recorded.
 struct Record {
     /// How often each value was used.
     used: BTreeMap<i64, usize>,
@@ -41,7 +41,7 @@ struct Record {
     shortest: Option<i64>,
 }
 
-/// Reads it; fails if two had a value at once, or one came up again that had been used.
+/// Reads the record; fails if two runs had a value at once, or a used value came up again.
 #[track_caller]
 fn judge(text: &str) -> Record {
     let mut record = Record { used: BTreeMap::new(), failed: BTreeMap::new(), shortest: None };
@@ -69,7 +69,7 @@ fn judge(text: &str) -> Record {
     record
 }
 
-// The judge itself.
+// Tests the judge itself.
 #[test]
 #[should_panic(expected = "two had 1 at once")]
 fn two_at_once_are_seen() {
@@ -82,7 +82,7 @@ fn a_used_value_is_seen() {
     judge("in 1 5 1\nout 1 6 ok\nin 1 7 2\nout 1 8 failed\n");
 }
 
-/// Starts this many runs of the call, some of them at a time, and sees them all end.
+/// Starts this many runs of the call, some of them at a time, and waits for all of them.
 #[track_caller]
 fn run_all(store: &Store, call: &Lockrun, count: usize, log: &Path) {
     let _turn = crowd::turn();
@@ -135,22 +135,22 @@ on_every_store!(two_hundred_at_once, |store| {
 on_every_store!(failed_values_come_up_again, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
-    // A request may take a sixth of it, with many at once.
+    // A request may take a sixth of the lease, with many at once.
     let ttl = if at_once(store) < 40 { 15 } else { 6 };
     let call = reserve(store, "1").args(["--ttl", &format!("{ttl}s")]);
     run_all(store, &call, 200, &log);
-    // The one that comes last fails, and one more gets what it had.
+    // The last run fails, and one more gets its value.
     let path = log.to_str().expect("a plain path");
     call.clone().command(["sh", "-c", SCRIPT, "4", path]).run().silent().exited(1);
     eventually(LONG, "their leases have run out", || reserved(store).is_empty());
     run_all(store, &call, 1, &log);
     let record = judge(&fs::read_to_string(&log).expect("a record"));
     assert_eq!(record.used.len(), 151);
-    // The lease begins a little after the command's last words.
+    // The lease begins a little after the command's last record.
     assert!(record.shortest.is_some_and(|gap| gap >= ttl * 1_000_000_000 - 10_000_000), "{:?}", record.shortest);
 });
 
-// The same where they come up again at once, which is where an earlier value is often used after a later one.
+// The same where failed values come up again at once, so that an earlier value is often used after a later one.
 on_every_store!(freed_values_come_up_again, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
@@ -164,7 +164,7 @@ on_every_store!(freed_values_come_up_again, |store| {
     assert_eq!(next(&call), (last + 1).to_string());
 });
 
-// "Taking one is atomic": also when the values are a program's.
+// "Taking one is atomic": also if a program computes the values.
 on_every_store!(forty_at_once_with_a_program, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");

@@ -1,4 +1,4 @@
-//! `lockrun reserve`: each run with the next value of a sequence, which no other run has.
+//! `lockrun reserve`: gives each run the next value of a sequence, which no other run has.
 
 mod counting;
 mod ends;

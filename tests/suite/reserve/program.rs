@@ -15,7 +15,7 @@ use crate::support::sequence::{Reserver, at, next, reserve, reserved, status};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
-/// A program for `--next`, and the file in which it may write something down.
+/// A program for `--next`, and a file for its notes.
 struct Program {
     path: String,
     notes: PathBuf,
@@ -32,7 +32,7 @@ impl Program {
         Self { path, notes, _directory: directory }
     }
 
-    /// Prints the letter after the one that it is given, and writes down with what it was called.
+    /// Prints the letter after its argument, and records its arguments.
     fn letters() -> Self {
         Self::new("printf '%s:%s\\n' $# \"$1\" >>$notes; printf %s \"$1\" | tr A-Y B-Z; echo")
     }
@@ -46,7 +46,8 @@ impl Program {
     }
 }
 
-// "Long work shows where it is on a terminal: `reserve --next` over many candidates"; nothing is left of it, and elsewhere there is none.
+// "Long work shows where it is on a terminal: `reserve --next` over many candidates"; it leaves nothing behind, and appears only on a
+// terminal.
 on_every_store!(a_long_search_shows_how_far_it_is, |store| {
     let slow = Program::new("sleep 0.4; printf %s \"$1\" | tr A-Y B-Z; echo");
     let letters = Program::letters();
@@ -66,7 +67,7 @@ on_every_store!(a_long_search_shows_how_far_it_is, |store| {
     drop(others);
 });
 
-// The same on a terminal that Ctrl-S has stopped: that keeps neither the value nor the command.
+// The same on a terminal that Ctrl-S has stopped: that holds up neither the value nor the command.
 on_every_store!(a_long_search_does_not_wait_for_its_terminal, |store| {
     let slow = Program::new("sleep 0.4; printf %s \"$1\" | tr A-Y B-Z; echo");
     let letters = Program::letters();
@@ -107,7 +108,7 @@ on_every_store!(the_line_is_trimmed, |store| {
     assert_eq!(next(&Program::new("printf %0512d | tr 0 x").of(reserve(store, "1"))), longest);
 });
 
-// "An empty line, more than one line, or a non-zero status is an error: exit 125, nothing reserved." So is what can be no value.
+// "An empty line, more than one line, or a non-zero status is an error: exit 125, nothing reserved." So is text that cannot be a value.
 on_every_store!(what_is_no_value_is_an_error, |store| {
     assert_eq!(next(&reserve(store, "7")), "7");
     for (script, why) in [
@@ -147,7 +148,7 @@ on_every_store!(a_reserved_candidate_is_passed_over, |store| {
     let [a, b, c] = held;
     b.end(0);
     fs::remove_file(&letters.notes).expect("it is there");
-    // C is reserved, and A is not asked for any more.
+    // C is reserved, and PROGRAM is not called for A again.
     let d = Reserver::begin(&call);
     assert_eq!(d.value, "D");
     assert_eq!(letters.notes(), "1:B\n1:C\n");
@@ -172,8 +173,8 @@ on_every_lease_store!(a_round_trip_for_each_candidate, |store| {
     assert_eq!(server.requests() - scripts, server.requests_of(3, 2));
 });
 
-// "A wait that is cut short" leaves nothing: a PROGRAM that hangs is ended with lockrun, and what it has started too; also one
-// that has closed its output.
+// "A wait that is cut short" leaves nothing: a PROGRAM that hangs is ended with lockrun, and so is what it has started; also if it has
+// closed its output.
 on_every_store!(a_program_that_hangs_ends_with_lockrun, |store| {
     assert_eq!(next(&reserve(store, "1")), "1");
     for script in ["echo x; sleep 600", "sleep 600 & echo y; exec sleep 600", "echo 5; exec >&-; sleep 600"] {

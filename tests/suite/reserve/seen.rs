@@ -1,4 +1,4 @@
-//! What others are told of a sequence, and what they can do to it.
+//! What others see of a sequence, and what they can do to it.
 
 use std::fs;
 
@@ -65,7 +65,7 @@ on_every_store!(a_reservation_is_a_lock, |store| {
     assert_eq!(status(store)["last_value"], "41");
 });
 
-// "A sequence is never forgotten": it would begin anew.
+// "A sequence is never forgotten": otherwise it would start again.
 on_every_store!(prune_forgets_no_sequence, |store| {
     assert_eq!(next(&reserve(store, "5")), "5");
     Lockrun::new(store).key("lock").command(["true"]).run().exited(0);
@@ -78,7 +78,7 @@ on_every_store!(prune_forgets_no_sequence, |store| {
     assert_eq!(next(&reserve(store, "5")), "6");
 });
 
-// "release: lets go of it by its token": of a reservation that was kept, too; its value is free then.
+// "release: lets go of it by its token": also of a reservation that was kept; its value is then free.
 on_every_store!(a_kept_reservation_can_be_released, |store| {
     let call = reserve(store, "1").args(["--ttl", "none"]);
     let token = call.clone().sh("echo \"$LOCKRUN_TOKEN\"; exit 1").run().exited(1).stdout();

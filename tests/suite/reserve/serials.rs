@@ -7,7 +7,7 @@ use crate::support::sequence::{reserve, reserved};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Lockrun, Postgres, Store};
 
-/// Sells one ticket, in its words, and fails afterwards if it is told to.
+/// Sells one ticket as the recipe does, and then fails if it is told to.
 const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_VALUE\" <<'END'
 INSERT INTO ticket (serial) VALUES (:'serial');
 END
@@ -15,7 +15,7 @@ END
 
 const SELLERS: usize = 20;
 
-/// Lets `sell` have an empty table: beside the locks, if these are in a database, too.
+/// Gives `sell` an empty table: in the locks' database, if the locks are in one.
 #[track_caller]
 fn shop(store: &Store, sell: impl FnOnce(&Postgres)) {
     let another = store.as_postgres().is_none().then(Postgres::start);
@@ -24,7 +24,7 @@ fn shop(store: &Store, sell: impl FnOnce(&Postgres)) {
     sell(postgres);
 }
 
-/// What takes the next serial.
+/// Returns the call that takes the next serial.
 fn seller(store: &Store, postgres: &Postgres) -> Lockrun {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/next-serial");
     // Close to where the letters change.
@@ -35,7 +35,7 @@ fn sold(postgres: &Postgres) -> Vec<String> {
     postgres.ask("SELECT serial FROM ticket ORDER BY serial").lines().map(str::to_owned).collect()
 }
 
-/// So many serials from the first on.
+/// Returns the first `count` serials.
 fn serials(count: usize) -> Vec<String> {
     let before = (9971..=9999).map(|number| format!("AAAZ-{number}"));
     before.chain((1..).map(|number| format!("AABA-{number:04}"))).take(count).collect()
@@ -73,7 +73,7 @@ on_every_store!(twenty_sell_while_some_fail, |store| shop(store, |postgres| {
     assert_eq!(sold.union(&kept).cloned().collect::<Vec<_>>(), serials(SELLERS));
 }));
 
-// "Keep the unique constraint": it is what tells of a store that has forgotten its sequence.
+// "Keep the unique constraint": it reveals a store that has forgotten its sequence.
 on_every_lease_store!(the_constraint_catches_a_store_that_forgot, |store| shop(store, |postgres| {
     let call = seller(store, postgres).sh(SELL);
     call.run().exited(0).silent();
