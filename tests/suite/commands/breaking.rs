@@ -17,7 +17,8 @@ fn fence(store: &Store, key: &str) -> u64 {
     status(store, key)["fence"].as_u64().expect("a number")
 }
 
-// "`break` takes the lock from its holder. Says whose it was": one that was taken by hand is free at once, and goes to the next.
+// "`break` takes the lock from its holder. Says whose it was": a lock that was acquired by hand is free at once, and goes to the next
+// waiter.
 on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
     break_lock(store, "hand", &[]).exited(0).printed("").said("there is nothing to break");
     let ours = token(store, "hand", &["--ttl", "10m"]);
@@ -33,7 +34,7 @@ on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
     break_lock(store, "hand", &[]).exited(0).said("there is nothing to break");
 });
 
-// ... and the next is woken at once.
+// ... and the next waiter is woken at once.
 on_every_store!(who_waits_is_woken_at_once, |store| {
     const ROUNDS: u32 = 5;
     let started = Instant::now();
@@ -44,7 +45,7 @@ on_every_store!(who_waits_is_woken_at_once, |store| {
         break_lock(store, "woken", &[]).exited(0);
         waiter.wait().exited(0).printed("next\n").silent();
     }
-    // One that only looked now and then would do so after four to twelve seconds.
+    // A waiter that was not woken would look after four to twelve seconds.
     assert!(started.elapsed() < Duration::from_secs(4) * ROUNDS, "{:?}", started.elapsed());
 });
 
@@ -64,7 +65,7 @@ on_every_store!(another_holders_fence_changes_nothing, |store| {
     assert!(!is_held(store, "fence"));
 });
 
-// "At most N", one of which is meant: the others keep their slots.
+// "At most N": `break` of one holder leaves the others their slots.
 on_every_store!(of_several_holders_one_is_meant, |store| {
     let tokens = [(); 3].map(|()| token(store, "slots", &["--slots", "3", "--ttl", "10m"]));
     let second = status(store, "slots")["holders"][1]["fence"].to_string();
@@ -81,7 +82,7 @@ on_every_store!(of_several_holders_one_is_meant, |store| {
 on_every_lease_store!(a_run_is_stopped_before_the_next_begins, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let stamps = directory.path().join("stamps");
-    // A lease so long that nothing but the break can end the run within the time that a test waits.
+    // The lease is so long that only the break can end the run while the test waits.
     let terms = ["--ttl", "10m", "--renew-every", "1s", "--kill-after", "1s", "--store-timeout", "1s"];
     let call = Lockrun::new(store).key("broken").args(terms);
     let mut run = call.clone().command(witness::command(&stamps, "first", &["fork", "setsid"])).spawn();
@@ -93,7 +94,7 @@ on_every_lease_store!(a_run_is_stopped_before_the_next_begins, |store| {
     output.said("it will be free when its command has been stopped, within ");
     let told = status(store, "broken");
     assert_eq!((&told["held"], &told["holders"][0]["revoked"]), (&Value::from(true), &Value::from(true)));
-    // Once more: nothing changes, and whose it was is still known.
+    // Again: nothing changes, and the holder is still known.
     break_lock(store, "broken", &[]).exited(0).said("was taken from");
     let output = run.wait().exited(79).said("it was revoked by ");
     assert!(output.took < Duration::from_mins(5), "{output}");
@@ -107,7 +108,7 @@ on_every_lease_store!(a_run_is_stopped_before_the_next_begins, |store| {
     assert_eq!(last["signal"], 9, "{last}");
 });
 
-// "Its renewals then answer \"not yours\"": of a run whose lock is freed at once, and which hears of it later.
+// "Its renewals then answer \"not yours\"": those of a run whose lock is freed at once, and which learns of it later.
 on_every_lease_store!(now_is_at_once, |store| {
     let call = Lockrun::new(store).key("now").args(["--ttl", "10m", "--renew-every", "1s"]);
     let run = Holder::with(&call, &["the first"]);
@@ -117,13 +118,13 @@ on_every_lease_store!(now_is_at_once, |store| {
     let ours = token(store, "now", &["--ttl", "10m"]);
     run.wait().exited(79).said("it is not ours any more: it is held by ");
     renew(store, "now", &ours, &[]).exited(0).silent();
-    // It was written down whose lock it was, and the end of its command does not change that.
+    // The holder was recorded as the last run, and the end of its command does not change that.
     let last = status(store, "now")["last"].clone();
     assert!(last["command"].as_str().expect("a command").contains("the first"), "{last}");
 });
 
-// "`--ttl none`: for locks that only a release or a break ends": one under which a command runs does not hear of it, and the
-// user does.
+// "`--ttl none`: for locks that only a release or a break ends": a run under such a lock does not learn of the break, and the user is told
+// so.
 on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
     let holder = Holder::with(&Lockrun::new(store).key("ever").args(["--ttl", "none"]), &[]);
     break_lock(store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
@@ -131,14 +132,14 @@ on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
     holder.end();
 });
 
-// "Takes the lock from its holders": a break that is carried out late, when the holder has gone that it was to hit, takes nothing from
-// the next one, not even if that has the same token.
+// "Takes the lock from its holders": a break that is carried out late, when its holder has gone, takes nothing from the next holder, not
+// even if that has the same token.
 on_redis!(a_late_break_takes_nothing_from_the_next, |store, redis| {
     const OURS: &str = "00000000-0000-4000-8000-000000000001";
     let proxy = store.proxy();
     for options in [&[][..], &["--now"]] {
         token(store, "late", &["--token", OURS, "--ttl", "10m"]);
-        // What it sends to look at the lock says nothing of who breaks it.
+        // The request that only looks at the lock does not contain who breaks it.
         proxy.set(Mode::HoldAt("\"pid\":"));
         let held = proxy.held();
         let call = Lockrun::bare().args(["break", "--store", &proxy.url(), "--store-timeout", "1s"]);
@@ -171,13 +172,13 @@ fn a_living_holder_of_a_file_is_refused() {
     for options in [&[][..], &["--now"], &["--fence", &right]] {
         refused(options, holder.pid());
     }
-    // Lockrun is killed, and only its command lives on; the lock is its own now.
+    // lockrun is killed, and only its command lives on, which now holds the lock.
     let run = holder.run();
     let command = run.command();
     run.signal(Signal::SIGKILL);
     eventually(LONG, "lockrun is dead", || !is_alive(run.pid()));
     refused(&[], command);
-    // Somebody else may have its number by now, and is not to be killed.
+    // Another process may have that pid by now, and must not be killed.
     lock_file::edit(&lock_file::path(&store, "living"), |record| {
         record["holders"][0]["who"]["pid"] = std::process::id().into();
     });
@@ -187,7 +188,7 @@ fn a_living_holder_of_a_file_is_refused() {
     waiter.wait().exited(0).printed("next\n");
 }
 
-// "Where a live process of this machine holds a file lock it refuses and names the pid": that slot alone. The others are taken.
+// "Where a live process of this machine holds a file lock it refuses and names the pid": only that slot. The others are freed.
 #[test]
 fn of_several_slots_of_a_file_only_the_living_stay() {
     let store = Store::file();
@@ -209,14 +210,14 @@ fn of_several_slots_of_a_file_only_the_living_stay() {
     let told = status(&store, "several");
     assert_eq!(told["holders"].as_array().map(Vec::len), Some(1), "{told}");
     assert_eq!(told["holders"][0]["pid"], living.pid(), "{told}");
-    // Of several that live, each is named.
+    // If several live, each is named.
     let other = Holder::with(&shared, &[]);
     let output = break_lock(&store, "several", &["--now"]).exited(75).said("stays with ");
     assert_eq!((said(&output, "was taken from "), said(&output, "stays with ")), (0, 2), "{output}");
     for pid in [living.pid(), other.pid()] {
         output.stderr().lines().find(|line| line.ends_with(&format!("kill {pid}"))).expect("it is named");
     }
-    // With a fence, only the one that was meant is spoken of.
+    // With a fence, only the holder with that fence is mentioned.
     let its = status(&store, "several")["holders"][1]["fence"].to_string();
     let output = break_lock(&store, "several", &["--fence", &its]).exited(75).said("stays with ");
     assert_eq!(said(&output, "stays with "), 1, "{output}");

@@ -92,7 +92,7 @@ on_every_store!(the_answer_as_json, |store| {
     assert_eq!(for_ever["expires_in_ms"], Value::Null);
 });
 
-// "Shell assignments for eval": also of a key that a shell would read otherwise.
+// "Shell assignments for eval": also of a key with characters that are special to a shell.
 on_every_store!(the_answer_for_a_shell, |store| {
     let key = "it's $(echo no) `x` \"y\" \\";
     let script = "out=$(\"$@\") && eval \"$out\" && printf '%s\\n' \"$LOCKRUN_KEY\" && env | grep -c ^LOCKRUN_FENCE=";
@@ -128,7 +128,7 @@ on_every_store!(a_script_that_locks_by_hand, |store| {
     }
 });
 
-// "Asked again under the same token": the same lock, the same fence, and no other's.
+// "Asked again under the same token": the same lock and fence, and no one else's.
 on_every_store!(the_same_token_gives_the_same_lock, |store| {
     let ask = |options: &[&str]| acquire(store, "again", &["--json", "--token", "callback:42"]).args(options).run();
     let first = json(&ask(&[]).exited(0).silent());
@@ -139,7 +139,7 @@ on_every_store!(the_same_token_gives_the_same_lock, |store| {
     assert!(third["fence"].as_u64() > first["fence"].as_u64(), "{first} {third}");
 });
 
-// Asked again, the lease begins anew with the length that was asked for last; `renew` prolongs it by that.
+// A second `acquire` starts the lease again with the length that it asks for; `renew` extends it by that length.
 on_every_store!(the_length_that_was_asked_for_last_counts, |store| {
     let ask = |ttl: &str| acquire(store, "length", &["--token", "ours", "--ttl", ttl]).run().exited(0).silent();
     ask("5m");
@@ -164,8 +164,7 @@ on_every_store!(a_token_that_nobody_has_seen_holds_nothing, |store| {
     assert!(!is_held(store, "unseen"), "nobody reads");
 });
 
-// "A waiter wakes at once on release": one after the other they take less time together than the first would need that only
-// looked now and then.
+// "A waiter wakes at once on release": all hand-offs together take less time than one waiter that only looked now and then.
 on_every_store!(a_waiter_wakes_at_once, |store| {
     const HAND_OFFS: u32 = 10;
     let mut token = token(store, "turns", &["--ttl", "10m"]);
@@ -180,7 +179,7 @@ on_every_store!(a_waiter_wakes_at_once, |store| {
     assert!(started.elapsed() < Duration::from_secs(4) * HAND_OFFS, "{:?}", started.elapsed());
 });
 
-// The same where the lease of the lock is made shorter while somebody waits: by `renew`, and by `acquire` under the same token.
+// The same where the lease is shortened while a run waits: by `renew`, and by `acquire` under the same token.
 on_every_lease_store!(a_waiter_wakes_at_the_end_of_a_lease_that_was_shortened, |store| {
     for by_renewal in [true, false] {
         let ours = token(store, "shorter", &["--ttl", "1h"]);
@@ -305,7 +304,7 @@ on_every_lease_store!(a_running_commands_lease_gets_no_shorter, |store| {
     assert!(expires_in(store, "promised").expect("it ends") > 600_000);
 });
 
-// "Tokens ... every write checks the token": what is no token is refused before anything is touched.
+// "Tokens ... every write checks the token": an invalid token is refused before anything is touched.
 on_every_store!(what_is_no_token_is_refused, |store| {
     let _holder = Holder::new(store, "odd");
     for bad in ["", "a b", "x\ny", "ж", &"x".repeat(129)] {
@@ -327,7 +326,7 @@ on_every_store!(slots_by_hand, |store| {
     assert_eq!(json(&take().exited(0))["slot"], Value::from(0));
 });
 
-// "Boot-clock time": a lease is as long in a time namespace, whose clock counts from another moment, as it is outside.
+// "Boot-clock time": a lease is as long in a time namespace, whose clock starts at another moment, as outside.
 #[test]
 fn a_clock_of_another_namespace() {
     let store = Store::file();

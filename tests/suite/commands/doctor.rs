@@ -21,7 +21,7 @@ pub(super) fn doctor(url: &str) -> Output {
     call(url).run().silent()
 }
 
-/// One line begins with `level` and holds all of `words`.
+/// Asserts that a line begins with `level` and has all of `words`.
 #[track_caller]
 pub(super) fn finds(output: &Output, level: &str, words: &[&str]) {
     let text = output.stdout();
@@ -29,7 +29,7 @@ pub(super) fn finds(output: &Output, level: &str, words: &[&str]) {
     assert!(text.lines().any(found), "no {level} of {words:?} in: {output}");
 }
 
-/// Every line is `ok`, and there are so many at least.
+/// Asserts that every line is `ok`, and that there are at least this many.
 #[track_caller]
 pub(super) fn is_well(output: Output, least: usize) {
     let text = output.stdout();
@@ -54,7 +54,7 @@ fn commands() -> Vec<String> {
     rule.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
 }
 
-/// A user who may do exactly what docs/stores.md says, but for one command.
+/// Creates a user who may do exactly what docs/stores.md says, except one command.
 fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
     let commands = commands();
     let mut words = vec!["ACL", "SETUSER", user, "reset", "on", ">pw", "~lockrun:*"];
@@ -148,12 +148,12 @@ fn a_replica_and_its_primary() {
         "warn",
         &["replicas (1 connected)", "a failover may lose", "set min-replicas-to-write 1"],
     );
-    // A replica that takes writes is no better: they are lost.
+    // A replica that takes writes is no better: its writes are lost.
     replica.ask(&["CONFIG", "SET", "replica-read-only", "no"]);
     finds(&doctor(&replica.url()).exited(2), "fail", &["it is a replica"]);
 }
 
-// "A minimal ACL user as in docs/stores.md": may do all that a lock needs, and is told what it could not look at.
+// "A minimal ACL user as in docs/stores.md": it may do all that a lock needs, and is told what it could not check.
 #[test]
 fn a_user_with_few_rights() {
     let redis = well_kept();
@@ -168,7 +168,7 @@ fn a_user_with_few_rights() {
     assert_eq!(redis.keys(), Vec::<String>::new());
 }
 
-/// Does what the line with `words` says: "ACL SETUSER …" to its end.
+/// Runs the command in the line with `words`: "ACL SETUSER …" to its end.
 #[track_caller]
 fn follow(redis: &Redis, output: &Output, words: &str) {
     let text = output.stdout();
@@ -210,7 +210,7 @@ fn a_user_with_another_prefix() {
     is_well(doctor(&(as_user(&redis, "reports") + "?prefix=other")), 8);
     follow(&redis, &output, "may not read and write");
     is_well(doctor(&as_user(&redis, "reports")), 8);
-    // To read is not enough.
+    // The right to read is not enough.
     redis.ask(&["ACL", "SETUSER", "reports", "resetkeys", "%R~lockrun:*"]);
     finds(&doctor(&as_user(&redis, "reports")).exited(69), "fail", &["may not read and write all keys"]);
 }
@@ -232,7 +232,7 @@ fn a_server_that_cannot_be_used() {
     finds(&wrong, "fail", &["WRONGPASS", "check the user and the password"]);
     let none = doctor(&redis.url()).exited(69);
     finds(&none, "fail", &["requires a password", "give a password"]);
-    // This server says back what it was sent.
+    // This server's errors repeat what it was sent.
     let redis = Redis::with_options(&["--rename-command", "AUTH", ""]);
     let echo = doctor(&redis.url().replacen("://", "://somebody:hush@", 1)).exited(69);
     finds(&echo, "fail", &["rejects AUTH: ERR unknown command"]);
@@ -241,7 +241,7 @@ fn a_server_that_cannot_be_used() {
     }
 }
 
-// "Text from the server is escaped before a terminal sees it"; what is no Redis, or silent, is said in time.
+// "Text from the server is escaped before a terminal sees it"; a server that is no Redis, or silent, is reported in time.
 #[test]
 fn something_else_answers() {
     let red = Fake::start(Manner::Answer(b"-ERR \x1b[31mred\r\n"));
@@ -259,7 +259,7 @@ fn something_else_answers() {
     assert!(output.took < Duration::from_secs(3), "{output}");
 }
 
-/// A directory that nobody else can write to, on a file system of this machine even where /tmp is a container's.
+/// Returns a directory that no one else can write to, on a file system of this machine even where /tmp is a container's.
 fn own_directory() -> TempDir {
     memory::directory()
 }
@@ -283,7 +283,7 @@ fn a_directory_that_is_well() {
     is_well(at(&locks), 8);
 }
 
-// "Only who takes a lock creates the directory": one that is missing is looked at all the same, as it would be.
+// "Only who takes a lock creates the directory": a missing one is checked as it would be created.
 #[test]
 fn a_directory_that_is_missing() {
     let parent = own_directory();
@@ -344,9 +344,9 @@ fn a_directory_behind_a_symbolic_link() {
     symlink("real", &link).expect("a link");
     let name = link.display().to_string();
     finds(&at(&link.join("locks")).exited(1), "warn", &["symbolic link", &name, "by its real path"]);
-    // In the last place it is refused, as in any run.
+    // As the last part of the path it is refused, as in any run.
     finds(&at(&link).exited(69), "fail", &[&name, "symbolic link"]);
-    // What others can write is found behind a link as well.
+    // A directory that others can write to is found behind a link as well.
     fs::set_permissions(&real, fs::Permissions::from_mode(0o707)).expect("ours");
     finds(&at(&link.join("locks")).exited(2), "fail", &["every user can write to", &real.display().to_string()]);
 }

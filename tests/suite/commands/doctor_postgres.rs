@@ -13,13 +13,13 @@ use crate::support::processes::find_program;
 use crate::support::redis::free_port;
 use crate::support::{LONG, LeaseServer, Lockrun, Output, eventually};
 
-/// A server with these settings besides those that every server should have.
+/// Starts a server with these settings besides those that every server should have.
 fn with(settings: &[&str]) -> Postgres {
     let settings = ["fsync=on"].iter().chain(settings).map(|&setting| setting.to_owned()).collect();
     Postgres::with(&Setup { settings, ..Setup::default() })
 }
 
-/// Settings without which a server may have a standby that is away.
+/// Settings that rule out a standby that is away.
 const NO_STANDBYS: [&str; 2] = ["wal_level=minimal", "max_wal_senders=0"];
 
 /// A server as docs/stores.md wants it.
@@ -33,7 +33,7 @@ fn use_lock(url: &str) {
     Lockrun::at(url).args(["--key", "first"]).command(["true"]).run().exited(0).silent();
 }
 
-/// Gives a file to psql, as the user who may do everything.
+/// Runs a file with psql, as the superuser.
 #[track_caller]
 fn psql(postgres: &Postgres, sql: &[u8]) -> Output {
     let directory = TempDir::new().expect("a temporary directory");
@@ -51,7 +51,7 @@ fn run_sql(postgres: &Postgres, sql: &[u8]) -> Output {
     psql(postgres, sql).exited(0).silent()
 }
 
-/// Does what the first line with these words says: the GRANT or ALTER in it, to its end or a semicolon.
+/// Runs the GRANT or ALTER in the first line with these words, up to its end or a semicolon.
 #[track_caller]
 fn follow(postgres: &Postgres, output: &Output, words: &str) {
     let text = output.stdout();
@@ -65,7 +65,7 @@ fn everything(postgres: &Postgres) -> String {
     postgres.ask("SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' ORDER BY 1")
 }
 
-// "Exit 0 only when there is no warning and no failure": what was tried is gone afterwards.
+// "Exit 0 only when there is no warning and no failure": the trial leaves nothing behind.
 #[test]
 fn a_server_that_is_well() {
     let postgres = well_kept();
@@ -79,7 +79,7 @@ fn a_server_that_is_well() {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters"), 0);
 }
 
-// "Only who takes a lock creates": where nobody has, a lock is tried all the same, and nothing of it stays.
+// "Only who takes a lock creates": where none exist, a lock is tried all the same, and leaves nothing behind.
 #[test]
 fn a_database_that_was_never_used() {
     let postgres = well_kept();
@@ -88,7 +88,7 @@ fn a_database_that_was_never_used() {
     finds(&output, "note", &["the schema \"lockrun\" has no tables", "the first run creates them"]);
     finds(&output, "ok", &["a lock was acquired"]);
     assert_eq!(everything(&postgres), before);
-    // Who may create tables only in a schema that is there has none for a trial.
+    // A role that may create tables only in an existing schema has no schema for a trial.
     postgres.ask("CREATE ROLE clerk LOGIN; CREATE SCHEMA lockrun; GRANT USAGE, CREATE ON SCHEMA lockrun TO clerk");
     let url = postgres.url_as("clerk", "");
     let output = doctor(&url).exited(0);
@@ -129,7 +129,7 @@ fn a_standby_and_its_primary() {
     // A role that may not look at the standbys is told that there are some.
     primary.ask("CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO clerk");
     finds(&doctor(&primary.url_as("clerk", "schema=clerks")).exited(1), "warn", &["it has standbys (1 connected)"]);
-    // One that is away, for instance because it is being restarted, cannot be seen.
+    // A standby that is away, for instance because it is being restarted, cannot be seen.
     standby.stop_in_peace();
     eventually(LONG, "the standby has gone", || primary.count("SELECT count(*) FROM pg_stat_replication") == 0);
     let output = doctor(&primary.url()).exited(0);
@@ -160,7 +160,7 @@ fn a_primary_that_waits_for_its_standby() {
     drop(standby);
 }
 
-/// What a role needs that may not create the tables, as `(object, rights)`.
+/// The rights that a role needs if it may not create the tables, as `(object, rights)`.
 const NEEDED: [(&str, &[&str]); 4] = [
     ("SCHEMA lockrun", &["USAGE"]),
     ("lockrun.version", &["SELECT"]),
@@ -237,7 +237,7 @@ fn at_key(url: &str, number: usize) -> Lockrun {
     Lockrun::at(url).args(["--key", &format!("held {number}")])
 }
 
-// A run waits on when the server ends its idle session between two looks, and the doctor says what is wrong.
+// A run goes on waiting when the server ends its idle session between two heartbeats, and the doctor says what is wrong.
 #[test]
 fn sessions_that_do_not_last() {
     let postgres = with(&["idle_session_timeout=500ms"]);
@@ -314,7 +314,7 @@ fn a_role_that_may_not_create() {
     run_sql(&postgres, &printed.stdout);
     lock.command(["true"]).run().exited(75);
     holder.finish().exited(0);
-    // The next role needs only its rights.
+    // The next role needs only the grants.
     let other = postgres.url_as("day", "schema=Locks%20%22A%22%3B%20--");
     doctor(&other).exited(69);
     run_sql(&postgres, &call(&other).arg("--schema").run().exited(0).silent().stdout);
@@ -322,7 +322,7 @@ fn a_role_that_may_not_create() {
     is_well(doctor(&url), 12);
 }
 
-/// What a role `mallory` does, which may create schemas, so that others run code of its own: they leave their names in `mallory.victims`.
+/// What a role `mallory` that may create schemas does to make others run its code, which records their names in `mallory.victims`.
 const MALLORY: &str = "CREATE ROLE mallory; CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO mallory;
     SET ROLE mallory;
     CREATE SCHEMA mallory; GRANT USAGE ON SCHEMA mallory TO public;
@@ -337,7 +337,7 @@ const MALLORY: &str = "CREATE ROLE mallory; CREATE ROLE clerk LOGIN; GRANT CREAT
 /// A trap on that table.
 const TRAP: &str = "CREATE TRIGGER trap BEFORE INSERT ON team.version FOR EACH ROW EXECUTE FUNCTION mallory.trap()";
 
-// "Whoever creates the schema first" does not run code as the one who runs the printed SQL: here a superuser.
+// "Whoever creates the schema first" cannot run code as the user who runs the printed SQL: here a superuser.
 #[test]
 fn the_schema_runs_no_code_of_others() {
     let postgres = well_kept();
@@ -363,17 +363,17 @@ fn the_schema_runs_no_code_of_others() {
         postgres.ask(&format!("SET ROLE mallory; {trap}; RESET ROLE"));
         untouched(&["belongs to the role mallory", "SET ROLE mallory"]);
     }
-    // Its tables are no better in a schema of somebody else's.
+    // Its tables are no better in another role's schema.
     postgres.ask("ALTER SCHEMA team OWNER TO postgres; GRANT CREATE ON SCHEMA team TO mallory");
     untouched(&["team.locks belongs to the role mallory"]);
-    // Nor is what it has left on tables that belong to others now.
+    // Nor is what it has left on tables that now belong to others.
     postgres.ask("ALTER TABLE team.locks OWNER TO postgres");
     postgres.ask("CREATE TRIGGER trap BEFORE INSERT ON team.locks FOR EACH ROW EXECUTE FUNCTION mallory.trap()");
     untouched(&["team.locks has a trigger or a rule"]);
     postgres.ask("DROP TABLE team.locks; CREATE VIEW team.locks AS SELECT 1 AS one");
     untouched(&["team.locks is not an ordinary table"]);
     postgres.ask("DROP VIEW team.locks");
-    // With nothing of all that the SQL does its work, whatever stands first in the search path.
+    // Without all that, the SQL works, whatever is first in the search path.
     postgres.ask(
         "CREATE FUNCTION mallory.current_setting(text) RETURNS text LANGUAGE sql AS
              $$ INSERT INTO mallory.victims VALUES (current_user) RETURNING 'team' $$;
@@ -385,7 +385,7 @@ fn the_schema_runs_no_code_of_others() {
     assert_eq!(victims(), 0);
 }
 
-// "Run the SQL as that role": the owner of a schema makes its tables for others, also without the right to create schemas.
+// "Run the SQL as that role": the owner of a schema creates its tables for others, even without the right to create schemas.
 #[test]
 fn the_owner_of_a_schema_runs_its_sql() {
     let postgres = well_kept();
@@ -398,7 +398,7 @@ fn the_owner_of_a_schema_runs_its_sql() {
         run_sql(&postgres, format!("SET ROLE \"the team\";\n{script}").as_bytes());
     }
     use_lock(&url);
-    // Which is what the doctor says of it, until the owner of the database has it.
+    // The doctor names that owner, until the owner of the database owns the schema.
     let output = doctor(&url).exited(1);
     finds(
         &output,
@@ -411,7 +411,7 @@ fn the_owner_of_a_schema_runs_its_sql() {
     is_well(doctor(&url), 12);
 }
 
-// A trigger, a rule or a view runs with the rights of the role that uses a lock: the doctor names it, and does not set it off.
+// A trigger, a rule or a view runs with the rights of the role that uses a lock: the doctor names it without triggering it.
 #[test]
 fn code_in_the_tables() {
     let postgres = well_kept();

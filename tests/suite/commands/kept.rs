@@ -1,4 +1,4 @@
-//! `--keep`: a lock that stays when its command has ended well.
+//! `--keep`: a lock that stays when its command has succeeded.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::support::holder::{is_free, write_script};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Store, eventually};
 
-/// A run whose lock is kept if this script ends well; the script prints its token first.
+/// Returns a run whose lock is kept if this script succeeds; the script prints its token first.
 fn keep(store: &Store, options: &[&str], script: &str) -> Lockrun {
     Lockrun::new(store).key("kept").arg("--keep").args(options).sh(&format!("echo $LOCKRUN_TOKEN; {script}"))
 }
@@ -72,7 +72,7 @@ on_every_store!(a_kept_lock_ends_with_its_ttl, |store| {
 on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
-    // What is handed to the other host is the token and nothing else; it works until it is told to end.
+    // The other host gets only the token; it works until it is told to end.
     let fifo = directory.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
     let elsewhere = write_script(
@@ -101,7 +101,7 @@ on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     assert_eq!(std::fs::read_to_string(&log).expect("all have run"), "first\nelsewhere\nsecond\n");
 });
 
-// "It is released when that has ended": a release while the command runs outdoes `--keep`.
+// "It is released when that has ended": a release while the command runs overrides `--keep`.
 on_every_store!(a_release_outdoes_keep, |store| {
     let mut run = keep(store, &["--ttl", "10m"], "echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
@@ -111,7 +111,7 @@ on_every_store!(a_release_outdoes_keep, |store| {
     assert!(!is_held(store, "kept"));
 });
 
-// "`break` takes the lock from its holder": one that has not heard of it yet cannot keep it.
+// "`break` takes the lock from its holder": a holder that has not learned of it yet cannot keep the lock.
 on_every_lease_store!(what_was_taken_away_is_not_kept, |store| {
     for options in [&["--keep"][..], &["--min-hold", "10m"], &["--keep", "--min-hold", "10m"]] {
         let call =
@@ -125,7 +125,7 @@ on_every_lease_store!(what_was_taken_away_is_not_kept, |store| {
     }
 });
 
-// "Renewing never creates a lock", nor does keeping: what is lost stays lost, and with its next holder.
+// "Renewing never creates a lock", nor does keeping: a lost lock stays lost, and with its next holder.
 on_every_lease_store!(what_is_lost_is_not_kept, |store| {
     let call = keep(store, &["--ttl", "10m", "--on-lost", "warn"], "echo ready; read line || :");
     let mut run = call.with_open_input();

@@ -67,7 +67,7 @@ on_every_store!(locks_can_be_chosen, |store| {
     assert_eq!(names(&["backup-?", "--held"]), ["backup-c"]);
     assert_eq!(names(&["--held"]), ["backup-c"]);
     assert_eq!(names(&["nothing-*"]), [] as [&str; 0]);
-    // With `--key` it is a name.
+    // With `--key` it is a name, not a pattern.
     status(store, &["--key", "backup-*"])
         .exited(0)
         .printed("key       backup-*\nstate     free\nlast run  none is known\n");

@@ -53,11 +53,11 @@ on_every_store!(a_waiter_is_not_kept_longer, |store| {
         run.finish().exited(0);
         waiter.wait().exited(0).printed("next\n").silent();
     }
-    // One that only looked now and then would do so after four to twelve seconds.
+    // A waiter that was not woken would look after four to twelve seconds.
     assert!(started.elapsed() < Duration::from_secs(4) * ROUNDS, "{:?}", started.elapsed());
 });
 
-// "From acquisition": a command that takes longer is not followed by anything.
+// "From acquisition": after a command that takes longer, the lock is not held.
 on_every_store!(a_longer_command_is_not_held, |store| {
     // However slow the machine is, it takes longer than that.
     hold(store, "200ms").sh("sleep 0.3").run().exited(0).silent();
@@ -72,7 +72,7 @@ on_every_store!(a_command_that_never_ran_holds_nothing, |store| {
     assert!(!is_held(store, "held"));
 });
 
-// "`release` by its token": whoever has the token need not wait for the end.
+// "`release` by its token": with the token, no one needs to wait for the end.
 on_every_store!(it_can_be_released, |store| {
     let ours = hold(store, "10m").sh("echo $LOCKRUN_TOKEN").run().exited(0).stdout();
     assert!(is_held(store, "held"));
@@ -86,11 +86,11 @@ on_every_store!(a_short_job_runs_once_a_tick, |store| {
         let call = Lockrun::new(store).key("tick").args(["--skip"]).args(options);
         call.command(["echo", "ran"]).run().exited(0).silent()
     };
-    // Without it, a server whose clock is behind finds the lock free and runs the job again.
+    // Without `--min-hold`, a server whose clock is behind finds the lock free and runs the job again.
     assert_eq!([job(&[]), job(&[])].map(|output| output.stdout()), ["ran\n", "ran\n"]);
     for tick in 1..=3 {
         assert_eq!(job(&["--min-hold", "10m"]).stdout(), "ran\n", "tick {tick}");
-        // The others come when the job is over, each later than the one before.
+        // The other servers come when the job is over, each later than the one before.
         for _ in 0..4 {
             assert_eq!(job(&["--min-hold", "10m"]).stdout(), "", "twice in tick {tick}");
         }

@@ -1,4 +1,4 @@
-//! `lockrun prune`: forgets keys that are free and have not been used for long.
+//! `lockrun prune`: removes keys that are free and have not been used for long.
 
 use std::fs::{self, File};
 
@@ -77,11 +77,11 @@ on_every_store!(the_fence_grows_on, |store| {
     }
 });
 
-// "Exclusion", while somebody forgets the key all the time.
+// "Exclusion", while the key is pruned all the time.
 on_every_store!(nobody_slips_in_meanwhile, |store| {
     let directory = tempfile::TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
-    // Between `in` and `out` nobody else may write.
+    // Between `in` and `out` no one else may write.
     let script = format!("echo in >>{0}; sleep 0.005; echo out >>{0}", log.display());
     let once = "for i in 1 2 3 4 5 6 7 8 9 10; do \"$@\" || exit; done";
     let runs: Vec<_> = (0..4)
@@ -97,14 +97,14 @@ on_every_store!(nobody_slips_in_meanwhile, |store| {
     assert_eq!(seen, "in\nout\n".repeat(40));
 });
 
-// "The file that has the name is the lock": one that `prune` removed before we had it is not, though a hard link keeps it.
+// "The file that has the name is the lock": a file that `prune` removed before we locked it is not, even if a hard link keeps it.
 #[test]
 fn a_hard_link_is_no_name() {
     let store = Store::file();
     let file = path(&store, "linked");
     Lockrun::new(&store).key("linked").command(["true"]).run().exited(0);
     fs::hard_link(&file, store.locks().join(".backup")).expect("a hard link");
-    // As `prune` is when it removes the name, the test is at the turnstile.
+    // The test holds the turnstile, as `prune` does when it removes the name.
     let turnstile =
         Flock::lock(File::open(&file).expect("the lock has a file"), FlockArg::LockExclusive).expect("a lock");
     let mut waiter =

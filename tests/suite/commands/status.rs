@@ -13,7 +13,7 @@ use crate::support::records::{plant, set_last_run};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
 
-/// `lockrun status` as people read it: a table, or with a key all of it.
+/// Runs `lockrun status` for people: a table, or with a key all details.
 fn read(store: &Store, options: &[&str]) -> Output {
     Lockrun::other("status", store).args(options).run().silent()
 }
@@ -82,7 +82,7 @@ on_every_store!(the_last_run_is_known, |store| {
     assert_eq!((&last["status"], &last["signal"]), (&Value::Null, &Value::Null), "there was no command: {last}");
 });
 
-// The last run is the one that ended last, though another one that held the lock beside it began after it.
+// The last run is the one that ended last, even if another one that held the lock beside it began after it.
 on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
     let call = Lockrun::new(store).key("beside").arg("--wait");
     let first = Holder::new(store, "beside");
@@ -99,7 +99,7 @@ on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
     assert_eq!(status(store, "beside")["last"]["signal"], 15);
 });
 
-// Nor is it one that has released the lock, did not hear that, and so does it again, when the next run is over.
+// Nor is it a run that released the lock, got no answer, and releases it again after the next run has ended.
 on_every_lease_store!(the_last_run_is_not_one_that_lets_go_again, |store| {
     let proxy = store.proxy();
     let wait = |call: Lockrun, script: &str| {
@@ -108,7 +108,7 @@ on_every_lease_store!(the_last_run_is_not_one_that_lets_go_again, |store| {
         waiter
     };
     let first = Holder::new(store, "again");
-    // One that lets go as the third does, so that the server knows the script.
+    // It releases as the third one does, so that a Redis server has the script.
     let second = wait(Lockrun::new(store), "echo ready; exec sleep 600");
     first.end();
     eventually(LONG, "the second one runs", || second.stdout() == "ready\n");
@@ -167,7 +167,7 @@ on_every_store!(two_hundred_keys, |store| {
     assert_eq!(table.lines().count(), KEYS + 1);
 });
 
-/// A text that steers terminals, breaks lines and turns the direction of writing.
+/// Text that steers terminals, breaks lines and reverses the direction of writing.
 const HOSTILE: &str = "\x1b[2J\x1b]0;title\x07 \u{9b}31m a\nb\r\tc \u{202e}drow\u{2066} \u{200f}\u{85}\u{7f} 漢字";
 
 fn is_hostile(c: char) -> bool {
@@ -226,7 +226,7 @@ on_every_store!(no_token_is_ever_told, |store| {
     let mut run = Lockrun::new(store).key("run").sh("echo $LOCKRUN_TOKEN; echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
     let of_run = run.stdout().lines().next().expect("a token").to_owned();
-    // By a shell whose own command line has the secrets in it.
+    // Runs from a shell whose own command line has the secrets in it.
     let taken = format!(
         "STORE=redis://u:{PASSWORD}@127.0.0.1:1 {} acquire --store '{}' --key hand --token {OURS} >/dev/null; exit $?",
         crate::support::lockrun::PROGRAM,
@@ -259,7 +259,7 @@ on_every_store!(no_token_is_ever_told, |store| {
     assert!(said.contains("acquire"), "what is no secret is told: {said}");
 });
 
-// "Every key that is held, waited for or has run": what else lies in the directory is none, and no reason to fail.
+// "Every key that is held, waited for or has run": other files in the directory are not keys, and no reason to fail.
 #[test]
 fn other_files_are_no_locks() {
     let store = Store::file();
@@ -282,7 +282,7 @@ fn other_files_are_no_locks() {
     assert_eq!(std::fs::read_dir(&locks).expect("ours").count(), before - 1);
 }
 
-// "The last run (host, user, started, ended)": a time that no calendar here reaches is no reason to tell nothing of the others.
+// "The last run (host, user, started, ended)": a time beyond the calendar does not keep the other locks from being shown.
 on_every_store!(a_time_after_the_year_9999, |store| {
     for key in ["other", "far"] {
         Lockrun::new(store).key(key).command(["true"]).run().exited(0);
