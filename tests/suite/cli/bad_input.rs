@@ -43,7 +43,7 @@ const BAD_OPTIONS: &[Case<'static>] = &[
     (&["--ttl", "10s", "--kill-after", "10s"], "kill-after"),
     (&["--ttl", "10s", "--store-timeout", "10s"], "store-timeout"),
     (&["--ttl", "10s", "--renew-every", "4s", "--kill-after", "4s", "--store-timeout", "2s"], "ttl"),
-    // ... and what clocks and killing need, on top of it.
+    // ... with the time that clocks and killing need.
     (
         &["--ttl", "10s", "--kill-after", "9.6s", "--renew-every", "0.1s", "--store-timeout", "0.1s"],
         "--kill-after 9s 600ms",
@@ -76,7 +76,7 @@ const BAD_OPTIONS: &[Case<'static>] = &[
     (&["--skip=yes"], "yes"),
 ];
 
-/// A token as good as any.
+/// A valid token.
 const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
 
 /// Words after the name of one of lockrun's other commands.
@@ -217,7 +217,7 @@ fn subcommands() {
     }
 }
 
-// A run tells its command LOCKRUN_KEY and LOCKRUN_TOKEN. They say what to renew and release, and nothing else.
+// A run gives its command LOCKRUN_KEY and LOCKRUN_TOKEN. Only `renew` and `release` read them.
 #[test]
 fn the_variables_of_a_run() {
     let inside = Lockrun::bare().env("LOCKRUN_KEY", "outer").env("LOCKRUN_TOKEN", "no token");
@@ -234,11 +234,11 @@ fn the_variables_of_a_run() {
     }
 }
 
-// "Every option but `--key` also has a `LOCKRUN_…` variable": a bad value in one is as bad, and named.
+// "Every option but `--key` also has a `LOCKRUN_…` variable": a bad value in one is an error that names the variable.
 #[test]
 fn variables() {
     let bad = [("LOCKRUN_TTL", "soon"), ("LOCKRUN_TTL", "0.5"), ("LOCKRUN_STORE", "ftp://x/")];
-    // One that is empty, as a script's unset variable leaves it, is a mistake, and no wish for another store.
+    // An empty one, as a script's unset variable leaves it, is a mistake, and does not mean another store.
     let empty = ["LOCKRUN_TTL", "LOCKRUN_STORE", "LOCKRUN_STORE_FILE"].map(|name| (name, ""));
     for (name, value) in bad.into_iter().chain(empty) {
         let directory = TempDir::new().expect("a temporary directory");

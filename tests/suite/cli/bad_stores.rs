@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::support::Lockrun;
 use crate::support::refusal::{is_refused, marked, touches_nothing};
 
-/// URLs that are no store's.
+/// URLs that name no store.
 const BAD_URLS: &[(&[&str], &str)] = &[
     (&[""], "store"),
     (&["locks"], "locks"),
@@ -64,7 +64,7 @@ fn store_urls() {
     assert_eq!(left, 0, "something was created");
     let not_text = OsStr::from_bytes(b"file:/tmp/\xff");
     let output = marked(Lockrun::bare().key("k").arg("--store").arg(not_text));
-    // A directory's name need not be text: either it is taken, or refused with a reason.
+    // A directory's name need not be text: it is either accepted, or refused with a reason.
     assert!(matches!(output.status, Some(0 | 64 | 69)), "{output}");
 }
 

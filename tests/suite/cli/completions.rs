@@ -25,13 +25,13 @@ const CASES: [(&str, &str); 19] = [
     ("lockrun -k x -- frobni", "cate-it"),
     ("lockrun -k x frobni", "cate-it"),
     ("lockrun reserve -k x --from 1 -- frobni", "cate-it"),
-    // A subcommand does not fit there: it would be another candidate.
+    // A subcommand is not allowed there: it would be another candidate.
     ("lockrun -k x acqui", "sition"),
     ("lockrun -k x -- frobnicate-it ./only-", "one"),
     ("lockrun --events ./only-", "one"),
     ("lockrun --store-file=./only-", "one"),
     ("lockrun --key nigh", "tly-report"),
-    // The shell must not take what comes behind it for another command.
+    // The shell must not take what follows it for another command.
     ("lockrun --key odd", "\\;key"),
     ("lockrun status nigh", "tly-report"),
     ("lockrun --store postgresq", "l://"),
@@ -77,7 +77,7 @@ fn complete(shell: &str, options: &[&str], setup: &str) {
         terminal.type_keys(typed);
         terminal.type_keys("\t");
         terminal.wait_for(appears);
-        // Away with the line, and a new one.
+        // Deletes the line, and starts a new one.
         terminal.type_keys("\x15\r");
         terminal.wait_for(PROMPT);
     }

@@ -1,4 +1,4 @@
-//! Configuration files: which are read, and what is said of one that is wrong.
+//! Configuration files: which are read, and which errors a wrong one causes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -90,13 +90,13 @@ fn the_users_file_is_found() {
     call().run().exited(0).printed("home\n").silent();
     call().env("XDG_CONFIG_HOME", "").run().exited(0).printed("home\n");
     call().env("XDG_CONFIG_HOME", ".config").run().exited(0).printed("home\n");
-    // A directory of its own takes the place of ~/.config, also if there is nothing in it.
+    // XDG_CONFIG_HOME replaces ~/.config even if nothing is in it.
     call().env("XDG_CONFIG_HOME", "/nonexistent").run().exited(64).said("no command");
     call().env("HOME", "").run().exited(64).said("no command");
     call().env("HOME", ".").run().exited(64).said("no command");
 }
 
-// A service that has changed its user but not HOME: the file of somebody else, which it cannot even see, is not its own.
+// A service that has changed its user but not HOME ignores the other user's file, which it cannot even see.
 #[test]
 fn the_home_of_another_user_is_not_ours() {
     need_root("become another user");
@@ -108,7 +108,7 @@ fn the_home_of_another_user_is_not_ours() {
     };
     let path = home.path().to_str().expect("a plain path");
     other(path).exited(64).said("soon");
-    // Our own directory that shuts us out is another matter: nobody knows what it says.
+    // If our own directory shuts us out, that is an error: no one knows what the file says.
     nix::unistd::chown(home.path(), Some(Uid::from_raw(65534)), None).expect("it is given away");
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o000)).expect("it is closed");
     other(path).exited(64).said("cannot read ");
@@ -123,7 +123,7 @@ fn a_password_that_others_can_read_is_warned_of() {
         let user = Place::new();
         user.write(&text, mode);
         let local = Store::file();
-        // Also when another store is used, and nothing but errors is to be said.
+        // Also if another store is used, and with `--quiet`.
         let call = user.of(Lockrun::new(&local)).key("k").arg("--quiet").command(["echo", "ran"]);
         let output = call.run().exited(0).printed("ran\n");
         assert_eq!(output.stderr().lines().count(), usize::from(warns), "{mode:o}: {output}");

@@ -40,7 +40,7 @@ fn every_option_is_documented() {
     let offered = Lockrun::bare().args(["complete", "--"]).run().exited(0).silent().stdout();
     for option in &options {
         assert!(text.contains(option.trim_start_matches('-')), "the manual does not know {option}");
-        // Not the other names of options, nor what only prints something.
+        // Without aliases, and options that only print something.
         let is_offered = offered.lines().any(|line| line.split('\t').next() == Some(option));
         assert!(is_offered || ["--nonblock", "--version"].contains(option), "{option} is not offered: {offered}");
     }

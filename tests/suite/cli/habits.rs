@@ -60,7 +60,7 @@ fn an_option_of_another_program() {
     }
 }
 
-// A long option with one dash would be other options, and another key: `-skip` a shared lock "ip".
+// A long option with one dash would mean other options and another key: `-skip` a shared lock "ip".
 #[test]
 fn a_long_option_with_one_dash() {
     for (word, wanted) in [
@@ -76,7 +76,7 @@ fn a_long_option_with_one_dash() {
     output.exited(0).printed("key");
 }
 
-// What the parser says in words of its own.
+// Messages of the parser itself.
 #[test]
 fn an_option_too_often_or_with_too_much() {
     touches_nothing(|call| marked(call.args(["--key", "k", "--key", "l"])), "--key is given more than once\n");
@@ -96,7 +96,7 @@ fn an_empty_skip_is_none() {
     marked(Lockrun::new(&Store::file()).key("k").env("LOCKRUN_SKIP", "")).exited(0).printed("ran\n");
 }
 
-// What a shell understands, and no program is.
+// Words that a shell understands, but that are no programs.
 #[test]
 fn a_command_that_only_a_shell_knows() {
     let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));
@@ -109,7 +109,7 @@ fn a_command_that_only_a_shell_knows() {
         (&["TZ=UTC", "date"], "; to set a variable, write env before it, or pass a command line for a shell with -c"),
         (&["--wait", "true"], "; lockrun's own options are written before --"),
         (&["day", "true"], "; a duration is one word, such as 30s or '2h 30m'"),
-        // As in cron's mail: its PATH is short.
+        // As in cron's mail: cron's PATH is short.
         (&["no-such-report.sh"], &format!("there is no such program; PATH is {PATH}\n")),
         (&["./no-such-report.sh"], "there is no such program\n"),
     ] {
@@ -142,7 +142,7 @@ fn a_store_as_others_name_it() {
     }
 }
 
-// A directory for all is no lock directory, and its mode is right as it is.
+// A directory for everyone is no lock directory, and its mode is right as it is.
 #[test]
 fn a_directory_for_all_keeps_its_mode() {
     let output = marked(Lockrun::at("file:/tmp").key("k")).exited(69).printed("");

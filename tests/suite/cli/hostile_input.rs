@@ -1,4 +1,4 @@
-//! Input that would steer a terminal or give away a password, and what is said of it.
+//! Input that would steer a terminal or give away a password, and the messages about it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::support::refusal::marked;
 use crate::support::{Lockrun, Output};
 
-// "What comes out is escaped before a terminal sees it": what was typed comes out as harmless as what was stored.
+// "What comes out is escaped before a terminal sees it": what was typed is escaped like what was stored.
 #[test]
 fn a_bad_word_is_no_danger_to_a_terminal() {
     for words in [["--ttl", "\x1b[31m"], ["--key", "\x1b]0;x\x07"], ["--store", "x\x1b[2J:"], ["--\x1b[2J", "x"]] {
@@ -58,10 +58,10 @@ fn no_password_in_a_refusal() {
     assert!(!output.stderr().contains("secret"), "{output}");
 }
 
-/// Text that would steer a terminal, turn the direction of writing, and begin a line of its own.
+/// Text that would steer a terminal, reverse the direction of writing, and begin a line of its own.
 const HOSTILE: &str = "\x1b[31m\u{202e}\u{9b}x\rlockrun: y\nlockrun: z";
 
-/// Nothing of [`HOSTILE`] is said as it stands, and all is said in so many lines.
+/// Asserts that [`HOSTILE`] is printed nowhere unescaped, and that the message has this many lines.
 #[track_caller]
 fn is_harmless(output: &Output, lines: usize) {
     let said = output.stderr();
@@ -70,8 +70,8 @@ fn is_harmless(output: &Output, lines: usize) {
     assert!(said.lines().all(|line| line.starts_with("lockrun: ")), "{output}");
 }
 
-// "Control characters are escaped before a terminal sees them", wherever they come from: a variable, a configuration file or an
-// argument, and what is said of it takes one line.
+// "Control characters are escaped before a terminal sees them", wherever they come from: a variable, a configuration file or an argument,
+// and the message takes one line.
 #[test]
 fn no_value_steers_a_terminal() {
     let directory = TempDir::new().expect("a temporary directory");

@@ -1,4 +1,4 @@
-//! Files with settings that are no files: what never ends, never begins, or is far too long.
+//! Setting files that are no regular files: endless, silent, or far too long.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -13,13 +13,13 @@ use crate::support::birth::Birth;
 use crate::support::lockrun::PROGRAM;
 use crate::support::{Lockrun, Output, Store};
 
-/// The same call, which may not eat the machine's memory if it goes wrong.
+/// Returns the same call with a memory limit, in case it goes wrong.
 fn thrifty(call: Lockrun) -> Lockrun {
     let limits = vec![(Resource::RLIMIT_AS, 1 << 29, 1 << 29)];
     call.birth(Birth { limits, ..Birth::default() })
 }
 
-/// A directory with one of each: what it is, and where.
+/// Creates one of each in the directory: what it is, and where.
 fn no_files(directory: &Path) -> [(&'static str, PathBuf); 4] {
     let at = |name: &str| directory.join(name);
     symlink("/dev/zero", at("device")).expect("a link");
@@ -40,7 +40,7 @@ fn is_refused(output: Output, path: &Path, what: &str) {
     assert_eq!(output.stderr().lines().count(), 1, "{output}");
 }
 
-// "A configuration file is a regular file": whatever else is there is refused by its name, and nothing hangs.
+// "A configuration file is a regular file": anything else is refused by name, and nothing hangs.
 #[test]
 fn a_configuration_that_is_no_file_is_refused() {
     let directory = TempDir::new().expect("a temporary directory");
@@ -65,7 +65,7 @@ fn a_store_file_that_is_no_file_is_refused() {
         let call = thrifty(Lockrun::bare()).key("k").command(["echo", "ran"]);
         is_refused(call.clone().arg("--store-file").arg(&there).run(), &there, what);
         is_refused(call.clone().env("LOCKRUN_STORE_FILE", &there).run(), &there, what);
-        // Nor are certificates in such a file.
+        // Nor may certificates be in such a file.
         is_refused(call.arg(format!("--store=rediss://127.0.0.1/?ca={}", there.display())).run(), &there, what);
     }
 }
@@ -100,7 +100,7 @@ fn a_store_file_may_be_a_pipe() {
     }
 }
 
-// ... "within ten seconds, and a mebibyte": neither a pipe into which nobody writes nor one that has no end is waited for any longer.
+// ... "within ten seconds, and a mebibyte": lockrun waits no longer for a pipe that no one writes to, or that has no end.
 #[test]
 fn a_pipe_without_an_end_is_given_up() {
     let directory = TempDir::new().expect("a temporary directory");

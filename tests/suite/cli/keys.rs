@@ -1,4 +1,4 @@
-//! Names of locks: any text is a name, each is a lock of its own, and none reaches out of its store.
+//! Names of locks: any text is a name, each is a separate lock, and none reaches outside its store.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -61,7 +61,7 @@ fn everything_below(directory: &Path) -> Vec<fs::DirEntry> {
     entries.map(|entry| entry.expect("our own directory")).collect()
 }
 
-// "`-k, --key KEY`: 1 to 512 bytes of UTF-8, no control characters": all of them at once, and none in another's way.
+// "`-k, --key KEY`: 1 to 512 bytes of UTF-8, no control characters": all at once, and none blocks another.
 on_every_store!(names_lock_independently, |store| {
     let names = names();
     let held: Vec<Holder> = names.iter().map(|name| Holder::new(store, name)).collect();
@@ -107,7 +107,7 @@ on_redis!(a_locks_keys_share_a_hash_tag, |store, redis| {
     }
 });
 
-/// What a cluster hashes of a key: what stands between the first brace and the next closing one.
+/// Returns the part of a key that a cluster hashes: between the first brace and the next closing one.
 fn hash_tag(key: &str) -> String {
     let (_, rest) = key.split_once('{').expect("a brace");
     rest.split_once('}').expect("a closing brace").0.to_owned()

@@ -1,4 +1,4 @@
-//! What can be typed and set, and what is refused before anything is touched.
+//! Options and settings, and which of them are refused before anything is touched.
 
 mod bad_input;
 mod bad_stores;

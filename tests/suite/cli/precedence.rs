@@ -1,4 +1,4 @@
-//! Which of the places in which a setting can be made counts.
+//! Which place counts if a setting is made in several.
 
 use std::fs;
 
@@ -26,12 +26,12 @@ fn the_strongest_place_wins() {
     system.run(&user.bare(), &words).exited(0).printed("user\n").silent();
     let environment = user.bare().env("LOCKRUN_COMMAND", "echo environment");
     system.run(&environment, &words).exited(0).printed("environment\n").silent();
-    // What the stronger places do not say, the weaker one does.
+    // The weaker place counts for what the stronger ones do not set.
     let bad = ["--key", "k", "--store", &url, "--renew-every", "80s"];
     system.run(&user.bare(), &bad).exited(64).said("1m 17s");
 }
 
-// The same of options that exclude each other: the strongest place that says anything decides, and can take back.
+// The same of options that exclude each other: the strongest place that sets one decides, and can undo weaker ones.
 #[test]
 fn what_excludes_each_other_is_decided_by_the_strongest_place() {
     let store = Store::file();
@@ -60,7 +60,7 @@ fn what_excludes_each_other_is_decided_by_the_strongest_place() {
     system.run(&user.bare(), &words).exited(75).said("is held by");
 }
 
-// A script that takes a lock by hand must not go on without it because of a setting that it knows nothing of.
+// A script that acquires a lock by hand must not go on without it because of a setting that it does not know of.
 #[test]
 fn acquire_is_not_told_elsewhere_to_go_on_without_the_lock() {
     let store = Store::file();
@@ -75,12 +75,12 @@ fn acquire_is_not_told_elsewhere_to_go_on_without_the_lock() {
     attempt(told()).run().exited(75).printed("");
     attempt(told()).arg("--skip").run().exited(0).printed("");
     attempt(told()).arg("-E0").run().exited(0).printed("");
-    // What does no harm can be told anywhere.
+    // Harmless options may be set anywhere.
     user.write("wait = '0.1'\nquiet = true", 0o600);
     attempt(told()).run().exited(75).printed("").silent();
 }
 
-/// Options of a run that are for locks alone, with a value that it refuses.
+/// Options that apply only to locks, with an invalid value.
 const OF_LOCKS: [(&str, &str); 6] = [
     ("slots", "0"),
     ("wait", "later"),
@@ -90,7 +90,7 @@ const OF_LOCKS: [(&str, &str); 6] = [
     ("keep", "maybe"),
 ];
 
-/// The same of options that are for its command.
+/// The same for options that apply to the command.
 const OF_COMMANDS: [(&str, &str); 6] = [
     ("renew-every", "0"),
     ("on-lost", "explode"),
@@ -100,7 +100,7 @@ const OF_COMMANDS: [(&str, &str); 6] = [
     ("events", ""),
 ];
 
-// An option that a command does not have concerns it nowhere: not in a variable, and not in a file that others read too.
+// A command ignores options that it does not have, both in a variable and in a file that other commands read, too.
 #[test]
 fn what_a_command_does_not_have_does_not_end_it() {
     let store = Store::file();
@@ -127,7 +127,7 @@ fn what_a_command_does_not_have_does_not_end_it() {
         let call = Lockrun::bare().env(&variable(name), value).args(words(&["release", "--key", "k"])).arg(store.url());
         call.args(["--token", token.trim()]).run().exited(0).silent();
     }
-    // Two that exclude each other in one place are refused only where they are asked for.
+    // Two that exclude each other in one place are refused only by commands that have them.
     let both = || Lockrun::bare().env("LOCKRUN_SKIP", "true").env("LOCKRUN_WAIT", "5");
     both().key("k").command(["true"]).run().exited(64).said("exclude each other");
     both().args(&reserve).arg(store.url()).command(["true"]).run().exited(0).silent();
@@ -140,7 +140,7 @@ fn what_a_command_does_not_have_does_not_end_it() {
     }
 }
 
-/// One of two options that exclude each other: its name and value, and the status and whether something is said under it alone.
+/// One of two options that exclude each other: its name and value, and with it alone, the status and whether there is a message.
 type Way<'a> = (&'a str, &'a str, (i32, bool));
 
 // "The command line wins over the environment, it over the user's file": of all that exclude each other, in each pair of places.
@@ -182,7 +182,7 @@ fn a_stronger_place_replaces_what_excludes_it_below() {
                 assert_eq!(seen, strong.2, "{} over {}: {output}", strong.0, weak.0);
             }
         }
-        // In one place they are refused.
+        // Both in one place are refused.
         let (one, two) = (one.0, two.0);
         let set = |name: &str| format!("LOCKRUN_{}", name.to_ascii_uppercase().replace('-', "_"));
         let call = Lockrun::bare().env(&set(one), "true").env(&set(two), "true").key("held").command(["true"]);

@@ -1,5 +1,5 @@
-//! Slips of the hand that would take another lock than was meant, or run another command: each ends with 64, names what happened, runs
-//! nothing and touches nothing.
+//! Slips that would acquire another lock than was meant, or run another command: each ends with 64, names what happened, runs nothing and
+//! touches nothing.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::support::refusal::{is_refused, marked, touches_no_store, touches_noth
 use crate::support::store::on_every_store;
 use crate::support::{Holder, Lockrun, Output, Store};
 
-/// A token as good as any.
+/// A valid token.
 const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
 
 /// Each of lockrun's other commands with what it requires.
@@ -56,7 +56,7 @@ fn an_option_is_no_key() {
     touches_no_store(|url| other(url, &["status", "--key", "--json"]).run(), "the next word is the option --json ");
 }
 
-// The same of a token that is chosen: all who made the same slip would hold the lock under one token.
+// The same for a chosen token: all users who make the same slip would hold the lock under one token.
 #[test]
 fn an_option_is_no_token() {
     let case = |url: &str| other(url, &["acquire", "--key", "k", "--token", "--json"]).run();
@@ -66,7 +66,7 @@ fn an_option_is_no_token() {
     );
 }
 
-// A key or a token that is tied to its option may begin with `-`, also behind the short option.
+// A key or a token that is joined to its option may begin with `-`, even after the short option.
 #[test]
 fn a_key_that_begins_with_a_dash_is_tied_to_its_option() {
     let store = Store::file();
@@ -101,14 +101,13 @@ fn a_misspelt_variable() {
             &format!("LOCKRUN_{name} is not a variable of lockrun; the nearest is LOCKRUN_{nearest}"),
         );
     }
-    // A name can be anything.
+    // A variable's name can be anything.
     touches_nothing(|call| marked(call.key("k").env("LOCKRUN_\x1b[31m\n", "")), "LOCKRUN_\\u{1b}[31m\\n is not");
     let not_text = "exec env \"$(printf 'LOCKRUN_\\377')=1\" \"$@\"";
     touches_nothing(|call| call.key("k").command(["echo", "ran"]).in_shell(not_text).alone(), "LOCKRUN_\\xff is not");
 }
 
-// ... and every variable that is one of ours is none of these: those of all options that the help lists, and those that lockrun gives
-// its command.
+// ... and every variable of ours is accepted: those of all options that the help lists, and those that lockrun gives its command.
 #[test]
 fn a_variable_of_ours() {
     let store = Store::file();
@@ -127,7 +126,7 @@ fn a_variable_of_ours() {
             .run();
         output.exited(0);
     }
-    // Nor is one that only looks like it.
+    // Names that only look like ours are accepted, too.
     let call = Lockrun::bare().env("LOCKRUNNER", "1").env("lockrun_x", "1").env("A_LOCKRUN_X", "1");
     call.args(["--store", &store.url(), "--key", "k", "true"]).run().exited(0).silent();
     // A run within a run with slots, within one with a value.
@@ -143,7 +142,7 @@ fn a_variable_of_ours() {
     export.in_shell(&script).alone().exited(0).silent();
 }
 
-/// Durations with a unit that is none, and that unit.
+/// Durations with an unknown unit, and that unit.
 const NO_UNITS: [(&str, &str); 11] = [
     ("1M", "M"),
     ("1month", "month"),
@@ -184,7 +183,7 @@ fn a_month_is_no_duration() {
     ] {
         touches_no_store(|url| other(url, words).run(), &wanted("M"));
     }
-    // What is left are ways to write the same time.
+    // The others are ways to write the same time.
     let store = Store::file();
     for text in ["60", "60s", "60000ms", "1m", "0.5m 30s"] {
         Lockrun::new(&store).key("k").args(["--ttl", text]).command(["true"]).run().exited(0).silent();
@@ -194,13 +193,13 @@ fn a_month_is_no_duration() {
     }
 }
 
-/// A call that finds a program called `5x` in the directory, which would be seen to run.
+/// Returns a call that finds a program called `5x` in the directory; the test would see it run.
 fn with_program(call: Lockrun, directory: &Path) -> Lockrun {
     write_script(directory, "5x", "#!/bin/sh\necho \"ran $*\"\n");
     call.env("PATH", format!("{}:{PATH}", directory.display()))
 }
 
-// A word after `-w` that begins with a digit and is no duration is neither: not the time to wait, and not the command.
+// A word after `-w` that begins with a digit and is no duration is neither the time to wait nor the command.
 #[test]
 fn a_mistyped_duration_is_no_command() {
     let programs = TempDir::new().expect("a temporary directory");
@@ -222,7 +221,7 @@ fn a_mistyped_duration_is_no_command() {
     assert_eq!(fs::read_dir(programs.path()).expect("ours").count(), 1);
 }
 
-// An empty value is an unset variable, and no wish to wait for ever.
+// An empty value is an unset variable, and does not mean to wait for ever.
 #[test]
 fn an_empty_wait_is_none() {
     for word in ["-w=", "--wait=", "-vw="] {
@@ -240,7 +239,7 @@ fn skip_as_a_variable() {
     }
 }
 
-// A misspelt option: the nearest one is named, and it is no advice to pass it to COMMAND.
+// A misspelt option: the message names the nearest one, and does not advise passing it to COMMAND.
 #[test]
 fn a_misspelt_option() {
     for (typed, wanted) in [
@@ -274,7 +273,7 @@ fn a_word_from_elsewhere() {
     is_refused(Lockrun::bare().run(), "Usage: lockrun --key KEY ");
 }
 
-// One of lockrun's own commands behind an option is a program to run.
+// After an option, the name of one of lockrun's own commands is a program to run.
 #[test]
 fn a_command_of_lockruns_own_behind_an_option() {
     let store = Store::file();
@@ -304,7 +303,7 @@ fn a_key_without_its_option() {
     touches_no_store(|url| other(url, &["status", "k", "l"]).run(), "unexpected argument 'l'");
 }
 
-// A command that cannot be executed: which file is missing, and what was most likely meant.
+// A command that cannot be executed: the message says which file is missing, and what was most likely meant.
 #[test]
 fn a_command_that_cannot_be_executed() {
     let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));

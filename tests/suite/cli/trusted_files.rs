@@ -1,4 +1,4 @@
-//! Whose configuration and store files are obeyed.
+//! Whose configuration and store files lockrun reads.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,7 +13,7 @@ use crate::support::lockrun::program_for_all;
 use crate::support::processes::need_root;
 use crate::support::{Lockrun, Store};
 
-/// A file that a run would obey, and a call that reads it: the user's configuration, or one that `--store-file` names.
+/// Returns the files that a run would obey, each with a call that reads it: the user's configuration, and one that `--store-file` names.
 fn obeyed() -> [(TempDir, PathBuf, Lockrun); 2] {
     let user = Place::with("command = 'echo obeyed'");
     let file = user.file();
@@ -28,7 +28,7 @@ fn obeyed() -> [(TempDir, PathBuf, Lockrun); 2] {
     [(user.0, file, configured), (place, named, stored)]
 }
 
-/// The call does not obey the file, and says what to do about what.
+/// Asserts that the call does not obey the file, and says what is wrong and what to do.
 #[track_caller]
 fn is_not_obeyed(call: &Lockrun, file: &Path, what: &str) {
     let output = call.run().exited(64).printed("").said(&format!("cannot read {}: ", file.display())).said(what);
@@ -52,7 +52,7 @@ fn a_file_that_others_can_write_is_not_obeyed() {
             mode(private);
             call.run().exited(0).printed("obeyed\n");
         }
-        // In a sticky directory, such as /tmp, nobody else can replace what is ours.
+        // In a sticky directory, such as /tmp, no one else can replace our files.
         fs::set_permissions(parent, fs::Permissions::from_mode(0o1777)).expect("our own");
         call.run().exited(0).printed("obeyed\n");
     }
@@ -65,8 +65,8 @@ fn a_file_that_others_can_write_is_not_obeyed() {
     output.printed("").said("cannot read /etc/lockrun.toml: ").said("chmod go-w /etc/lockrun.toml");
 }
 
-// "... only if its owner is the user or root": root with the HOME of another user, as after `sudo -E`, does not run what that user
-// says. Nor may a directory or a symbolic link on the way be another user's.
+// "... only if its owner is the user or root": root with another user's HOME, as after `sudo -E`, does not run what that user's file says.
+// Nor may a directory or a symbolic link on the way be another user's.
 #[test]
 fn a_file_of_another_user_is_not_obeyed() {
     need_root("give files away");
@@ -85,7 +85,7 @@ fn a_file_of_another_user_is_not_obeyed() {
         std::os::unix::fs::lchown(parent, Some(65534), None).expect("it is given away");
         is_not_obeyed(&call, &file, "belongs to uid 65534");
     }
-    // What is root's, another user obeys as well.
+    // Other users obey root's files as well.
     let (_program, program) = program_for_all();
     let home = TempDir::new().expect("a temporary directory");
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755)).expect("our own");
@@ -96,7 +96,8 @@ fn a_file_of_another_user_is_not_obeyed() {
     output.exited(64).said(":1: ttl: \"of root\" is not a duration");
 }
 
-// "It may also be a pipe": what the caller has opened is obeyed, even if others can write to it; a FIFO by its name is like a file.
+// "It may also be a pipe": a pipe that the caller has opened is obeyed, even if others can write to it; a FIFO that is given by name is
+// treated like a file.
 #[test]
 fn what_the_caller_has_opened_is_obeyed() {
     need_root("give files away");
