@@ -1,4 +1,4 @@
-//! Control groups: left alone where they are somebody else's, and left as they were where they are ours.
+//! Control groups: another's are left alone, and ours are left as they were.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use crate::support::processes::{find_program, is_alive, need_root, own_control_g
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
-/// A control group of the test's own that is marked as delegated. Removed when it is dropped.
+/// A control group of the test's own that is marked as delegated. It is removed on drop.
 struct Delegated(PathBuf);
 
 impl Delegated {
-    /// Fails the test where there can be none: it takes version 2 of control groups, and root.
+    /// Fails the test where it cannot be created: this needs version 2 of control groups, and root.
     #[track_caller]
     fn make(name: &str) -> Self {
         need_root("delegate a control group");
@@ -33,18 +33,18 @@ impl Delegated {
         made
     }
 
-    /// The words of a shell that executes its arguments in this group.
+    /// Returns a shell script that executes its arguments in this group.
     fn entering(&self) -> String {
         format!("echo 0 >{}/cgroup.procs && exec \"$@\"", self.0.display())
     }
 
-    /// The groups below this one.
+    /// Returns the groups below this one.
     fn below(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).expect("our own group");
         entries.map(|entry| entry.expect("our own group").path()).filter(|path| path.is_dir()).collect()
     }
 
-    /// No group is left below this one. A process that gets no processor, and so does not exit, keeps its group.
+    /// Asserts that no group is left below this one. A process that gets no processor, and so does not exit, keeps its group.
     #[track_caller]
     fn has_none_below(&self) {
         let below = self.below();
@@ -57,7 +57,7 @@ impl Delegated {
 impl Drop for Delegated {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        // Where it cannot be removed, as after a failure, it stays.
+        // If it cannot be removed, as after a failure, it stays.
         happens_within(Duration::from_secs(1), || {
             for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(below.path());
@@ -74,7 +74,7 @@ on_every_store!(the_command_stays_in_its_control_groups, |store| {
     assert_eq!(under.stdout(), alone.stdout());
 });
 
-/// Replaces itself by a child again and again, in sessions of their own, in some lines at once.
+/// Several lines of processes, in sessions of their own, each of which keeps replacing itself by a child.
 const FORKS: &str = "
 import os, time
 def line():
@@ -90,8 +90,8 @@ print('ready', flush=True)
 time.sleep(600)
 ";
 
-// "If lockrun is killed, the command's processes are dead before the lease can pass on": also those that are never the
-// same for long, and nothing is left of the control group that they were in.
+// "If lockrun is killed, the command's processes are dead before the lease can pass on": also those that keep replacing themselves, and
+// their control group is gone.
 on_every_lease_store!(what_forks_fast_is_dead_too, |store| {
     let group = Delegated::make(&format!("forks-{}", store.name()));
     let python = find_program("python3");
@@ -110,7 +110,7 @@ on_every_lease_store!(what_forks_fast_is_dead_too, |store| {
     output.exited(0).printed("ran\n").silent();
 });
 
-// "`--max-runtime DURATION`: then TERM, KILL, exit 124": whatever forks fast, on every store, and the group is gone.
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124": also processes that fork fast, on every store, and the group is gone.
 on_every_store!(what_forks_fast_is_ended_in_time, |store| {
     let group = Delegated::make(&format!("limit-{}", store.name()));
     let python = find_program("python3");
@@ -147,7 +147,7 @@ on_every_store!(a_daemon_goes_back_to_its_group, |store| {
     });
 });
 
-// The group is removed though processes are exiting in it, which cannot be moved out.
+// The group is removed even while processes in it are exiting, which cannot be moved out.
 on_every_store!(a_group_is_removed_under_what_is_exiting, |store| {
     let group = Delegated::make(&format!("exiting-{}", store.name()));
     let script = "i=0; while [ $i -lt 40 ]; do setsid sleep 0.0$i & i=$((i + 1)); done";

@@ -1,4 +1,4 @@
-//! What a run leaves behind, and what it tells its command.
+//! What a run leaves behind, and what its command finds in its environment.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ fn call(store: &Store) -> Lockrun {
     Lockrun::new(store).key("clean")
 }
 
-/// The value that a run's command saw in this variable.
+/// Returns the value that a run's command saw in this variable.
 #[track_caller]
 fn seen(store: &Store, name: &str) -> String {
     let output = call(store).sh(&format!("printf %s \"${name}\"")).run();
@@ -37,7 +37,7 @@ on_every_lease_store!(only_the_fence_and_the_last_run_stay, |store| {
     assert_eq!(left(), Vec::<String>::new());
 });
 
-// "A clean end frees the lock at once": one after the other, nobody waits for a lease.
+// "A clean end frees the lock at once": runs follow each other without waiting for a lease.
 on_every_store!(the_next_run_starts_at_once, |store| {
     for _ in 0..20 {
         call(store).args(["--fail", "--ttl", "60s"]).command(["true"]).run().exited(0).silent();

@@ -16,7 +16,7 @@ use crate::support::lockrun::PROGRAM;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, Output, Running, Store, eventually};
 
-/// How often the clock strikes.
+/// The number of ticks.
 const TICKS: usize = 3;
 
 /// A crontab: its variables, and the commands of its jobs.
@@ -54,20 +54,20 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// One of the servers: its home directory, and what cron gives to each of its jobs.
+/// A server: its home directory, and the environment that cron gives its jobs.
 struct Server {
     home: TempDir,
     variables: BTreeMap<String, String>,
 }
 
 impl Server {
-    /// A server with the two programs installed, whose crontab names this store.
+    /// Returns a server with the two programs installed, whose crontab names this store.
     fn new(crontab: &Crontab, store: &str) -> Self {
         let report = fs::read_to_string(root().join("examples/report.sh")).expect("it is shipped");
         Self::with_report(crontab, store, &report)
     }
 
-    /// One on which the job is this script.
+    /// Returns a server on which this script is the job.
     fn with_report(crontab: &Crontab, store: &str, report: &str) -> Self {
         let home = TempDir::new().expect("a temporary directory");
         let programs = home.path().join("bin");
@@ -76,7 +76,7 @@ impl Server {
         write_script(&programs, "report.sh", report);
         let mut variables = crontab.variables.clone();
         let path = variables.remove("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-        // What every reader of the example has to change: where the programs and the store are.
+        // What every user of the example has to change: where the programs and the store are.
         for (name, value) in [
             ("PATH", format!("{}:{path}", programs.display())),
             ("LOCKRUN_STORE", store.to_owned()),
@@ -89,14 +89,14 @@ impl Server {
         Self { home, variables }
     }
 
-    /// Starts a job as cron does: by a shell, in the home directory, without a terminal.
+    /// Starts a job as cron does: with a shell, in the home directory, without a terminal.
     fn start(&self, command: &str) -> Running {
         let call = Lockrun::bare().command(["/bin/sh", "-c", command]).directory(self.home.path());
         let call = self.variables.iter().fold(call, |call, (name, value)| call.env(name, value));
         call.spawn_alone()
     }
 
-    /// What its jobs have appended to their log.
+    /// Returns what its jobs have appended to their log.
     fn log(&self) -> Vec<String> {
         let log = self.variables.get("REPORT_LOG").expect("the crontab names a log");
         let text = fs::read_to_string(self.home.path().join(Path::new(log))).unwrap_or_default();
@@ -104,26 +104,26 @@ impl Server {
     }
 }
 
-/// What cron would send as mail: all that a job has said.
+/// Returns what cron would send as mail: all output of a job.
 fn mail(output: &Output) -> String {
     format!("{}{}", output.stdout(), output.stderr())
 }
 
-/// How long a period is here, in place of minutes and hours: longer than three servers take to start the job one after the other.
+/// The period, instead of minutes and hours: longer than three servers take to start the job one after the other.
 const PERIOD: Duration = Duration::from_secs(6);
 
-/// The command with that period, as its line says it for a longer one.
+/// Returns the crontab's command with that period instead of its longer one.
 fn with_short_period(command: &str) -> String {
     let (before, after) = command.split_once("--once-per ").expect("the job is to run once a period");
     let (_, rest) = after.split_once(' ').expect("a duration, and more");
     format!("{before}--once-per {}s {rest}", PERIOD.as_secs())
 }
 
-/// Lets three servers start the job one after the other, in this order, and gives what cron would send as mail.
+/// Lets three servers start the job one after the other, in this order, and returns what cron would send as mail.
 #[track_caller]
 fn tick(servers: [&Server; 3], command: &str) -> Vec<String> {
     let began = Instant::now();
-    // The servers' clocks are not quite the same: two strike at once, and the third when their jobs are over.
+    // The servers' clocks differ a little: two start their jobs at once, and the third when these have ended.
     let mut outputs: Vec<Output> =
         [servers[0], servers[1]].map(|server| server.start(command)).map(Running::wait).into();
     outputs.push(servers[2].start(command).wait());
@@ -131,7 +131,7 @@ fn tick(servers: [&Server; 3], command: &str) -> Vec<String> {
     outputs.iter().map(mail).filter(|mail| !mail.is_empty()).collect()
 }
 
-/// Waits until no job counts as done any more.
+/// Waits until no run counts as done any more.
 fn the_period_is_over(store: &Store) {
     eventually(LONG, "the period is over", || all(store).iter().all(|lock| lock["done_until"].is_null()));
 }
@@ -145,7 +145,7 @@ on_every_lease_store!(each_tick_runs_once_on_three_servers, |store| {
     let servers: Vec<Server> = (0..3).map(|_| Server::new(&crontab, &store.url())).collect();
     for number in 1..=TICKS {
         for command in &crontab.commands {
-            // It is another one that is late at each tick.
+            // At each tick another server is late.
             let servers = [0, 1, 2].map(|turn| &servers[(turn + number) % 3]);
             let mails = tick(servers, &with_short_period(command));
             assert_eq!(mails.len(), 1, "mails of {command}: {mails:?}");

@@ -1,4 +1,4 @@
-//! A machine, or a shell, that grants next to nothing: few descriptors, few processes.
+//! A machine or a shell with tight limits: few descriptors, few processes.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::support::processes::{a_user_without_processes, is_traced, need_root, 
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Store, eventually, stays_true_for};
 
-// "125: lockrun itself failed": when it has too few descriptors to do its part, it does not leave a command without it,
-// leaves no lock, and does not die of a fault of its own.
+// "125: lockrun itself failed": with too few descriptors for its own work, it leaves neither an unsupervised command nor a lock behind, and
+// does not crash.
 on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     let mut statuses = Vec::new();
     for limit in 3..=20 {
         let key = format!("few-{limit}");
-        // A command that does not end by itself: one that was left behind would still be there.
+        // The command does not end by itself: if it were left behind, it would still be there.
         let call = Lockrun::new(store).key(&key).args(["--ttl", "60s", "--max-runtime", "300ms"]);
         let call = call.command(["sleep", "600"]);
         let limits = vec![(Resource::RLIMIT_NOFILE, limit, limit)];
@@ -34,8 +34,8 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     assert_eq!(statuses.last(), Some(&Some(124)), "{statuses:?}");
 });
 
-// "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken for dead. Here a shell
-// that has a child becomes lockrun, which then has to look in /proc which processes are COMMAND's.
+// "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken to be dead. Here
+// a shell with a child executes lockrun, which then has to look in /proc to find COMMAND's processes.
 #[test]
 fn unseen_descendants_are_not_taken_for_dead() {
     need_root("trace a process");
@@ -46,7 +46,7 @@ fn unseen_descendants_are_not_taken_for_dead() {
     run.run.wait_for_line("ready");
     let descendant = run.run.stdout().lines().next().and_then(|pid| pid.parse().ok()).expect("a process id");
     let pid = run.run.pid();
-    // It may still look at its own state and open /proc. Which call opens a file depends on the C library.
+    // It may still read its own state and open /proc. Which call opens a file depends on the C library.
     let inject = "inject=?open,openat:error=EMFILE:when=3+";
     let tracer = ["strace", "-qq", "-o", "/dev/null", "-e", inject, "-p", &pid.to_string()].map(str::to_owned);
     let tracer = Lockrun::bare().command(tracer).spawn_alone();
@@ -60,8 +60,7 @@ fn unseen_descendants_are_not_taken_for_dead() {
     run.wait().exited(0);
 }
 
-// "125: lockrun itself failed", "69: the store cannot be reached": COMMAND is not told of the lease that cannot be kept,
-// because it does not start.
+// "125: lockrun itself failed", "69: the store cannot be reached": under a lease that cannot be renewed, COMMAND does not start.
 on_every_lease_store!(a_lease_that_could_not_be_kept_starts_nothing, |store| {
     let call = Lockrun::new(store).key("eight").args(["--ttl", "60s"]).command(["echo", "ran"]);
     let limits = vec![(Resource::RLIMIT_NOFILE, 8, 8)];
@@ -71,8 +70,8 @@ on_every_lease_store!(a_lease_that_could_not_be_kept_starts_nothing, |store| {
     assert!(is_free(store, "eight"));
 });
 
-// "125: lockrun itself failed": where the user may have one process or thread less than it takes, COMMAND is not started only to be
-// killed, however far lockrun comes.
+// "125: lockrun itself failed": if the user may have one process or thread too few, COMMAND is not started only to be killed, at whatever
+// step lockrun fails.
 on_every_lease_store!(too_few_processes_start_nothing, |store| {
     need_root("become another user");
     let (_place, program) = program_for_all();
@@ -93,6 +92,6 @@ on_every_lease_store!(too_few_processes_start_nothing, |store| {
         assert!(is_free(store, &key), "the lock is left with {limit}: {output}");
         statuses.push(output.status);
     }
-    // One limit after the other is passed.
+    // With too low a limit the run fails, with one that is high enough it works.
     assert_eq!((statuses[0], statuses[4]), (Some(125), Some(0)), "{statuses:?}");
 });

@@ -1,4 +1,4 @@
-//! What a run writes into the file of `--events`, and what happens when it cannot.
+//! What a run writes to the file of `--events`, and what happens when it cannot.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -20,7 +20,7 @@ use crate::support::lockrun::PROGRAM;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually, stays_true_for};
 
-/// A file for events, and what is in it.
+/// A file for events.
 struct Events(TempDir);
 
 impl Events {
@@ -40,7 +40,7 @@ impl Events {
         fs::read_to_string(self.path()).unwrap_or_default()
     }
 
-    /// The objects, each of which is a whole line.
+    /// Returns the objects, each of which is a whole line.
     #[track_caller]
     fn all(&self) -> Vec<Value> {
         let text = self.text();
@@ -49,13 +49,13 @@ impl Events {
         text.lines().map(read).collect()
     }
 
-    /// Their names.
+    /// Returns the events' names.
     #[track_caller]
     fn names(&self) -> Vec<String> {
         self.all().iter().map(|event| event["event"].as_str().expect("a name").to_owned()).collect()
     }
 
-    /// The only one of this name.
+    /// Returns the only event of this name.
     #[track_caller]
     fn one(&self, name: &str) -> Value {
         let all = self.all().into_iter().filter(|event| event["event"] == name);
@@ -64,7 +64,7 @@ impl Events {
     }
 }
 
-/// The number under this name.
+/// Returns the number with this name.
 #[track_caller]
 fn number(event: &Value, name: &str) -> u64 {
     event[name].as_u64().unwrap_or_else(|| panic!("no {name} in {event}"))
@@ -117,7 +117,7 @@ on_every_store!(a_run_tells_its_story, |store| {
     assert!(number(&events.all()[7], "fence") > 0);
 });
 
-// The same of a lock that somebody else holds.
+// The same for a lock that another run holds.
 on_every_store!(a_held_lock_is_told_with_its_holder, |store| {
     let mut holder = Holder::new(store, "held");
     let holder_pid = u64::from(holder.run().pid().unsigned_abs());
@@ -156,7 +156,7 @@ on_every_store!(a_held_lock_is_told_with_its_holder, |store| {
     assert!(number(&events.one("acquired"), "waited_ms") >= 300);
 });
 
-// A wait that a signal ends is told too, and so is what goes wrong.
+// A wait that a signal ends is an event, too, and so is an error.
 on_every_store!(what_goes_wrong_is_told, |store| {
     let events = Events::new();
     events.of(Lockrun::new(store)).key("k").command(["/no/such/program"]).run().exited(127);
@@ -183,7 +183,7 @@ on_every_store!(what_goes_wrong_is_told, |store| {
     assert_eq!(number(&events.one("finished"), "signal"), 15);
 });
 
-// "lost, killed": at the moment at which it is known, whatever becomes of COMMAND.
+// "lost, killed": as soon as lockrun knows, whatever becomes of COMMAND.
 on_every_lease_store!(a_lost_lease_is_told, |store| {
     for (action, status, stops) in [("kill", 79, true), ("warn", 0, false)] {
         let events = Events::new();
@@ -208,7 +208,7 @@ on_every_lease_store!(a_lost_lease_is_told, |store| {
     assert!(!events.text().contains("hushhush"));
 });
 
-// "A URL's password never appears in an event": nor does what could steer a terminal that shows the file.
+// "A URL's password never appears in an event": nor do characters that could steer a terminal that shows the file.
 #[test]
 fn no_secret_and_nothing_hostile() {
     let redis = Redis::with_password("hushhush");
@@ -251,7 +251,7 @@ on_every_store!(the_command_does_not_inherit_the_file, |store| {
     assert!(!output.stdout().contains(events.path().to_str().expect("a plain path")), "{output}");
 });
 
-/// The run did as if there were no events, but for one warning.
+/// Asserts that the run worked as without events, except for one warning.
 #[track_caller]
 fn only_warned(output: Output, wanted: &str) {
     let output = output.exited(0).printed("ran\n").said("lockrun: warning: cannot write events to ").said(wanted);
@@ -273,7 +273,7 @@ on_every_store!(a_file_that_cannot_be_written_is_warned_of, |store| {
     assert!(is_free(store, "k"));
 });
 
-// The same of a FIFO that nobody reads, or nobody reads any more, or somebody has stopped to read.
+// The same for a FIFO without a reader, one whose reader has gone, and one whose reader has stopped reading.
 on_every_store!(a_fifo_is_never_waited_for, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let fifo = directory.path().join("fifo");
@@ -289,8 +289,8 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
         let _ = first.read_to_string(&mut text);
         text.contains("\"started\"")
     });
-    // The next event finds no reader; that signal is nobody's affair, COMMAND's least of all. A child that another test has
-    // forked holds the reader's descriptor, too, until it calls exec.
+    // The next event finds no reader; the SIGPIPE for that must not have any effect, least of all on COMMAND. A child that another test has
+    // forked also holds the reader's descriptor until it calls exec.
     drop(first);
     let writer = || OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo);
     eventually(LONG, "nobody reads it", || writer().is_err());
@@ -303,9 +303,9 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
     drop(full);
 });
 
-// The same of a file whose server does not answer: nobody waits for it to be opened, or for a line to be written.
+// The same for a file whose server does not answer: the run waits neither for it to be opened nor for a line to be written.
 on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
-    // Which call opens a file depends on the C library, and not every machine has both.
+    // Which call opens a file depends on the C library, and not every architecture has both.
     for call in ["?open,openat", "write"] {
         let events = Events::new();
         let path = events.path();
@@ -316,13 +316,13 @@ on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
         let run = ["--key", "k", "--store", &url, "--events", path, "--", "sh", "-c", "echo ran"];
         let mut run = Lockrun::bare().command([&traced[..], &run].concat()).spawn_alone();
         run.wait_for_line("ran");
-        // The tracer itself would wait.
+        // Without this the tracer itself would wait.
         run.wait_for_stderr("a write takes too long; the run continues");
         assert!(!is_held(store, "k"), "{call}");
     }
 });
 
-// A limit to the size of files, which a shell may set: beyond it a write raises a signal, which must not reach COMMAND.
+// A limit on the size of files, which a shell may set: a write beyond it raises a signal, which must not reach COMMAND.
 on_every_store!(a_file_that_may_not_grow_is_warned_of, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let path = directory.path().join("events");
@@ -330,14 +330,14 @@ on_every_store!(a_file_that_may_not_grow_is_warned_of, |store| {
     let limits = vec![(Resource::RLIMIT_FSIZE, 8192, 8192)];
     let script = "trap 'exit 0' WINCH; echo ran; while :; do sleep 0.01; done";
     let mut run = with_events(store, &path).sh(script).birth(Birth { limits, ..Birth::default() }).spawn();
-    // The tests' own files, which hold what the run says, are far below the limit.
+    // The tests' own files, which hold the run's output, are far below the limit.
     run.wait_for_line("ran");
-    // Signals are handed on the lowest first: that one would end the command before this one does.
+    // Pending signals are forwarded lowest first: SIGXFSZ would end the command before this one does.
     run.signal(Signal::SIGWINCH);
     only_warned(run.wait(), "File too large");
 });
 
-// Nested runs write into one file, and are told apart by their keys.
+// Nested runs write to one file, and are distinguished by their keys.
 #[test]
 fn nested_runs_share_a_file() {
     let store = Store::file();

@@ -85,7 +85,7 @@ on_every_store!(what_is_not_found_is_127, |store| {
     }
 });
 
-// "126, 127: COMMAND cannot be executed, is not found." COMMAND is looked for in the PATH it will have.
+// "126, 127: COMMAND cannot be executed, is not found." COMMAND is searched for in the PATH that it will have.
 #[test]
 fn the_path_is_searched() {
     let store = Store::file();
@@ -109,7 +109,7 @@ on_every_store!(command_string, |store| {
     call("-c", "").exited(0);
 });
 
-// "Exit status 0, 64, ...": asking for help is no failure, and goes to standard output.
+// "Exit status 0, 64, ...": help is no failure, and goes to standard output.
 #[test]
 fn help_and_version() {
     for option in ["--help", "-h", "--version", "-V"] {
@@ -118,7 +118,7 @@ fn help_and_version() {
     }
 }
 
-// "Lockrun dies of the same signal": also when nobody asked the command, but lockrun, to end.
+// "Lockrun dies of the same signal": also if the signal was sent to lockrun, not to the command.
 on_every_store!(a_forwarded_signal_ends_both, |store| {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let mut run = Lockrun::new(store).key("forwarded").sh("echo ready; exec sleep 600").spawn();

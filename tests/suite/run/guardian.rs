@@ -1,5 +1,5 @@
-//! Under a lease the guardian does the work: it waits, claims, runs the command and lets go. What becomes of it and of lockrun
-//! when one of them dies or stands still before there is a command; for the rest see `faults` and `outliving`.
+//! Under a lease the guardian does the work: it waits, claims, runs the command and releases. What happens when it or lockrun dies or is
+//! stopped, mostly before COMMAND starts; for the rest see `faults` and `outliving`.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, stays_true_for, witness};
 
-/// Two in a queue whose lock is granted to the first one. It claims the lock, and its claim is held back on its way.
+/// Two waiters, of which the first is granted the lock. It claims the lock, and its claim is held up on its way.
 struct Scene<'a> {
     queue: Queue<'a>,
     proxy: Proxy,
-    /// The first one's.
+    /// The first waiter's guardian.
     guardian: i32,
 }
 
 impl<'a> Scene<'a> {
     fn new(store: &'a Store, key: &str, options: &[&str]) -> Self {
         let proxy = store.proxy();
-        // The server learns how a waiter claims.
+        // This gives a Redis server the scripts of a waiter's claim.
         let holder = Holder::new(store, key);
         let mut queue = Queue::new(store, key);
         queue.join(1);
@@ -48,7 +48,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The guardian of a waiter.
+/// Returns the guardian of a waiter.
 fn guardian_of(queue: &mut Queue<'_>, number: usize) -> i32 {
     let guardians = children(queue.waiter(number).pid());
     assert_eq!(guardians.len(), 1, "{guardians:?}");
@@ -78,7 +78,7 @@ on_every_lease_store!(lockrun_is_killed_while_it_waits, |store| {
     queue.end().in_order([1]);
 });
 
-// The same, while a claim is on its way. It may arrive yet, so the next one goes on when that lease has run out.
+// The same, while a claim is on its way. It may still arrive, so the next waiter goes on when that lease has expired.
 on_every_lease_store!(lockrun_is_killed_while_it_claims, |store| {
     let options = ["--ttl", "3s", "--store-timeout", "300ms"];
     let Scene { mut queue, proxy, guardian } = Scene::new(store, "killed-claiming", &options);
@@ -101,7 +101,7 @@ on_every_lease_store!(the_guardian_is_killed_while_it_waits, |store| {
     queue.end().in_order([1]);
 });
 
-// The same, while a claim is on its way: that does not get the lock when it arrives.
+// The same, while a claim is on its way: the claim does not get the lock when it arrives.
 on_every_lease_store!(the_guardian_is_killed_while_it_claims, |store| {
     let Scene { mut queue, proxy, guardian } = Scene::new(store, "claimant-killed", &[]);
     send(guardian, Signal::SIGKILL);
@@ -125,7 +125,7 @@ on_every_lease_store!(a_guardian_that_ignores_signals_goes_with_lockrun, |store|
     holder.end();
 });
 
-// Nothing begins in the name of a run that is stopped, and what waits for its turn does not get it.
+// If lockrun is stopped, COMMAND does not start, even if the lock is granted meanwhile: it starts when lockrun is continued.
 on_every_lease_store!(nothing_begins_while_lockrun_is_stopped, |store| {
     let server = store.server();
     server.pause();
@@ -134,7 +134,7 @@ on_every_lease_store!(nothing_begins_while_lockrun_is_stopped, |store| {
     stop(run.pid());
     server.resume();
     eventually(LONG, "the lock is its own", || is_held(store, "stopped"));
-    // Others come and go meanwhile.
+    // Meanwhile other runs come and go.
     Lockrun::new(store).key("another").command(["true"]).run().exited(0);
     assert_eq!(run.stdout(), "");
     send(run.pid(), Signal::SIGCONT);
@@ -142,7 +142,7 @@ on_every_lease_store!(nothing_begins_while_lockrun_is_stopped, |store| {
     run.wait().exited(0);
 });
 
-// "Signals": those that end a wait do so through a guardian that is stopped, too.
+// "Signals": those that end a wait end it even if the guardian is stopped.
 on_every_lease_store!(a_wait_whose_guardian_is_stopped_can_be_ended, |store| {
     let holder = Holder::new(store, "stopped-guardian");
     let mut queue = Queue::new(store, "stopped-guardian");
@@ -157,7 +157,7 @@ on_every_lease_store!(a_wait_whose_guardian_is_stopped_can_be_ended, |store| {
     holder.end();
 });
 
-// "Only a claim that the server confirms starts COMMAND": one that comes too late is refused.
+// "Only a claim that the server confirms starts COMMAND": one that comes too late is rejected.
 on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
     let holder = Holder::new(store, "refused");
     let mut queue = Queue::new(store, "refused");
@@ -178,8 +178,8 @@ on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
     queue.end().in_order([1, 0]);
 });
 
-// "From COMMAND's first instruction no other run holds the same key": a lease that was over before COMMAND could begin is no
-// lease that was lost while it ran, whatever that would do to it.
+// "From COMMAND's first instruction no other run holds the same key": a lease that expired before COMMAND could start was not lost while
+// COMMAND ran, whatever `--on-lost` says.
 on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
     for _ in 0..3 {
         let store = &store.another();
@@ -192,7 +192,7 @@ on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
         send(guardian, Signal::SIGCONT);
         let output = queue.take(0).wait();
         if output.status == Some(0) {
-            // The server did not wait for the claim, and it was made anew: not what is tested here.
+            // The server did not wait for the claim, and it was made again: not what is tested here.
             assert!(fence() > fence_before, "its command has run, and its lease was over");
             queue.all_end();
             continue;
@@ -228,17 +228,17 @@ on_every_lease_store!(a_command_that_has_ended_keeps_its_status_while_the_store_
 // "126, 127: COMMAND cannot be executed, is not found", however long it takes to release the lock then.
 on_every_lease_store!(a_command_that_is_not_found_keeps_its_status_while_the_store_is_away, |store| {
     let proxy = store.proxy();
-    // The server knows from then on what it will be asked.
+    // From now on a Redis server has the scripts.
     Lockrun::new(store).key("not-found").command(["true"]).run().exited(0);
-    // It takes the lock, and what it says last is not heard for longer than the lease lasts.
+    // It acquires the lock, and the answer to its release comes only when the lease has expired.
     let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "3s", "--kill-after", "300ms"]);
     let call = call.args(["--renew-every", "600ms", "--store-timeout", "1800ms"]).command(["/nonexistent/command"]);
     proxy.set(Mode::DelayAnswers(Duration::from_millis(1500)));
     call.run().exited(127).said("there is no such program");
 });
 
-// "Only a reply moves H, by its own request's `sent_at`": a claim that had to be made twice got its lease the first time. Here the
-// first answer is lost, the second one comes late, and then the network is cut.
+// "Only a reply moves H, by its own request's `sent_at`": the lease of a claim that had to be made twice counts from the first time. Here
+// the first answer is lost, the second one comes late, and then the network is cut.
 on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
     let server = store.server();
     let proxy = store.proxy();
@@ -251,7 +251,7 @@ on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
         call.command(witness::command(&record, tag, &[])).spawn()
     };
     let waiting = || store.server().waiting("claimed-twice").len();
-    // The server learns how a waiter claims.
+    // This gives a Redis server the scripts of a waiter's claim.
     let holder = Holder::new(store, "claimed-twice");
     let mut queue = Queue::new(store, "claimed-twice");
     queue.join(1);
@@ -286,7 +286,7 @@ on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
     assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
 });
 
-// lockrun does not listen to every renewal, and hears how all has ended when there were many.
+// lockrun does not read every renewal message, yet it learns how the run ended when there were many.
 on_every_lease_store!(an_end_after_many_renewals_is_heard_of, |store| {
     let server = store.server();
     let call = Lockrun::new(store).key("many-renewals").args(["--ttl", "1h", "--renew-every", "10ms"]);
@@ -295,15 +295,15 @@ on_every_lease_store!(an_end_after_many_renewals_is_heard_of, |store| {
     run.finish().exited(7).silent();
 });
 
-// "Nothing outlives lockrun's lease" where the guardian stands still as soon as the command has begun: also if that was late, because
-// the store took its time, and lockrun had just looked.
+// "Nothing outlives lockrun's lease" if the guardian is stopped as soon as the command has started: also if it started late in the lease,
+// because the store was slow and lockrun had just looked.
 on_every_lease_store!(a_guardian_stands_still_late_in_the_lease, |store| {
     let proxy = store.proxy();
     let records = memory::directory();
     let record = records.path().join("record");
     let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
     let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
-    // The server knows from then on what it will be asked.
+    // From now on a Redis server has the scripts.
     Lockrun::new(store).key("late").command(["true"]).run().exited(0);
     proxy.set(Mode::DelayAnswers(Duration::from_millis(4900)));
     let old = call(&proxy.url(), "old").spawn();
@@ -336,8 +336,8 @@ fn scheduling(pid: i32) -> (i32, i32) {
     (number(19), number(41))
 }
 
-// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian get one at
-// once, if they may. COMMAND has what lockrun was started with.
+// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian run with
+// real-time priority, if they may. COMMAND has the priority that lockrun was started with.
 on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     let may =
         std::process::Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success();
@@ -354,8 +354,8 @@ on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     run.kill_everything();
 });
 
-/// Becomes sleep(1) at a priority at which it hardly gets a processor while others want one. To give back its memory on the way takes it
-/// many seconds then.
+/// Executes sleep(1) at a priority at which it hardly gets a processor while others want one. Giving back its memory then takes many
+/// seconds.
 const SLOW: &str = "
 import mmap, os
 memory = mmap.mmap(-1, 512 << 20)
@@ -367,8 +367,8 @@ print('ready', flush=True)
 os.execv('/bin/sleep', ['sleep', '600'])
 ";
 
-// "COMMAND and all that lockrun must stop is dead", in time: recent kernels let the reader of /proc/PID/stat wait while a process, which may be
-// anybody's, executes a program. It is a matter of order: that process may be quicker than lockrun on a machine that others keep busy.
+// "COMMAND and all that lockrun must stop is dead", in time: recent kernels make a reader of /proc/PID/stat wait while that process, which
+// may be anyone's, executes a program. The test depends on the order: on a busy machine that process may be quicker than lockrun.
 #[test]
 fn a_stranger_that_executes_a_program_is_not_waited_for() {
     let store = Store::Redis(Redis::start());
@@ -387,7 +387,7 @@ fn a_stranger_that_executes_a_program_is_not_waited_for() {
         let mut run = call.sh("setsid sleep 600 & exec sleep 600").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let name = name();
-        // It cannot be found by its environment while it executes a program, and those keep it from that.
+        // It cannot be found by its environment while it is executing a program, and the busy processes keep it from finishing that.
         stranger.signal(Signal::SIGKILL);
         for busy in &busy {
             busy.signal(Signal::SIGKILL);

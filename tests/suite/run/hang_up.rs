@@ -15,7 +15,7 @@ use crate::support::shell::written;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
-/// Runs a shell script under the lock, by a lockrun that leads the session of a terminal.
+/// Runs a shell script under the lock, with a lockrun that leads a terminal's session.
 fn lead(store: &Store, options: &[&str], script: &str) -> Terminal {
     let words = Lockrun::new(store).key("hang-up").args(options).sh(script).words();
     let mut command = Command::new(&words[0]);
@@ -28,7 +28,7 @@ fn died_of_hup(status: ExitStatus) {
     assert_eq!(status.signal(), Some(Signal::SIGHUP as i32), "{status:?}");
 }
 
-// "HUP is for all of COMMAND's processes": the kernel sends a terminal's to the session's leader alone.
+// "HUP is for all of COMMAND's processes": the kernel sends a terminal's HUP only to the session's leader.
 on_every_store!(it_ends_the_command, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, left) = (directory.path().join("id"), directory.path().join("left"));
@@ -42,7 +42,7 @@ on_every_store!(it_ends_the_command, |store| {
     assert!(is_free(store, "hang-up"));
 });
 
-// "Transparent": a command that has something to do then hears of it once, and its own status counts.
+// "Transparent": a command that handles it gets it once, and its own status counts.
 on_every_store!(the_command_hears_of_it_once, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, heard) = (directory.path().join("id"), directory.path().join("heard"));
@@ -75,7 +75,7 @@ on_every_store!(a_command_that_ignores_it_goes_on, |store| {
     assert!(is_free(store, "hang-up"));
 });
 
-// "HUP is for all of COMMAND's processes": also for those that are stopped. The kernel sends CONT after it, and so does lockrun.
+// "HUP is for all of COMMAND's processes": also for stopped ones. The kernel sends CONT after it, and so does lockrun.
 on_every_store!(it_ends_a_stopped_command, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("id");
@@ -106,8 +106,8 @@ on_every_store!(it_ends_a_wait, |store| {
     assert!(!trace.exists(), "the command was started");
 });
 
-// "Ctrl-Z stops both and returns the prompt": not where lockrun leads the session, for nobody would continue it. A wait goes on, as it
-// does in flock(1).
+// "Ctrl-Z stops both and returns the prompt": not if lockrun leads the session, since no one would continue it. A wait goes on, as in
+// flock(1).
 on_every_store!(ctrl_z_does_not_stop_a_leader_that_waits, |store| {
     let holder = Holder::new(store, "hang-up");
     let mut terminal = lead(store, &["--wait", "-v"], "exit 3");

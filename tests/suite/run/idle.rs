@@ -4,10 +4,10 @@ use crate::support::processes::{children, faults, processor_time};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, Lockrun};
 
-/// Of a hundred ticks: far less than what a loop that does not sleep gets on a busy machine.
+/// Out of a hundred ticks: far fewer than a busy loop gets even on a busy machine.
 const FEW_TICKS: u64 = 5;
 
-// "It costs no more than flock(1)": neither who runs a command nor who waits for it is anything but asleep.
+// "It costs no more than flock(1)": a run with a command and a waiter both just sleep.
 on_every_store!(nobody_is_busy_while_a_command_sleeps, |store| {
     let holder = Holder::new(store, "idle");
     let mut waiter = Lockrun::new(store).key("idle").args(["--wait", "-v"]).command(["true"]).spawn();
@@ -18,7 +18,7 @@ on_every_store!(nobody_is_busy_while_a_command_sleeps, |store| {
         let guardians = ours.iter().flat_map(|&pid| children(pid));
         ours.into_iter().chain(guardians).map(processor_time).sum()
     };
-    // Not what it took to come so far. How long a second is another run knows.
+    // Without the start-up. Another run measures the second.
     let before = used();
     Lockrun::new(store).key("a second").command(["sleep", "1"]).run().exited(0);
     let after = used();
@@ -30,8 +30,8 @@ on_every_store!(nobody_is_busy_while_a_command_sleeps, |store| {
 /// In a second with three renewals. A program that drops its pages takes some twenty for each.
 const FEW_FAULTS: u64 = 10;
 
-// "The command dies first", also when the disk hangs under memory pressure: what lockrun and its guardian need to go on they keep, and
-// do not read again at each renewal.
+// "The command dies first", also if the disk hangs under memory pressure: lockrun and its guardian keep in memory what they need, and do
+// not read it again at each renewal.
 on_every_lease_store!(a_renewal_touches_nothing_anew, |store| {
     let holder = Holder::with(&Lockrun::new(store).key("idle").args(["--ttl", "1s"]), &[]);
     let guardians = children(holder.pid());

@@ -1,5 +1,5 @@
-//! What the kernel does for lockrun while its processes cannot act, and how the process list tells one from the other.
-//! For runs all of whose processes are stopped see `faults` and `suspended`.
+//! What the kernel does for lockrun while its processes cannot act, and how the process list shows which process is which. For runs all of
+//! whose processes are stopped see `faults` and `suspended`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::processes::{children, send, state};
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, Redis, Running, eventually, stays_true_for};
 
-// "`--on-lost warn`" and "`--ttl none`": no lease ends the command, so nothing ends its parent either, however long that stands still.
+// "`--on-lost warn`" and "`--ttl none`": no lease ends the command, so nothing ends its parent either, however long that is stopped.
 on_every_lease_store!(a_guardian_that_ends_no_command_may_stand_still, |store| {
     for options in [["--ttl=1s", "--on-lost=warn"], ["--ttl=none", "--on-lost=kill"]] {
         let mut run =
@@ -43,7 +43,7 @@ fn the_guardian_has_a_command_line_of_its_own() {
     let line = command_line_of_guardian(&run.run);
     assert_eq!(line.trim_end_matches('\0'), format!("guardian of {}", run.run.pid()));
     run.finish().exited(7).silent();
-    // It is cut off where lockrun's own command line is shorter.
+    // The guardian's name is cut off if lockrun's own command line is shorter.
     let call = Lockrun::bare().env("LOCKRUN_STORE", &url).env("LOCKRUN_COMMAND", "read line; exit 7");
     let call = call.command(["bash", "-c", "exec -a l \"$0\" -ka", PROGRAM]);
     let run = call.alone_with_open_input();
@@ -51,8 +51,8 @@ fn the_guardian_has_a_command_line_of_its_own() {
     run.finish().exited(7).silent();
 }
 
-// "Nothing outlives lockrun": a process that was about to become COMMAND may be stopped before its parent's death would end it. The
-// guardian waits for it and is killed, and the copies of the guardian's descriptors in that process must not hide this from lockrun.
+// "Nothing outlives lockrun": a process that is about to execute COMMAND may be stopped before its parent's death would end it. The
+// guardian, which waits for it, is killed, and the copies of the guardian's descriptors in that process must not hide this from lockrun.
 on_every_lease_store!(the_commands_process_is_stopped_before_it_begins, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
@@ -67,7 +67,7 @@ on_every_lease_store!(the_commands_process_is_stopped_before_it_begins, |store| 
     assert!(is_free(store, "unborn"));
 });
 
-/// The command line of this run's guardian, once its command runs.
+/// Returns the command line of this run's guardian, once its command runs.
 fn command_line_of_guardian(run: &Running) -> String {
     let only = |pid| Some(children(pid)).filter(|all| all.len() == 1).map(|all| all[0]);
     let guardian = || only(run.pid()).filter(|guardian| only(*guardian).is_some_and(|command| comm(command) == "sh"));

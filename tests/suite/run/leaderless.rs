@@ -19,7 +19,7 @@ threading.Thread(target=time.sleep, args=[120]).start()
 ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)
 ";
 
-/// A program of this kind, and the file by whose lock it is seen to live.
+/// A program of this kind, and the file whose lock shows that it lives.
 struct Leaderless {
     directory: TempDir,
     program: String,
@@ -37,7 +37,7 @@ impl Leaderless {
         self.directory.path().join("lives")
     }
 
-    /// A piece of shell that starts it in a session of its own and goes on when its main thread has ended; its id is in `$pid`.
+    /// Returns shell code that starts it in a session of its own and goes on when its main thread has ended; its id is in `$pid`.
     fn starts(&self) -> String {
         let (program, file) = (&self.program, self.file());
         let start = format!("setsid {program} {} & pid=$!", file.display());
@@ -49,13 +49,13 @@ impl Leaderless {
     }
 }
 
-/// A call whose command leaves a process of this kind behind.
+/// Returns a call whose command leaves a process of this kind behind.
 fn call(store: &Store, leaderless: &Leaderless) -> Lockrun {
     let call = Lockrun::new(store).key("leaderless").args(["--descendants", "kill", "--kill-after", "300ms"]);
     call.sh(&format!("{}; exit 3", leaderless.starts()))
 }
 
-// "`--descendants kill`: end them first": what lives is ended, whatever /proc calls it.
+// "`--descendants kill`: end them first": living processes are ended, whatever /proc calls them.
 on_every_store!(it_is_ended, |store| {
     let leaderless = Leaderless::new();
     call(store, &leaderless).run().exited(3).silent();
@@ -63,7 +63,7 @@ on_every_store!(it_is_ended, |store| {
     assert!(is_free(store, "leaderless"));
 });
 
-// "... hold the lock until the last has gone": also where lockrun has children of its own, and has to look who is left.
+// "... hold the lock until the last has gone": also if lockrun has children of its own, and has to look which processes are left.
 on_every_store!(it_is_no_dead_one, |store| {
     let leaderless = Leaderless::new();
     let run = call(store, &leaderless).in_shell("sleep 600 & exec \"$@\"").spawn_alone();

@@ -1,4 +1,4 @@
-//! Host names, which lockrun looks up by getent(1), a child of its own.
+//! Host names, which lockrun looks up with getent(1), a child of its own.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::support::processes::PATH;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, eventually};
 
-/// Knows one name, and says so in a way that takes longer than it lives: its output ends when it has long been dead.
+/// Knows one name, and its output outlives it: the output ends long after the process is dead.
 const GETENT: &str = "#!/bin/sh
 echo \"$3\" >>\"$ASKED\"
 [ \"$3\" = locks.test ] || exit 2
@@ -17,8 +17,8 @@ echo '127.0.0.1       STREAM locks.test'
 sleep 0.3 &
 ";
 
-// "Retry until it is time for TERM": a renewal that has to look up the server's name first is renewed at the first attempt, also
-// while the guardian reaps what COMMAND has left.
+// "Retry until it is time for TERM": a renewal that first has to look up the server's name succeeds at the first attempt, also while the
+// guardian reaps what COMMAND has left behind.
 on_every_lease_store!(a_name_can_be_looked_up_while_a_command_runs, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let at = |name: &str| directory.path().join(name);

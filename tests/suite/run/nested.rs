@@ -1,11 +1,11 @@
-//! Runs inside runs: what would wait for itself is refused.
+//! Runs inside runs: a run that would wait for itself is refused.
 
 use crate::support::hand::{acquire, is_held, release, token, until_waiting};
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, Lockrun, Store};
 
-/// The words of a run inside a command, for its shell; the store comes from `LOCKRUN_STORE`.
+/// Returns the shell words of a run inside a command; the store comes from `LOCKRUN_STORE`.
 fn inner(words: &str) -> String {
     format!("{PROGRAM} {words}")
 }
@@ -17,8 +17,8 @@ fn outer(store: &Store, key: &str, script: &str) -> Lockrun {
 const REFUSED: &str = "it is held by a run that this one is part of";
 const REFUSED_SLOTS: &str = "slots are held by runs that this one is part of";
 
-// "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting for
-// ever": for a wait with an end too, at once.
+// "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting for ever": at once,
+// also for a wait with a time limit.
 on_every_store!(a_wait_for_oneself_is_refused, |store| {
     for wait in ["--wait", "--wait 10m"] {
         let script = inner(&format!("--key a {wait} -- echo ran"));
@@ -45,13 +45,13 @@ on_every_store!(at_any_depth, |store| {
     depth("d").exited(0).printed("ran\n").silent();
 });
 
-// "When held: say who holds it": without a wait it is held as for anybody.
+// "When held: say who holds it": without `--wait` the lock is held, as for any other run.
 on_every_store!(without_a_wait_it_is_simply_held, |store| {
     outer(store, "a", &inner("--key a --fail -- echo ran")).run().exited(75).printed("").said("is held by");
     outer(store, "a", &inner("--key a --skip -- echo ran")).run().exited(0).printed("").silent();
 });
 
-// "Up to N runs hold the lock at once": another slot may come free, so a wait for it is none for oneself.
+// "Up to N runs hold the lock at once": another slot may come free, so a run that waits for it does not wait for itself.
 on_every_store!(another_slot_may_be_waited_for, |store| {
     let script = format!("echo ready; read line || :; {}", inner("--key a --slots 2 --wait -- echo ran"));
     let mut run = outer(store, "a", &script).args(["--slots", "2"]).with_open_input();
@@ -63,7 +63,7 @@ on_every_store!(another_slot_may_be_waited_for, |store| {
     run.wait().exited(0).printed("ready\nran\n").silent();
 });
 
-// ... but not where runs around it have all of them, or as many as this one bears beside it, no matter which other runs have one.
+// ... but not if outer runs hold all slots, or as many as this one allows beside it, whatever other runs hold.
 on_every_store!(all_slots_ones_own_are_refused, |store| {
     let wait = |slots: u32, run: &str| inner(&format!("--key a --slots {slots} --wait 10m -- {run}"));
     let nested = |slots: u32, inmost: &str| {
@@ -74,7 +74,7 @@ on_every_store!(all_slots_ones_own_are_refused, |store| {
     nested(2, &inner("acquire --key a --slots 2 --wait")).exited(75).printed("").said(REFUSED_SLOTS);
     nested(3, &wait(2, "echo ran")).exited(75).printed("").said(REFUSED_SLOTS);
     nested(3, &wait(3, "echo ran")).exited(0).printed("ran\n").silent();
-    // Somebody else was there first: that makes no difference to who wants to be alone.
+    // Another run was there first: that makes no difference to a run that wants to be alone.
     let other = Holder::with(&Lockrun::new(store).key("a").args(["--slots", "2", "--ttl", "10m"]), &[]);
     let alone = outer(store, "a", &inner("--key a --wait 10m -- echo ran")).args(["--slots", "2"]).run();
     alone.exited(75).printed("").said(REFUSED);
@@ -82,7 +82,7 @@ on_every_store!(all_slots_ones_own_are_refused, |store| {
     assert!(!is_held(store, "a"));
 });
 
-// "Where this run is nested": every other wait asks for nothing more than before.
+// "Where this run is nested": every other wait costs no more requests than before.
 on_every_lease_store!(only_a_nested_wait_asks_who_holds_the_lock, |store| {
     let server = store.server();
     let _holder = Holder::new(store, "a");
@@ -96,7 +96,7 @@ on_every_lease_store!(only_a_nested_wait_asks_who_holds_the_lock, |store| {
     assert_eq!(nested, plain + 1, "one question");
 });
 
-// "LOCKRUN_TOKEN": a shell that has taken the lock by hand would wait for itself as well.
+// "LOCKRUN_TOKEN": a shell that holds the lock by hand would wait for itself as well.
 on_every_store!(a_lock_by_hand_is_ones_own_too, |store| {
     let ours = token(store, "a", &["--ttl", "10m"]);
     let mine = || Lockrun::new(store).key("a").env("LOCKRUN_TOKEN", &ours).args(["--wait"]).command(["echo", "ran"]);
@@ -106,7 +106,7 @@ on_every_store!(a_lock_by_hand_is_ones_own_too, |store| {
     mine().run().exited(0).printed("ran\n").silent();
 });
 
-// "COMMAND finds `LOCKRUN_KEY`, `LOCKRUN_TOKEN`" of its own lock; those of the outer ones are known beside them.
+// "COMMAND finds `LOCKRUN_KEY`, `LOCKRUN_TOKEN`" of its own lock; those of the outer locks come in another variable.
 on_every_store!(the_outer_tokens_are_handed_down, |store| {
     let script = inner("--key b -- sh -c 'echo $LOCKRUN_KEY; echo $LOCKRUN_OUTER_TOKENS; echo $LOCKRUN_TOKEN'");
     let output =

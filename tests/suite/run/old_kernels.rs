@@ -1,4 +1,4 @@
-//! Kernels without the newer system calls, and sandboxes that refuse some: the run works, or it is said what is missing.
+//! Kernels without the newer system calls, and sandboxes that refuse some: the run works, or the message says what is missing.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -8,7 +8,8 @@ use crate::support::holder::is_free;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Store, eventually};
 
-/// What Linux had not when Debian 10 came out, 4.19, and what the C library or the standard library may use where it is there.
+/// System calls that Linux 4.19, the kernel of Debian 10, did not have, and that the C library or the standard library may use where they
+/// exist.
 const NEWER: [i64; 9] = [
     libc::SYS_clone3,
     libc::SYS_close_range,
@@ -21,7 +22,8 @@ const NEWER: [i64; 9] = [
     libc::SYS_pidfd_send_signal,
 ];
 
-/// What sandboxes take away as well: those of containers refuse a real-time priority, stricter ones what is known of files and processes.
+/// System calls that sandboxes forbid, too: those of containers refuse real-time priority, stricter ones information about files and
+/// processes.
 const FORBIDDEN: [i64; 9] = [
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,
@@ -38,9 +40,9 @@ fn refusing(calls: &[i64], error: Errno) -> Birth {
     Birth { refused: calls.iter().map(|&number| (number, error)).collect(), ..Birth::default() }
 }
 
-// A run, its renewals, a time that is up, and what COMMAND leaves behind: all of it without a system call of the last years.
+// A run, its renewals, a time limit, and what COMMAND leaves behind: all of this works without newer system calls.
 on_every_store!(an_older_kernel_will_do, |store| {
-    // A process can be opened there, but is not to be signalled.
+    // A process can be opened there, but not signalled.
     let half = [libc::SYS_pidfd_send_signal];
     for birth in [refusing(&NEWER, Errno::ENOSYS), refusing(&FORBIDDEN, Errno::EPERM), refusing(&half, Errno::EPERM)] {
         let call = || Lockrun::new(store).key("old").args(["--ttl", "3s"]).birth(birth.clone());
@@ -73,7 +75,7 @@ on_every_lease_store!(a_run_without_its_means_is_refused, |store| {
     }
 });
 
-// "`--max-runtime`": a COMMAND that runs already is ended, also where the timer for that cannot be had.
+// "`--max-runtime`": a COMMAND that already runs is ended even if the timer for that cannot be created.
 #[test]
 fn a_time_limit_holds_without_a_timer() {
     let store = Store::file();

@@ -1,4 +1,4 @@
-//! A run that is wanted once per period, on whichever server it is started.
+//! A run that is wanted once per period, whichever server starts it.
 
 use nix::sys::signal::Signal;
 
@@ -17,7 +17,7 @@ on_every_store!(a_success_makes_others_superfluous, |store| {
     assert!(!status(store, "job")["done_until"].is_null());
     let said = Lockrun::new(store).key("job").args(["--once-per", "10m", "-v"]).sh("echo ran").run();
     said.exited(0).printed("").said("skipped: a run that began ").said(" ago has ended with 0");
-    // Each by its own period; and one that asks for none runs in any case, and counts.
+    // Each run applies its own period; one without `--once-per` runs in any case, and counts.
     Lockrun::new(store).key("job").sh("echo ran").run().exited(0).printed("ran\n");
     attempt(store, "1s", ":").exited(0);
     eventually(LONG, "a second is over", || attempt(store, "1s", "echo ran").exited(0).stdout() == "ran\n");
@@ -37,7 +37,7 @@ on_every_store!(what_did_not_succeed_does_not_count, |store| {
     eventually(LONG, "the lock of the killed run is free", free);
     assert!(status(store, "job")["done_until"].is_null());
     attempt(store, "10m", "echo ran").exited(0).printed("ran\n");
-    // One that fails later, without asking, does not hide it.
+    // A later run without `--once-per` that fails does not hide it.
     Lockrun::new(store).key("job").sh("exit 5").run().exited(5);
     attempt(store, "10m", "echo ran").exited(0).printed("");
 });
@@ -57,7 +57,7 @@ on_every_store!(a_run_that_goes_on_is_held, |store| {
     queue.nothing_is_left();
 });
 
-// A lock that is kept, or held by hand, says nothing of a run; and what is done is done even while another one holds the lock.
+// A lock that is kept, or held by hand, does not count as a run; and a run counts as done even while another run holds the lock.
 on_every_store!(what_is_done_is_done_while_the_lock_is_held, |store| {
     let token = hand::token(store, "job", &["--ttl", "10m"]);
     hand::release(store, "job", &token).exited(0);
@@ -73,7 +73,7 @@ on_every_store!(what_is_done_is_done_while_the_lock_is_held, |store| {
 // "`prune` keeps what is still wanted": a key is not forgotten before its run is due again.
 on_every_store!(what_is_done_is_not_pruned, |store| {
     attempt(store, "10m", ":").exited(0);
-    // One that does not ask for it takes nothing away.
+    // A run without `--once-per` does not change that.
     Lockrun::new(store).key("job").sh(":").run().exited(0);
     assert!(!status(store, "job")["done_until"].is_null());
     Lockrun::other("prune", store).args(["--older-than", "0"]).run().exited(0);

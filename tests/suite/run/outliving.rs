@@ -11,7 +11,7 @@ use crate::support::processes::{is_alive, send, state};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
-/// The process id that the command has written into this file.
+/// Returns the process id that the command has written into this file.
 fn written(file: &std::path::Path) -> i32 {
     let mut pid = None;
     eventually(LONG, "the command has written its id", || {
@@ -80,8 +80,8 @@ on_every_store!(a_daemon_that_was_left_behind_holds_nothing, |store| {
     });
 });
 
-// "It stays held ... and not a moment longer": also if lockrun is killed in the middle of its release. The daemon then holds the lock, as
-// any process of the command would, and others see that.
+// "It stays held ... and not a moment longer": also if lockrun is killed in the middle of its release. A daemon then holds the lock, as any
+// process of the command would, and others see that.
 #[test]
 fn a_daemon_does_not_keep_the_record_in_use() {
     let store = Store::file();
@@ -160,14 +160,14 @@ on_every_store!(a_command_can_be_given_a_limit, |store| {
     call.sh("exit 4").run().exited(4).silent();
 });
 
-// "COMMAND's own: it ran and ended": in time, even if the process that has to notice it comes to that only when the limit has passed.
+// "COMMAND's own: it ran and ended": a command that ended in time has, even if the process that watches it notices only after the limit.
 on_every_store!(an_end_in_time_is_no_end_by_the_limit, |store| {
     // A busy machine needs more time than another.
     let in_time = [3, 12, 48].into_iter().any(|limit| noticed_late(store, limit));
     assert!(in_time, "this machine is too busy: a command that does nothing took longer than 48 s");
 });
 
-/// A command ends and nobody notices before this limit to it, in seconds, has passed. False if it did not end before that.
+/// Ends a command, and lets its parent notice only after its limit, in seconds. Returns false if the command did not end before that.
 #[track_caller]
 fn noticed_late(store: &Store, limit: u64) -> bool {
     let (option, limit) = (format!("--max-runtime={limit}s"), Duration::from_secs(limit));
@@ -184,7 +184,7 @@ fn noticed_late(store: &Store, limit: u64) -> bool {
     fs::write(&go, "").expect("our own directory");
     eventually(LONG, "the command has ended", || !is_alive(command));
     let in_time = before.elapsed() < limit;
-    // Who has to notice it stands still until the limit has passed.
+    // The process that watches it is stopped until the limit has passed.
     let stands_still = || state(parent) == Some('T');
     stays_true_for(limit.saturating_sub(started.elapsed()), "its parent is stopped", stands_still);
     send(parent, Signal::SIGCONT);
@@ -210,7 +210,7 @@ on_every_lease_store!(a_lost_lease_can_be_left_at_a_warning, |store| {
 #[test]
 fn the_file_store_starts_no_other_process() {
     let store = Store::file();
-    // One that executes nothing: a process that does is, for a moment, not seen.
+    // The command executes no program: a process that does is invisible for a moment.
     let mut run = Lockrun::new(&store).key("outliving").sh("echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
     assert_eq!(run.run.processes().len(), 2, "lockrun and its command");

@@ -1,4 +1,4 @@
-//! Signals: what lockrun is sent reaches its command, once, and what was ignored or blocked stays so.
+//! Signals: those sent to lockrun reach its command once, and those ignored or blocked stay so.
 
 use std::process::Command;
 
@@ -10,9 +10,9 @@ use crate::support::processes::{find_program, send};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
-/// Blocks all signals and then says the number of each one that arrives, after its own name and its id. A signal
-/// that is blocked waits until it is taken, whatever its default action, and none is taken for another.
-/// With two names a child does the same under the second one. It ends after 60 seconds without a signal.
+/// Blocks all signals and prints the number of each one that arrives, after its own name and its id. A blocked signal stays pending until
+/// it is taken, whatever its default action, and cannot be mistaken for another. With two names, a child does the same under the second
+/// one. It ends after 60 seconds without a signal.
 const LISTENER: &str = "
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
@@ -27,7 +27,7 @@ while True:
     os.write(1, b'%s got %d\\n' % (name.encode(), info.si_signo))
 ";
 
-/// All that a process can be sent and receive.
+/// Returns all signals that a process can be sent and receive.
 fn all() -> Vec<Signal> {
     let deadly = [Signal::SIGKILL, Signal::SIGSTOP];
     Signal::iterator().filter(|signal| (*signal as i32) < 32 && !deadly.contains(signal)).collect()
@@ -55,14 +55,14 @@ fn listen(store: &Store, names: &[&str]) -> Running {
     run
 }
 
-/// How often this one got the signal.
+/// Returns how often this listener got the signal.
 fn count(run: &Running, name: &str, signal: Signal) -> usize {
     let wanted = format!("{name} got {}", signal as i32);
     run.stdout().lines().filter(|line| **line == wanted).count()
 }
 
-/// Sends each signal and waits until all listeners have it that it is meant for: a stop takes a CONT back that has not been taken, and
-/// the other way round.
+/// Sends each signal and waits until all listeners for which it is meant have it: a stop signal discards a pending CONT, and the other way
+/// round.
 #[track_caller]
 fn send_each(run: &Running, listeners: &[&str], signals: &[Signal]) {
     for &signal in signals {
@@ -79,8 +79,7 @@ fn send_each(run: &Running, listeners: &[&str], signals: &[Signal]) {
 on_every_store!(every_signal_arrives_once, |store| {
     let run = listen(store, &["command"]);
     send_each(&run, &["command"], &all());
-    // Of those that have arrived the listener takes the lowest first: whatever would come twice is taken before this one, the
-    // second of its kind.
+    // The listener takes pending signals lowest first: any duplicate is taken before this signal, which is the second of its kind.
     send_each(&run, &["command"], &[Signal::SIGSYS]);
     for signal in all() {
         let times = count(&run, "command", signal);
@@ -99,7 +98,7 @@ on_every_store!(some_signals_are_for_all_processes, |store| {
     let run = listen(store, &["command", "child"]);
     let listeners = ["command", "child"];
     send_each(&run, &listeners, &all());
-    // Whatever the child got beside is taken before this one.
+    // Whatever else the child got is taken before this one.
     send_each(&run, &listeners, &[Signal::SIGWINCH]);
     for signal in all() {
         let times = count(&run, "child", signal);
@@ -123,7 +122,7 @@ on_every_store!(ignored_signals_stay_ignored, |store| {
     for signal in ignored {
         run.signal(signal);
     }
-    // Signals are handed on the lowest first: each of those would have had its effect before this one has.
+    // Signals are forwarded lowest first: each of those would have had its effect before this one.
     run.signal(Signal::SIGWINCH);
     run.wait().exited(3).silent();
 });
@@ -156,7 +155,7 @@ on_every_store!(masks_and_dispositions_are_untouched, |store| {
     }
 });
 
-// "COMMAND's own status", also when the one who started lockrun does not want to hear of children.
+// "COMMAND's own status", also if lockrun was started with SIGCHLD ignored.
 on_every_store!(ignored_child_signal_loses_no_status, |store| {
     let call =
         Lockrun::new(store).key("child").birth(Birth { ignored: vec![libc(Signal::SIGCHLD)], ..Birth::default() });
@@ -165,7 +164,7 @@ on_every_store!(ignored_child_signal_loses_no_status, |store| {
     assert!(is_free(store, "child"));
 });
 
-// "Signal mask": one that was blocked when lockrun started can still end the command that unblocks it, and the wait.
+// "Signal mask": a TERM that was blocked when lockrun started can still end a command that unblocks it, and a wait.
 on_every_store!(a_blocked_term_is_the_commands_affair, |store| {
     let mut run = Lockrun::new(store)
         .key("blocked")
@@ -199,7 +198,7 @@ on_every_store!(a_stopped_command_can_be_ended, |store| {
     assert!(is_free(store, "asleep"));
 });
 
-// "Forwards signals": a pipeline's end reaches the command, and its death is passed on.
+// "Forwards signals": SIGPIPE reaches the command, and its death is passed on.
 on_every_store!(a_closed_pipe_ends_the_command, |store| {
     let words = Lockrun::new(store).key("pipe").command(["yes"]).words();
     let mut script = String::from("\"$@\" 2>&1 | head -n 1; echo ${PIPESTATUS[0]}");
@@ -221,7 +220,7 @@ on_every_store!(an_alarm_from_before_reaches_the_command, |store| {
     let mut run = call.spawn_alone();
     eventually(LONG, "the alarm has ended the run", || run.has_ended());
     let output = run.wait();
-    // On a machine so busy that the command has no handler yet, it ends it all the same.
+    // On a machine so busy that the command has no handler yet, the signal ends it all the same.
     if output.status.is_some() {
         output.exited(5).printed("ready\nalarm\n").silent();
     } else {

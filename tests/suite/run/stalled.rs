@@ -1,4 +1,4 @@
-//! A standard error that nobody reads, or that hangs: it must keep neither the lock nor the command.
+//! A standard error that no one reads, or that hangs: it must hold up neither the lock nor the command.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::support::pty::Terminal;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
-/// Fills the pipe on standard output. What is left of it is as it was.
+/// Fills the pipe on standard output, and otherwise leaves it as it was.
 const FILL: &str = "
 import os
 os.set_blocking(1, False)
@@ -29,7 +29,7 @@ fn into_a_full_pipe(call: &Lockrun) -> Running {
     call.in_shell(script).env("FILL", FILL).spawn_alone()
 }
 
-/// A call that needs no lease, so that no lease ends what hangs.
+/// Returns a call without a lease that would end what hangs.
 fn without_lease(store: &Store) -> Lockrun {
     Lockrun::new(store).key("stalled").args(["--ttl", "none"])
 }
@@ -48,7 +48,7 @@ on_every_store!(a_reader_that_stalls_keeps_no_command, |store| {
     assert!(!is_held(store, "stalled"));
 });
 
-// "The lease was lost while COMMAND ran, and COMMAND was stopped": the thread that says so is not waited for in vain.
+// "The lease was lost while COMMAND ran, and COMMAND was stopped": nothing waits in vain for the thread that reports it.
 on_every_lease_store!(a_reader_that_stalls_is_not_told_of_a_loss, |store| {
     let call = Lockrun::new(store).key("stalled").args(["--ttl", "2s"]);
     let mut run = into_a_full_pipe(&call.sh("echo ready >&3; exec sleep 600"));
@@ -57,13 +57,13 @@ on_every_lease_store!(a_reader_that_stalls_is_not_told_of_a_loss, |store| {
     run.wait_for_line("ended 79");
 });
 
-// A reader that comes late, but comes, gets every message.
+// A late reader still gets every message.
 #[test]
 fn a_slow_reader_gets_all() {
     judge(|| {
         let store = Store::file();
         let call = without_lease(&store).arg("-v").command(["true"]);
-        // It comes while lockrun waits for it, or before.
+        // The reader comes while lockrun waits for it, or before.
         let script = "{ python3 -c \"$FILL\"; \"$@\" 2>&1; } | { sleep 0.5; tr -d x; }";
         let output = call.in_shell(script).env("FILL", FILL).spawn_alone().wait().exited(0);
         let said = output.stdout();
@@ -73,7 +73,7 @@ fn a_slow_reader_gets_all() {
     });
 }
 
-// The same of a terminal that Ctrl-S has stopped.
+// The same for a terminal that Ctrl-S has stopped.
 #[test]
 fn a_stopped_terminal_keeps_no_lock() {
     let store = Store::file();
@@ -90,13 +90,13 @@ fn a_stopped_terminal_keeps_no_lock() {
 const DELAYED: &str = "exec strace -f -qq -o /dev/null -P \"$LOG\" -e inject=write:delay_enter=600000000 \
     sh -c 'exec \"$@\" 2>\"$LOG\"' sh \"$@\"";
 
-// "The lock is released" before anything is said: what is said may go to a file on a server that does not answer.
+// "The lock is released" before any message: a message may go to a file on a server that does not answer.
 on_every_store!(the_lock_is_released_before_it_is_said, |store| {
     let call = without_lease(store).args(["--max-runtime", "500ms"]).command(["sleep", "600"]);
     is_free_before_a_word(store, &call, "finished");
 });
 
-// "126, 127: COMMAND cannot be executed, is not found; the lock is released": the same for what was never started.
+// "126, 127: COMMAND cannot be executed, is not found; the lock is released": the same if COMMAND never started.
 on_every_store!(the_lock_is_released_before_a_missing_command_is_reported, |store| {
     for program in ["/nonexistent", "/etc/passwd"] {
         is_free_before_a_word(store, &without_lease(store).command([program]), "acquired");

@@ -1,4 +1,4 @@
-//! Processes that were there before lockrun: it takes the place of a shell by exec, and inherits the shell's children.
+//! Processes from before lockrun: a shell executes lockrun in its place, which inherits the shell's children.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::processes::{children, is_alive, send};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Running, eventually};
 
-/// Executes this call in a shell that has a child already; gives the child's id too.
+/// Executes this call in a shell that already has a child; returns the child's id, too.
 fn with_a_child(call: &Lockrun, directory: &Path) -> (Running, i32) {
     let id = directory.join("id");
     let run = call.in_shell(&format!("sleep 600 & echo $! >{}; exec \"$@\"", id.display())).spawn_alone();
@@ -25,7 +25,7 @@ fn with_a_child(call: &Lockrun, directory: &Path) -> (Running, i32) {
     (run, pid.expect("just found"))
 }
 
-/// The run ends with this status while the child of before lives on.
+/// Asserts that the run ends with this status while the shell's child lives on.
 #[track_caller]
 fn spares(call: &Lockrun, status: i32) {
     let directory = TempDir::new().expect("a temporary directory");
@@ -35,12 +35,12 @@ fn spares(call: &Lockrun, status: i32) {
     run.wait().exited(status);
 }
 
-// "`--max-runtime DURATION`: then TERM, KILL, exit 124": for COMMAND and all that it started, and nobody else.
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124": for COMMAND and all that it started, and no other process.
 on_every_store!(a_limit_spares_them, |store| {
     let call = Lockrun::new(store).key("before").args(["--max-runtime", "0.5", "--kill-after", "1s"]);
     spares(&call.clone().command(["sleep", "600"]), 124);
     assert!(is_free(store, "before"));
-    // What descends from the command is ended all the same.
+    // The command's descendants are ended all the same.
     let call = call.sh("trap '' TERM; sleep 600 & while :; do sleep 0.05; done");
     spares(&call, 124);
     assert!(is_free(store, "before"));
@@ -63,11 +63,12 @@ on_every_store!(they_are_not_killed, |store| {
     assert!(is_free(store, "before"));
 });
 
-/// A shell with a child that starts another one when it may and then ends: that becomes lockrun's child, which the shell is by then.
+/// A shell with a child that, once it may, starts a process and ends: that process becomes the child of lockrun, which the shell has
+/// executed by then.
 const LATE: &str = "{ until [ -e \"$BEGIN\" ]; do sleep 0.01; done; sleep 600 & echo $! >\"$ID\"; } & exec \"$@\"";
 
-/// Executes this call in such a shell. The command, a shell script, begins when all that has happened. Gives the id of what was left
-/// to lockrun, too.
+/// Executes this call in such a shell. The command, a shell script, begins when all that has happened. Also returns the id of the process
+/// that was left to lockrun.
 fn with_a_late_child(call: &Lockrun, script: &str, directory: &Path) -> (Running, i32) {
     let at = |name: &str| directory.join(name);
     let call = call.clone().env("BEGIN", at("begin")).env("ID", at("id")).env("GO", at("go"));
@@ -82,7 +83,7 @@ fn with_a_late_child(call: &Lockrun, script: &str, directory: &Path) -> (Running
     (run, late)
 }
 
-/// The run ends with this status while what was left to it lives on.
+/// Asserts that the run ends with this status while the process that was left to it lives on.
 #[track_caller]
 fn spares_a_late_child(call: &Lockrun, script: &str, status: i32) {
     let directory = TempDir::new().expect("a temporary directory");
@@ -92,7 +93,8 @@ fn spares_a_late_child(call: &Lockrun, script: &str, status: i32) {
     run.wait().exited(status);
 }
 
-// "COMMAND and all that it started, and nobody else": what the others have started since, and left behind, is not COMMAND's.
+// "COMMAND and all that it started, and nobody else": processes that the shell's children have started since, and left behind, are not
+// COMMAND's.
 on_every_store!(what_they_leave_behind_is_spared, |store| {
     let call = Lockrun::new(store).key("before").args(["--kill-after", "1s"]);
     let daemon = "{ setsid sh -c 'echo there; exec sleep 600 >/dev/null' & } | read there";
@@ -102,7 +104,7 @@ on_every_store!(what_they_leave_behind_is_spared, |store| {
     assert!(is_free(store, "before"));
 });
 
-// "If the guardian is killed, lockrun kills the command's processes": those, and none that others have left to it.
+// "If the guardian is killed, lockrun kills the command's processes": only those, and none that others have left to it.
 on_every_lease_store!(what_they_leave_behind_outlives_the_guardian, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("daemon");

@@ -11,8 +11,8 @@ use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
-// "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later,
-// as sudo and top do. A word may come in parts, if the time for reading is over in between.
+// "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later, as sudo
+// and top do. A word may come in parts, if a read times out in between.
 on_every_store!(a_program_that_stops_itself, |store| {
     let mut terminal = shell(store);
     let script = "trap \"sleep 0.1; kill -STOP \\$\\$\" TSTP; echo ready; \
@@ -36,7 +36,7 @@ on_every_store!(a_program_that_stops_itself, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// The same where the command stands still before Ctrl-Z is pressed: it will not stop once more.
+// The same if the command is stopped before Ctrl-Z is pressed: it will not stop again.
 on_every_store!(a_command_that_is_stopped_already, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, go) = (directory.path().join("id"), directory.path().join("go"));
@@ -56,8 +56,8 @@ on_every_store!(a_command_that_is_stopped_already, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also where it was stopped and has gone on before
-// Ctrl-Z is pressed, which it does not obey.
+// "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also if COMMAND was stopped and continued before Ctrl-Z is
+// pressed, which it ignores.
 on_every_store!(a_stop_that_is_over, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("id");
@@ -72,7 +72,7 @@ on_every_store!(a_stop_that_is_over, |store| {
     eventually(LONG, "the command is stopped", || state(command) == Some('T'));
     send(command, Signal::SIGCONT);
     eventually(LONG, "the command goes on", || state(command) != Some('T'));
-    // A few runs later, lockrun has taken in both.
+    // After a few other runs, lockrun has noticed both.
     for _ in 0..3 {
         Lockrun::new(store).key("another").command(["true"]).run().exited(0);
     }

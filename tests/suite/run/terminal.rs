@@ -1,4 +1,4 @@
-//! A run in front of somebody: control keys, job control, the foreground.
+//! A run on a terminal: control keys, job control, the foreground.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, eventually};
 
-/// Waits until the leader of the foreground's group is this program, and is not stopped.
+/// Waits until this program leads the foreground process group, and is not stopped.
 #[track_caller]
 fn runs_in_the_foreground(terminal: &Terminal, program: &str) {
     eventually(LONG, &format!("{program} runs in the foreground"), || {
@@ -29,18 +29,18 @@ fn runs_in_the_foreground(terminal: &Terminal, program: &str) {
 // "What the terminal sends to the group is then not sent again": Ctrl-C arrives once.
 on_every_store!(an_interrupt_arrives_once, |store| {
     let mut terminal = shell(store);
-    // A trap that prints is still at work when we read it, and a shell loses a signal that comes then.
+    // When we read what a trap prints, the trap is still running, and a shell loses a signal that comes then.
     let script = "n=0; m=0; trap \"n=\\$((n + 1))\" INT; trap \"echo last\" USR1; echo ready; \
                   while ! read -t 0.05 part; do kept=$kept$part; while [ $m -lt $n ]; do m=$((m + 1)); echo caught; done; done; \
                   echo got $kept$part; exit 3";
     enter(&mut terminal, &format!("lockrun -k tty bash -c '{script}'; echo status $?"));
     terminal.wait_for("ready");
-    // One that came again before the first was caught would not be told from it: but not each time.
+    // A duplicate that came before the first was caught would merge with it, but not each time.
     for _ in 0..10 {
         terminal.type_keys("\x03");
         terminal.wait_for("caught");
     }
-    // Lockrun, which leads the group, hands on one signal after the other: what it would send again has come before this one.
+    // lockrun, which leads the group, forwards one signal after the other: a duplicate would have come before this one.
     send(terminal.foreground().as_raw(), Signal::SIGUSR1);
     let more = terminal.wait_for("last");
     assert!(!more.contains("caught"), "it came again: {more:?}");
@@ -163,7 +163,7 @@ on_every_store!(a_waiter_says_whom_it_waits_for, |store| {
     let mut terminal = shell(store);
     enter(&mut terminal, "lockrun -k tty --wait echo it runs");
     terminal.wait_for(&format!("pid {}", holder.pid()));
-    // It may be drawn once more, or not.
+    // The line may be drawn once more, or not.
     terminal.watch(Duration::from_millis(100));
     holder.end();
     let line = terminal.wait_for("it runs");
@@ -206,9 +206,9 @@ on_every_store!(an_interrupt_that_came_before_everything_counts, |store| {
 // "A signal ends a wait", and the wait for an answer too: Ctrl-C while the lock is on its way.
 on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     let proxy = store.proxy();
-    // The server knows from then on what it will be asked.
+    // From now on a Redis server has the scripts.
     assert!(is_free(store, "tty"));
-    // Long enough for somebody to press a key, and within the time that a request may take.
+    // Long enough to press a key, and within the time that a request may take.
     proxy.set(Mode::DelayAnswers(Duration::from_secs(3)));
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
@@ -223,7 +223,7 @@ on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "Ctrl-Z stops both": but somebody who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it ends.
+// "Ctrl-Z stops both": but a user who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it ends.
 on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, go) = (directory.path().join("id"), directory.path().join("go"));
@@ -233,7 +233,7 @@ on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
     let command = written(&id);
     send(command, Signal::SIGSTOP);
     eventually(LONG, "the command is stopped", || state(command) == Some('T'));
-    // On purpose: so long nothing may happen.
+    // A fixed time on purpose: nothing may happen meanwhile.
     let seen = terminal.watch(Duration::from_millis(300));
     assert!(!seen.contains("Stopped"), "{seen:?}");
     send(command, Signal::SIGCONT);
@@ -244,7 +244,7 @@ on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "TERM is for all of COMMAND's processes": for those that it left behind and that lockrun waits for, too.
+// "TERM is for all of COMMAND's processes": also for those that it left behind and that lockrun waits for.
 on_every_store!(what_is_waited_for_can_be_ended, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, left) = (directory.path().join("id"), directory.path().join("left"));
@@ -260,15 +260,14 @@ on_every_store!(what_is_waited_for_can_be_ended, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "One line refreshed in place": in front of the one who looks at it, and not over the prompt of a shell that has put the
-// waiter into the background.
+// "One line refreshed in place": only in the foreground, and not over the prompt of a shell that has put the waiter into the background.
 on_every_store!(a_waiter_in_the_background_draws_nothing, |store| {
     let holder = crate::support::Holder::new(store, "tty");
     let mut terminal = shell(store);
     enter(&mut terminal, "lockrun -k tty --wait -v echo it runs &");
     terminal.wait_for("waiting");
     terminal.wait_for("\n");
-    // On purpose: so long nothing may happen, though it is drawn anew every second in the foreground.
+    // A fixed time on purpose: nothing may happen meanwhile, though in the foreground the line is drawn every second.
     let seen = terminal.watch(Duration::from_millis(1500));
     assert!(!seen.contains(['\x1b']), "{seen:?}");
     assert!(!seen.contains("pid"), "{seen:?}");

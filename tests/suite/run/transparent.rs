@@ -18,7 +18,7 @@ fn call(store: &Store) -> Lockrun {
     Lockrun::new(store).key("transparent")
 }
 
-/// The command prints the same under the lock as without it.
+/// Asserts that the command prints the same under the lock as without it.
 #[track_caller]
 fn is_the_same(call: &Lockrun) {
     let (alone, under) = (call.alone().exited(0), call.run().exited(0).silent());
@@ -47,7 +47,7 @@ on_every_store!(the_commands_options_are_its_own, |store| {
     run(&[&["--", "echo"][..], &own].concat()).exited(0).printed(&text).silent();
     run(&["echo", "--", "a"]).exited(0).printed("-- a\n").silent();
     run(&["--skip", "echo", "-v", "--version"]).exited(0).printed("-v --version\n").silent();
-    // After `--` also a command whose name looks like an option.
+    // After `--`, even a command whose name looks like an option.
     run(&["--", "--skip"]).exited(127);
     run(&["--", "generate", "man"]).exited(127);
     run(&["generate", "man"]).exited(127);
@@ -67,7 +67,7 @@ on_every_store!(streams_pass_through, |store| {
     assert_eq!(output.stderr(), "err\n");
 });
 
-// "Standard streams": a stream that is closed stays closed, and is not taken for something else.
+// "Standard streams": a closed stream stays closed, and its descriptor is not used for something else.
 on_every_store!(closed_streams_stay_closed, |store| {
     let script = "for n in 0 1 2; do [ -e /proc/$$/fd/$n ] && open=\"$open $n\"; done; echo \"open:$open\" >&7";
     let directory = TempDir::new().expect("a temporary directory");
@@ -157,16 +157,16 @@ on_every_store!(nothing_is_said_when_all_is_well, |store| {
     }
 });
 
-/// Says which descriptors are open, and on what, as seen from outside the process.
+/// Prints which descriptors are open, and on what, as seen from outside the process.
 const DESCRIPTORS: &str = "find /proc/$$/fd -type l -printf '%f %l\\n'; :";
 
-/// Runs words with descriptors 7 and 9 open on a directory.
+/// Runs a command with descriptors 7 and 9 open on a directory.
 fn with_descriptors(directory: &Path, words: Vec<std::ffi::OsString>) -> Vec<String> {
     let script = format!("exec 7<{0} 9>{0}/nine; exec \"$@\"", directory.display());
     let shell = ["sh", "-c", &script, "sh"].map(|word| OsStr::new(word).to_owned());
     let output = Lockrun::bare().command(shell.into_iter().chain(words)).alone().exited(0).silent();
     let text = output.stdout();
-    // The files behind the standard streams are another pair for each run.
+    // The files behind the standard streams differ from run to run.
     let named = text.lines().filter(|line| !line.starts_with("1 ") && !line.starts_with("2 "));
     let mut named: Vec<String> = named.map(str::to_owned).collect();
     named.sort();
@@ -191,8 +191,7 @@ on_every_store!(descriptors_are_the_same, |store| {
     assert_eq!(under, alone);
 });
 
-// "Lockrun's own files are nobody else's": what it creates is for its user alone. (The sticky bit is for
-// systemd-tmpfiles.)
+// "Lockrun's own files are nobody else's": files that it creates are for its user alone. (The sticky bit is for systemd-tmpfiles.)
 #[test]
 fn lock_files_are_private() {
     let store = Store::file();

@@ -25,7 +25,7 @@ fn privileged() -> (TempDir, String) {
     (place, path)
 }
 
-/// Lets the time of a command be up that cannot be killed. `look` is called when that is known, and finds the lock held.
+/// Lets a command that cannot be killed reach its time limit. `look` is called when lockrun has said so, and finds the lock held.
 #[track_caller]
 fn keeps_its_lock(user: u32, url: &str, look: impl FnOnce()) {
     let (_place, root) = privileged();
@@ -38,7 +38,7 @@ fn keeps_its_lock(user: u32, url: &str, look: impl FnOnce()) {
     run.wait_for_line("ready");
     let command = run.stdout().lines().next().and_then(|pid| pid.parse().ok()).expect("a process id");
     let says_so = |said: &str| said.contains(&format!("cannot be killed (process {command}); the lock stays held"));
-    // It is given 20 s to die.
+    // lockrun gives it 20 s to die.
     eventually(2 * LONG, "it is said", || says_so(&run.stderr()) || run.has_ended());
     assert!(says_so(&run.stderr()), "{}", run.stderr());
     look();
@@ -48,7 +48,7 @@ fn keeps_its_lock(user: u32, url: &str, look: impl FnOnce()) {
     run.wait().exited(124);
 }
 
-// "COMMAND is dead before the lock can pass": one that cannot be killed when its time is up keeps the lock for as long as it lives.
+// "COMMAND is dead before the lock can pass": a command that cannot be killed when its time is up keeps the lock for as long as it lives.
 #[test]
 fn keeps_its_lease() {
     let store = Store::redis();

@@ -1,4 +1,4 @@
-//! Where /proc is missing, or is that of another PID namespace: what COMMAND has started cannot be found there.
+//! A /proc that is missing, or that of another PID namespace: COMMAND's processes cannot be found there.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,15 +15,15 @@ use crate::support::store::on_every_lease_store;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Store};
 
-/// A way to come to a place without a /proc, and to one with the wrong one.
+/// Returns shell code that enters a place without a /proc, and one with the wrong /proc.
 fn places() -> [String; 2] {
     [with_mounts("mount -t tmpfs none /proc"), with_pids_of_its_own()]
 }
 
-/// A way to be started in one PID namespace and to have children in another.
+/// Starts lockrun in one PID namespace, with children in another.
 const BETWEEN: &str = "exec unshare -p \"$@\"";
 
-/// The run is refused before anything has begun, and it is said why and what to do.
+/// Asserts that the run is refused before anything has begun, with why and what to do.
 #[track_caller]
 fn is_refused(call: &Lockrun, places: &[String]) {
     let call = call.clone().command(["echo", "ran"]);
@@ -62,21 +62,21 @@ fn a_run_on_files_needs_none() {
     }
 }
 
-// "`--max-runtime`" and "`--descendants wait|kill`" are about all that COMMAND has started.
+// "`--max-runtime`" and "`--descendants wait|kill`" apply to all that COMMAND has started.
 #[test]
 fn what_cannot_be_kept_is_refused_on_files() {
     let store = Store::file();
     for options in [["--max-runtime", "60s"], ["--descendants", "wait"], ["--descendants", "kill"]] {
         is_refused(&Lockrun::new(&store).key("proc").args(options), &places());
     }
-    // A record that outlasts the run has to say of which boot it is; only a /proc that is missing lacks that.
+    // A record that outlasts the run has to name its boot; only a missing /proc prevents that.
     for options in [["--keep", "-v"], ["--min-hold", "60s"]] {
         is_refused(&Lockrun::new(&store).key("proc").args(options), &places()[..1]);
     }
     assert!(is_free(&store, "proc"));
 }
 
-// "Forwards signals": to COMMAND, if nothing else can be found; with a terminal, too, where its group is lockrun's.
+// "Forwards signals": to COMMAND, if no other process can be found; also with a terminal, where COMMAND shares lockrun's group.
 #[test]
 fn a_signal_reaches_the_command() {
     let store = Store::file();
@@ -96,8 +96,8 @@ fn a_signal_reaches_the_command() {
     assert_eq!(terminal.wait().code(), Some(9));
 }
 
-// "Until COMMAND and all that lockrun must stop is dead": what can be reached without a /proc is ended also if that goes away while
-// COMMAND runs. That is COMMAND's process group.
+// "Until COMMAND and all that lockrun must stop is dead": if /proc goes away while COMMAND runs, what can be reached without it is still
+// ended: COMMAND's process group.
 on_every_store!(the_group_is_ended_all_the_same, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let lives = directory.path().join("lives");
@@ -113,7 +113,7 @@ on_every_store!(the_group_is_ended_all_the_same, |store| {
     assert!(is_free(store, "proc"));
 });
 
-// `status` and `prune` do what they can do without it, and say what is missing.
+// `status` and `prune` do what they can without /proc, and say what is missing.
 #[test]
 fn the_directory_of_locks_is_there_all_the_same() {
     let store = Store::file();
