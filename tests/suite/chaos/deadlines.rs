@@ -1,4 +1,4 @@
-//! When leases that were lost ran out: what the server says of them right after their runs have ended.
+//! When lost leases expired, as the server says right after their runs have ended.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::workers::now;
 use crate::support::{Lockrun, Running};
 
-/// A question to the server, whose answer nobody waits for.
+/// A request to the server whose answer is read later.
 struct Asked {
     run: usize,
-    /// Lockrun's id in the run.
+    /// The process id of the run's lockrun.
     pid: i32,
     at: i64,
     status: Running,
@@ -24,7 +24,7 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// Those of the store with this URL, over an undisturbed network.
+    /// Returns those of the store with this URL, over an undisturbed network.
     pub(super) fn of(url: &str) -> Self {
         Self { url: url.to_owned(), asked: Vec::new(), known: BTreeMap::new() }
     }
@@ -35,7 +35,7 @@ impl Deadlines {
         self.asked.push(Asked { run, pid, at: now(), status: call.spawn() });
     }
 
-    /// Reads the answers that have come. There is none where the server is down, or the lease has been passed on.
+    /// Reads the answers that have come. There is none if the server is down, or the lock has been handed off.
     pub(super) fn look(&mut self) {
         for mut question in std::mem::take(&mut self.asked) {
             if !question.status.has_ended() {
@@ -46,13 +46,13 @@ impl Deadlines {
             let locks: Value = serde_json::from_slice(&status.wait().stdout).unwrap_or_default();
             let holders = locks[0]["holders"].as_array();
             let ours = holders.into_iter().flatten().find(|holder| holder["pid"] == pid);
-            // Counted from before the question, so that it is not too late.
+            // Counted from before the request, so that it is not too late.
             let left = ours.and_then(|holder| holder["expires_in_ms"].as_i64());
             self.known.extend(left.map(|ms| (run, at + ms * 1_000_000)));
         }
     }
 
-    /// The end of the lease that this run lost.
+    /// Returns the end of the lease that this run lost.
     pub(super) fn get(&self, run: usize) -> Option<i64> {
         self.known.get(&run).copied()
     }

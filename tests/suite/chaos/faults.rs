@@ -16,16 +16,16 @@ use crate::support::failover::{cut_off_replicas, cut_off_sentinels, join_again};
 use crate::support::processes::send;
 use crate::support::proxy::Mode;
 
-/// How often another fault is drawn where one could not be: there was no such process, or the server is down already.
+/// How often another fault is drawn if one could not be injected: there was no such process, or the server is already down.
 const DRAWS: usize = 20;
 
-/// For how long faults that could not be injected in time are made up for.
+/// How far behind its schedule fault injection may be and still catch up.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// How often servers are looked at that are to get over something.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// To whom something was done.
+/// What a fault was injected into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Run(usize),
@@ -45,7 +45,7 @@ pub(super) struct Injected {
     pub(super) to: i64,
 }
 
-/// What is over, once its time has come.
+/// How a fault is ended once its time has come.
 enum Cure {
     Continue(Vec<i32>),
     Network(usize),
@@ -71,7 +71,7 @@ pub(super) struct Faults<'a> {
     hosts: &'a [Host],
     random: fastrand::Rng,
     next_at: Instant,
-    /// When something is over, and which of the injected faults that ends.
+    /// When and how each of the injected faults is ended, with its number.
     cures: Vec<(Instant, usize, Cure)>,
     injected: Vec<Injected>,
 }
@@ -101,12 +101,12 @@ impl<'a> Faults<'a> {
         }
         let drawn = (0..DRAWS).any(|_| self.draw(workers));
         let pause = if drawn { self.random.u64(20..300) } else { 20 };
-        // What took its time, such as a server's start, is made up for.
+        // Catches up on time that was lost, such as for a server's start.
         let due = self.next_at + Duration::from_millis(pause);
         self.next_at = if due + CATCH_UP < now { now } else { due };
     }
 
-    /// Injects a fault; false where it cannot be.
+    /// Injects a fault; returns false if it cannot be injected.
     fn draw(&mut self, workers: &Mutex<Workers>) -> bool {
         let strikes_servers = !matches!(self.subject, Subject::Plain(_));
         // What strikes all at once is rare, or there would be little left to strike; unless the store is here for just that.
@@ -139,7 +139,7 @@ impl<'a> Faults<'a> {
         true
     }
 
-    /// Lets this happen, if it can; says to whom, and what will end it.
+    /// Injects this fault, if possible; returns its target, and what will end it.
     fn inject(&mut self, fault: Fault, workers: &Mutex<Workers>) -> Option<(Target, Option<Cure>)> {
         let host = self.random.usize(0..self.hosts.len());
         match fault {
@@ -219,7 +219,7 @@ impl<'a> Faults<'a> {
 
     fn signal(&mut self, workers: &Mutex<Workers>, who: &[Who], signal: Signal) -> Option<(usize, Vec<i32>)> {
         let workers = workers.lock().expect("no worker has panicked");
-        // As often to one that holds a lock as to any.
+        // Half of the signals go to a run that holds a lock, the others to any.
         workers.signal(self.random.usize(0..workers.count()), self.random.bool(), who, signal)
     }
 
@@ -260,7 +260,7 @@ impl<'a> Faults<'a> {
     }
 }
 
-/// How many faults of each kind there were.
+/// Returns how many faults of each kind there were.
 pub(super) fn by_kind(faults: &[Injected]) -> BTreeMap<&str, usize> {
     let mut counts = BTreeMap::new();
     for fault in faults {
@@ -269,7 +269,7 @@ pub(super) fn by_kind(faults: &[Injected]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Every fault, with the time since a moment at which it began, and for how long.
+/// Returns every fault, with when it began, counted from `since`, and how long it lasted.
 pub(super) fn log(faults: &[Injected], since: i64) -> String {
     let line = |fault: &Injected| {
         let ms = |nanos: i64| nanos / 1_000_000;

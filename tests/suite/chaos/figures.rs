@@ -1,4 +1,4 @@
-//! What chaos has shown, in figures: one table for each store.
+//! The figures of chaos: one table per store.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ pub(super) struct Known<'a> {
     pub(super) runs: &'a [Past],
     pub(super) holders: &'a [Holder],
     pub(super) faults: &'a [Injected],
-    /// When the leases ran out that were lost.
+    /// When the lost leases expired.
     pub(super) deadlines: Option<&'a Deadlines>,
 }
 
@@ -23,8 +23,8 @@ impl Known<'_> {
         &self.runs[at.expect("every command belongs to a run")]
     }
 
-    /// For each holder whose lockrun or guardian was killed while another one waited for its lock: how long that had to wait until it
-    /// had it, in nanoseconds; and whether nothing else disturbed either of them.
+    /// Returns, for each holder whose lockrun or guardian was killed while another run waited for its lock, how long that run then waited
+    /// until it had the lock, in nanoseconds, and whether nothing else disturbed either of them.
     fn stale(&self) -> Vec<(i64, bool)> {
         let kills = self.faults.iter().filter(|fault| fault.has_killed);
         let mut found: Vec<_> = kills.filter_map(|kill| self.stale_after(kill)).collect();
@@ -45,7 +45,7 @@ impl Known<'_> {
         Some((next.first - kill.from, !is_disturbed(run) && !is_disturbed(next.run)))
     }
 
-    /// By how much the last stamps were before the ends of the leases that were lost, in nanoseconds.
+    /// Returns how long before the end of each lost lease the last stamp was, in nanoseconds.
     fn margins(&self) -> Vec<i64> {
         let margin = |holder: &Holder| Some(self.deadlines?.get(holder.run)? - holder.last);
         let mut margins: Vec<i64> = self.holders.iter().filter_map(margin).collect();
@@ -53,7 +53,7 @@ impl Known<'_> {
         margins
     }
 
-    /// Whether this fault could have disturbed a run between these moments.
+    /// Returns whether this fault could have disturbed a run between these moments.
     fn concerns(&self, fault: &Injected, run: usize, from: i64, to: i64) -> bool {
         let is_on = match fault.target {
             Target::Run(other) => other == run,
@@ -63,7 +63,7 @@ impl Known<'_> {
         is_on && fault.from <= to && fault.to >= from
     }
 
-    /// Those of these runs that no fault explains: none disturbed it, nor had done so one lease before it began.
+    /// Returns those of these runs that no fault explains: none disturbed the run, or did so up to one lease before it began.
     fn unexplained<'a>(&'a self, of: impl Fn(&Past) -> bool + 'a) -> impl Iterator<Item = &'a Past> {
         let explained = |run: &&Past| {
             self.faults.iter().any(|fault| self.concerns(fault, run.number, run.invoked - self.lease, run.ended))
@@ -71,17 +71,17 @@ impl Known<'_> {
         self.runs.iter().filter(move |run| of(run)).filter(move |run| !explained(run))
     }
 
-    /// The runs that lost their lease although no fault explains it.
+    /// Returns the runs that lost their lease although no fault explains it.
     pub(super) fn lost_for_nothing(&self) -> Vec<&Past> {
         self.unexplained(|run| run.has_lost).collect()
     }
 
-    /// The runs that failed although no fault explains it.
+    /// Returns the runs that failed although no fault explains it.
     pub(super) fn failed_for_nothing(&self) -> Vec<&Past> {
         self.unexplained(|run| run.error.is_some()).collect()
     }
 
-    /// The table, without what the judges say.
+    /// Returns the table, without the judges' verdicts.
     pub(super) fn table(&self) -> String {
         let mut table = String::new();
         let mut line = |name: &str, value: String| writeln!(table, "  {name:38}{value}").expect("a text");
@@ -104,7 +104,7 @@ impl Known<'_> {
     }
 }
 
-/// The least, the median, the 99th in a hundred and the greatest of sorted times, in milliseconds.
+/// Returns the least, the median, the 99th percentile and the greatest of sorted times, in milliseconds.
 fn spread(sorted: &[i64]) -> String {
     let (Some(least), Some(greatest)) = (sorted.first(), sorted.last()) else { return "none measured".into() };
     let at = |percent: usize| ms(sorted[(sorted.len() - 1) * percent / 100]);

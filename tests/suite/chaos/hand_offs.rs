@@ -1,4 +1,4 @@
-//! Many hand-offs, without any fault: nobody is lost or passed a lock that another one has, and fences rise.
+//! Many hand-offs without faults: no waiter is lost, no lock is handed off while another run holds it, and fences rise.
 //!
 //! `HANDOFFS` asks for more: `make handoffs`.
 
@@ -10,16 +10,16 @@ use super::asked::asked;
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, memory};
 
-/// How many want the lock at any time.
+/// How many runs want the lock at any time.
 const WAITERS: u64 = 10;
 
-/// How many there are among all the other tests.
+/// The number of hand-offs among all the other tests.
 const SLICE: u64 = 100;
 
-/// Calls so often, one after the other.
+/// Runs the call this often, one after the other.
 const LOOP: &str = r#"while [ "$left" -gt 0 ]; do "$@" || exit; left=$((left - 1)); done"#;
 
-/// Writes down that it has the lock, and that it gives it back. Appending keeps the order.
+/// Records that it has the lock, and that it gives it back. Appending keeps the order.
 const COMMAND: &str = r#"echo "in $LOCKRUN_FENCE" >>"$0"; echo "out $LOCKRUN_FENCE" >>"$0""#;
 
 // "Waiters get the lock in turn": each of them, as often as it wants it.
@@ -45,7 +45,7 @@ fn hand_off(store: &Store, count: u64) {
     println!("{}: {runs} runs in turn in {took:.1?}, {pace:.2?} each: overlaps 0, fences out of order 0", store.name());
 }
 
-/// However long that takes, as long as it goes on.
+/// Waits for all, however long that takes, as long as there is progress.
 fn until_all_have_ended(loops: &mut [Running], record: &Path) {
     let mut seen = (0, Instant::now());
     while loops.iter_mut().filter_map(|one| (!one.has_ended()).then_some(())).count() > 0 {

@@ -1,4 +1,4 @@
-//! What was done to a lock, as a linearizability checker takes it.
+//! The operations on a lock, as a linearizability checker takes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use super::linearizable::{Operation, check};
 use super::model::{Action, Held, Lock, Mode};
 use super::runs::{Holder, Past, SLOTS};
 
-/// All that was done to one lock.
+/// All operations on one lock.
 pub(super) struct History<'a> {
     lock: &'a str,
-    /// Each run that asked for it, with its life under it.
+    /// Each run that asked for the lock, with its command's life under it.
     runs: Vec<(&'a Past, Option<&'a Holder>)>,
 }
 
@@ -23,8 +23,8 @@ impl<'a> History<'a> {
         Self { lock, runs: runs.map(|run| (run, holders.get(&run.number).copied())).collect() }
     }
 
-    /// The acquisitions and releases. A run that held the lock had it when its command was first seen, and still had it when it was seen
-    /// last. Who was not seen with the lock may have had it for a while, which changes nothing for the others.
+    /// Returns the acquisitions and releases. A run that held the lock held it from when its command was first seen until it was last seen.
+    /// A run that was not seen with the lock may have held it for a while, which changes nothing for the others.
     fn operations(&self) -> Vec<Operation<Action>> {
         let seen = self.runs.iter().filter_map(|(run, holder)| Some((run, (*holder)?)));
         let both = |(run, holder): (&&Past, &Holder)| {
@@ -41,7 +41,7 @@ impl<'a> History<'a> {
         seen.flat_map(both).collect()
     }
 
-    /// Looks for an order in which each acquisition and each release took effect at once. Says where there is none.
+    /// Looks for an order in which each acquisition and release took effect at one moment. Fails with where there is none.
     pub(super) fn check(&self) -> Result<(), String> {
         let operations = self.operations();
         let slots = if self.lock.starts_with("slots") { SLOTS } else { 1 };
@@ -52,7 +52,8 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Writes it as Jepsen's checkers read it: a map for each beginning and each end, in the order of time. Each run is a process of its own.
+    /// Writes the history as Jepsen's checkers read it: a map for each invocation and completion, in order of time. Each run is a process
+    /// of its own.
     pub(super) fn write(&self, file: &Path) {
         let mut lines = Vec::new();
         for (run, holder) in &self.runs {
@@ -97,7 +98,7 @@ mod tests {
         Past { number, lock, host: 0, invoked, ended, is_refused: false, has_released, has_lost: false, error: None }
     }
 
-    /// What the judges say of a record: how many overlaps and fences that fall, and whether an order explains it; and its history.
+    /// Returns the judges' verdict on a record: how many overlaps and falling fences, and whether an order explains it; and its history.
     fn judged(runs: &[Past], record: &str) -> (usize, usize, bool, String) {
         let directory = TempDir::new().expect("a temporary directory");
         let file = directory.path().join("record");
@@ -110,7 +111,7 @@ mod tests {
         (verdict.overlaps.len(), verdict.fences.len(), history.check().is_ok(), text)
     }
 
-    // A record in which two were at once is not let pass, nor one in which a fence falls.
+    // The judges reject a record in which two runs overlap, and one in which a fence falls.
     #[test]
     fn a_bad_record_is_seen() {
         let runs = [run(0, 0, 50, true), run(1, 5, 70, false), run(2, 8, 60, false)];

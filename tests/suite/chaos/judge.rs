@@ -1,23 +1,23 @@
-//! Who held a lock when, and what must not be. Of lockrun it knows only what a lock is.
+//! Judges who held a lock when. Of lockrun it knows only what a lock is.
 
 use std::collections::BTreeMap;
 
 use super::model::Mode;
 use super::runs::{Holder, SLOTS};
 
-/// What the record says of one lock.
+/// The verdict on one lock.
 #[derive(Default)]
 pub(super) struct Verdict {
     pub(super) overlaps: Vec<String>,
     pub(super) fences: Vec<String>,
-    /// The smallest time between two that exclude each other, in nanoseconds.
+    /// The smallest time between two holders that exclude each other, in nanoseconds.
     pub(super) margin: Option<i64>,
 }
 
-/// Judges those who held one lock, in the order in which they were seen first; times are told since a moment.
+/// Judges the holders of one lock, in the order in which they were first seen; times are given from `since`.
 pub(super) fn judge<'a>(holders: impl IntoIterator<Item = &'a Holder>, since: i64) -> Verdict {
     let mut verdict = Verdict::default();
-    // Of those before, by how they held it: the one that was seen last, and the one with the greatest fence.
+    // Of the earlier holders, by mode: the one that was seen last, and the one with the greatest fence.
     let mut before: BTreeMap<Mode, (&Holder, &Holder)> = BTreeMap::new();
     let mut in_slots: Vec<&Holder> = Vec::new();
     for later in holders {
@@ -65,7 +65,7 @@ mod tests {
         (verdict.overlaps.len(), verdict.fences.len(), verdict.margin)
     }
 
-    // Two at once are seen, also where another one was between them, and a fence that falls.
+    // The judge notices two holders at once, even with another one between them, and a fence that falls.
     #[test]
     fn what_must_not_be() {
         let alone = |run, fence, first, last| holder(run, Mode::Exclusive, fence, first, last);
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(counts(&[alone(0, 9, 0, 3), alone(1, 7, 5, 6), alone(2, 8, 8, 9)]), (0, 2, Some(2)));
     }
 
-    // Readers may be at once, and so may two in slots of their own; a writer and a third one may not.
+    // Readers may overlap, and so may two holders in slots of their own; a writer and a third holder may not.
     #[test]
     fn what_may_be() {
         let (reader, writer) = (Mode::Shared, Mode::Exclusive);

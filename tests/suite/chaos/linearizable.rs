@@ -1,22 +1,22 @@
-//! A checker of linearizability, after Wing and Gong, with Lowe's memory of what was tried.
+//! A linearizability checker after Wing and Gong, with Lowe's memory of what was tried.
 //!
-//! It is given operations, each with the moments at which it was invoked and has responded, and a model of what they do one after
-//! the other. It looks for an order in which each took effect at once, somewhere between its two moments, as the model allows it.
-//! An operation whose end is unknown may take effect at any time after it was invoked, or never.
+//! It gets operations, each with the moments at which it was invoked and responded, and a sequential model of what they do. It looks for an
+//! order in which each took effect at one moment between its two, as the model allows. An operation whose end is unknown may take effect at
+//! any time after it was invoked, or never.
 
 use std::collections::HashSet;
 use std::hash::Hash;
 
-/// What somebody did, and between which moments.
+/// An operation, and between which moments it took place.
 #[derive(Clone, Debug)]
 pub(super) struct Operation<O> {
     pub(super) what: O,
     pub(super) invoked: i64,
-    /// Nothing if its end is unknown.
+    /// `None` if its end is unknown.
     pub(super) responded: Option<i64>,
 }
 
-/// A model: what an operation makes of a state; nothing where it could not have had its result.
+/// A model: what an operation makes of a state; `None` if it could not have had its result.
 pub(super) trait Model {
     type Operation;
     type State: Clone + Eq + Hash;
@@ -24,7 +24,7 @@ pub(super) trait Model {
     fn apply(&self, what: &Self::Operation, state: &Self::State) -> Option<Self::State>;
 }
 
-/// Looks for an order. Fails with the operation at whose end no order was left, of the attempt that came furthest.
+/// Looks for an order. Fails with the operation at whose response no order was left, in the attempt that got furthest.
 pub(super) fn check<M: Model>(
     model: &M,
     initial: M::State,
@@ -39,7 +39,7 @@ pub(super) fn check<M: Model>(
     let (mut furthest, mut stuck) = (0, 0);
     let mut at = timeline.first();
     while open > 0 {
-        // The end is never reached while an operation is left that has responded: its response comes before.
+        // The end is never reached while an operation that has responded is left: its response comes first.
         let Event { number, is_response } = timeline.events[at];
         let operation = &operations[number];
         if is_response {
@@ -69,7 +69,7 @@ pub(super) fn check<M: Model>(
     Ok(())
 }
 
-/// The operations that have taken effect, by their numbers in the order in which they were invoked: all below a limit, and these.
+/// The operations that have taken effect, numbered in the order of their invocation: all below a limit, and these.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 struct Done {
     below: usize,
@@ -103,7 +103,7 @@ struct Event {
     is_response: bool,
 }
 
-/// The calls and responses of all operations that have not taken effect yet, in the order of time. The first place is no event.
+/// The calls and responses of all operations that have not taken effect yet, in order of time. The first entry is no event.
 struct Timeline {
     events: Vec<Event>,
     next: Vec<usize>,
@@ -118,7 +118,7 @@ impl Timeline {
         let response = |(number, operation): (usize, &Operation<O>)| Some((operation.responded?, true, number));
         let calls = operations.iter().enumerate().map(call);
         let mut order: Vec<_> = calls.chain(operations.iter().enumerate().filter_map(response)).collect();
-        // Of one moment, all calls are before all responses: they may have been at once.
+        // Within one moment, all calls come before all responses: the operations may have overlapped.
         order.sort_unstable();
         let mut timeline = Self {
             events: vec![Event { number: usize::MAX, is_response: false }],
@@ -167,7 +167,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// A register, which every operation writes or reads.
+    /// A register, which each operation writes or reads.
     struct Register;
 
     enum Use {
@@ -193,7 +193,7 @@ mod tests {
         check(&Register, 0, &uses.into_iter().map(operation).collect::<Vec<_>>())
     }
 
-    // What comes one after the other takes effect in this order.
+    // Operations one after the other take effect in this order.
     #[test]
     fn one_after_the_other() {
         assert_eq!(of([(Write(1), 0, Some(1)), (Read(1), 2, Some(3))]), Ok(()));
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(of([]), Ok(()));
     }
 
-    // What is at once may take effect in any order, for which the checker has to go back.
+    // Overlapping operations may take effect in any order, which makes the checker backtrack.
     #[test]
     fn at_once() {
         let writes = || [(Write(1), 0, Some(9)), (Write(2), 1, Some(9)), (Write(3), 2, Some(9))];
@@ -215,14 +215,14 @@ mod tests {
         );
     }
 
-    // One order may be right for one reader, but it has to be for all.
+    // An order may suit one reader, but it has to suit all.
     #[test]
     fn a_value_that_was_there_already_is_not_forgotten() {
         assert_eq!(of([(Write(1), 0, Some(9)), (Read(1), 1, Some(2)), (Read(0), 3, Some(4))]), Err(2));
         assert_eq!(of([(Write(1), 0, Some(9)), (Read(1), 1, Some(4)), (Read(0), 3, Some(5))]), Ok(()));
     }
 
-    // What has no end may take effect late, or never.
+    // An operation without an end may take effect late, or never.
     #[test]
     fn an_unknown_end() {
         assert_eq!(of([(Write(1), 0, None), (Read(0), 1, Some(2)), (Read(1), 3, Some(4))]), Ok(()));

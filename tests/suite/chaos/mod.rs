@@ -1,4 +1,4 @@
-//! Faults at random, under load, and what they must never do.
+//! Random faults under load, and what they must never cause.
 //!
 //! Workers run a command again and again under three locks: one at a time, in slots, as readers and writers. Meanwhile processes are killed
 //! and stopped, the network is disturbed, and the server is stopped, killed and started again, in an order that a seed
@@ -48,10 +48,10 @@ use runs::{Holder, Past, holders};
 use subject::Subject;
 use workers::{Finished, LOCKS, Workers, now};
 
-/// How often the workers are looked after.
+/// How often the workers are checked.
 const TICK: Duration = Duration::from_millis(3);
 
-/// How many seconds a store has among all the other tests.
+/// How many seconds each store gets among all the other tests.
 const SLICE: u64 = 4;
 
 /// The same where servers are replaced, which takes its time.
@@ -152,7 +152,7 @@ fn go_on(subject: &Subject<'_>, slice: u64) {
     held_in_time(lost.is_empty(), &format!("a lease is lost only if something is wrong: {lost:?}"));
 }
 
-/// The locks that were used.
+/// Returns the locks that were used.
 fn locks(runs: &[Past]) -> impl Iterator<Item = &'static str> {
     LOCKS.into_iter().filter(|lock| runs.iter().any(|run| run.lock == *lock))
 }

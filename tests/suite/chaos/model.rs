@@ -1,4 +1,4 @@
-//! What a lock is, for the checker of linearizability: who may have it beside whom, and with which fence.
+//! A lock as a model for the linearizability checker: who may hold it beside whom, and with which fence.
 
 use super::linearizable::Model;
 
@@ -24,7 +24,7 @@ pub(super) enum Action {
     },
 }
 
-/// A lock with as many slots, and the fences that were seen of it.
+/// A lock with its number of slots, and the fences that were seen of it.
 pub(super) struct Lock {
     slots: usize,
     fences: Vec<u64>,
@@ -38,7 +38,7 @@ pub(super) struct Held {
 }
 
 impl Lock {
-    /// The lock to which all this was done.
+    /// Returns the lock for all these actions.
     pub(super) fn of<'a>(slots: usize, actions: impl IntoIterator<Item = &'a Action>) -> Self {
         let fence = |action: &Action| match *action {
             Action::Acquire { fence, .. } => Some(fence),
@@ -49,8 +49,8 @@ impl Lock {
         Self { slots, fences }
     }
 
-    /// The greatest fence below this one. As all acquisitions must take effect and fences rise, no other one can come right before it:
-    /// to know that spares the checker all other orders.
+    /// Returns the greatest fence below this one. All acquisitions must take effect and fences rise, so no other fence can come right
+    /// before it: this spares the checker all other orders.
     fn before(&self, fence: u64) -> u64 {
         let below = self.fences.partition_point(|other| *other < fence);
         below.checked_sub(1).map_or(0, |last| self.fences[last])
@@ -96,12 +96,12 @@ mod tests {
     use super::super::linearizable::{Operation, check};
     use super::*;
 
-    /// Whether runs could have held a lock with so many slots like this: in this mode and with this fence, invoked, seen to hold it
-    /// from and to, and released by then.
+    /// Returns whether runs could have held a lock with this many slots like this. Each has its mode and fence, and the moments at which it
+    /// was invoked, first and last seen to hold the lock, and had released it.
     fn is_possible(slots: usize, runs: &[(Mode, u64, [i64; 4])]) -> bool {
         let of = |(run, &(mode, fence, [invoked, first, last, released])): (usize, &(Mode, u64, [i64; 4]))| {
             let acquire = Action::Acquire { run, mode, fence };
-            // One that was killed has released it at any time.
+            // A run that was killed may have released the lock at any time.
             let released = (released > 0).then_some(released);
             [
                 Operation { what: acquire, invoked, responded: Some(first) },
@@ -113,7 +113,7 @@ mod tests {
         check(&lock, Held::default(), &operations).is_ok()
     }
 
-    // One at a time, in whatever order they waited; a run whose end is unknown makes room for the next one.
+    // One holder at a time, in whatever order they waited; a run whose end is unknown makes room for the next one.
     #[test]
     fn one_at_a_time() {
         let alone = Mode::Exclusive;
@@ -133,7 +133,7 @@ mod tests {
         assert!(!is_possible(1, &[(alone, 7, [0, 1, 9, 4])]), "it ran on after its release");
     }
 
-    // As many as there are slots, each in one of its own.
+    // As many holders as slots, each in a slot of its own.
     #[test]
     fn in_slots() {
         let slot = |number, fence, times| (Mode::Slot(number), fence, times);

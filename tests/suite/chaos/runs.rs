@@ -1,11 +1,11 @@
-//! What is known of the runs when all is over: from outside when they began and ended, from their commands when these lived.
+//! What is known about the runs in the end: from outside, when they began and ended; from their commands, when these lived.
 
 use std::path::Path;
 
 use super::model::Mode;
 use crate::support::witness::{Life, lives};
 
-/// How many may have a slot at once.
+/// The number of slots.
 pub(super) const SLOTS: usize = 2;
 
 /// A run that has ended. Its times are those of the boot clock, in nanoseconds.
@@ -14,7 +14,7 @@ pub(super) struct Past {
     pub(super) number: usize,
     pub(super) lock: &'static str,
     pub(super) host: usize,
-    /// Before it was started, and after it has ended.
+    /// Before it was started, and after it ended.
     pub(super) invoked: i64,
     pub(super) ended: i64,
     /// It was told that the lock is held.
@@ -28,7 +28,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// By when it had released the lock; nothing if that is unknown.
+    /// Returns by when it had released the lock; `None` if that is unknown.
     pub(super) fn released(&self) -> Option<i64> {
         self.has_released.then_some(self.ended)
     }
@@ -41,7 +41,7 @@ pub(super) struct Holder {
     pub(super) lock: String,
     pub(super) mode: Mode,
     pub(super) fence: u64,
-    /// When it was seen first, and last.
+    /// When it was first and last seen.
     pub(super) first: i64,
     pub(super) last: i64,
 }
@@ -66,7 +66,7 @@ impl Holder {
         }
     }
 
-    /// Whether the two may not hold their lock at once.
+    /// Returns whether the two must not hold their lock at the same time.
     pub(super) fn excludes(&self, other: &Self) -> bool {
         match (self.mode, other.mode) {
             (Mode::Slot(one), Mode::Slot(other)) => one == other,
@@ -75,7 +75,7 @@ impl Holder {
     }
 }
 
-/// Those who held a lock, in the order in which they were seen first.
+/// Returns the commands under a lock, in the order in which they were first seen.
 pub(super) fn holders(record: &Path) -> Vec<Holder> {
     lives(record).iter().map(Holder::of).collect()
 }

@@ -1,6 +1,6 @@
-//! A lock that is held and used for long: memory and descriptors stay as they are, and nothing that it protects is lost.
+//! A lock that is held and used for a long time: memory and descriptors do not grow, and nothing that it protects is lost.
 //!
-//! `MINUTES` asks for more than a slice, in which nothing can be said of growth: `make soak`.
+//! `MINUTES` asks for more than a slice, which is too short to show growth: `make soak`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,20 +19,20 @@ const KEY: &str = "soak";
 
 const WAITERS: usize = 3;
 
-/// Calls again and again until a file is there, and says how often that was.
+/// Runs the call again and again until a file exists, and prints how often.
 const LOOP: &str = r#"n=0; until [ -e "$end" ]; do "$@" || exit; n=$((n + 1)); sleep 0.5; done; echo $n"#;
 
-/// Counts on in a file, which two at once would do wrong.
+/// Increments a number in a file, which two at once would get wrong.
 const COUNT_ON: &str = r#"read n <"$0"; echo $((n + 1)) >"$0""#;
 
-/// How often is measured, and how seldom the status is asked for.
+/// How often is measured, and after how many ticks `status` runs.
 const TICK: Duration = Duration::from_secs(1);
 const STATUS_EVERY: usize = 5;
 
 /// By how much memory may differ at the end, in kB: a few pages.
 const A_FEW_PAGES: i64 = 64;
 
-/// How long it lasts among all the other tests.
+/// How long the test lasts among all the other tests.
 const SLICE: Duration = Duration::from_secs(4);
 
 // "A second run at the same time means corrupted data; a lock that stays means that nothing runs at all."
@@ -68,7 +68,7 @@ fn soak(store: &Store, time: Duration) -> Vec<Curve> {
         }
     }
     let runs = counters.end();
-    // They get the lock one after the other when it is free.
+    // When it is free, they get the lock one after the other.
     holder.signal(Signal::SIGTERM);
     eventually(LONG, "the holder ends", || holder.has_ended());
     holder.wait().died_of(Signal::SIGTERM);
@@ -81,7 +81,7 @@ fn soak(store: &Store, time: Duration) -> Vec<Curve> {
     curves
 }
 
-/// Two that count on in one file, in turn.
+/// Two loops that increment a number in one file, in turn.
 struct Counters {
     loops: Vec<Running>,
     directory: PathBuf,
@@ -97,7 +97,7 @@ impl Counters {
         Self { loops: (0..2).map(|_| call.spawn_alone()).collect(), directory: directory.to_owned() }
     }
 
-    /// Ends them, and says how many runs have counted. Fails if one has not.
+    /// Ends them, and returns how many runs have counted. Fails if one has not.
     fn end(mut self) -> u64 {
         fs::write(self.directory.join("end"), "").expect("our own file");
         eventually(LONG, "those who count end", || self.loops.iter_mut().all(Running::has_ended));
@@ -119,7 +119,7 @@ struct Curve {
     seen: Vec<i64>,
 }
 
-/// The curves of a run's processes; what is shared by many counts in part only, so what is its own is looked at, too.
+/// Returns the curves of a run's processes. Memory that is shared counts only in part, so private memory is measured, too.
 fn curves(holder: &Running, waiters: &[Running]) -> Vec<Curve> {
     let of_run = |name: &str, run: &Running| {
         let guardian = children(run.pid()).into_iter().find(|pid| comm(*pid) == "guardian");
@@ -149,7 +149,7 @@ fn comm(pid: i32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// A figure of what a process has in memory.
+/// Returns a figure of a process's memory.
 fn rollup(pid: i32, field: &str) -> Option<i64> {
     let all = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     all.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.parse().ok())
@@ -161,19 +161,19 @@ impl Curve {
         self.seen.push(figure.unwrap_or_else(|| panic!("{} is gone", self.name)));
     }
 
-    /// Without the beginning, in which all has to come about first.
+    /// Returns the curve without its beginning, while everything starts up.
     fn settled(&self) -> &[i64] {
         &self.seen[self.seen.len() / 10..]
     }
 
-    /// Whether it is greater in the last third than in the first one.
+    /// Returns whether it is greater in the last third than in the first one.
     fn grows(&self) -> bool {
         let settled = self.settled();
         let third = settled.len() / 3;
         median(&settled[settled.len() - third..]) > median(&settled[..third]).saturating_add(self.tolerance)
     }
 
-    /// By how much it grows in an hour, by the least squares.
+    /// Returns how much it grows per hour, by least squares.
     #[allow(clippy::cast_precision_loss)]
     fn slope(&self) -> f64 {
         let settled = self.settled();

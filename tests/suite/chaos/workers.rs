@@ -1,4 +1,4 @@
-//! Those who want the locks.
+//! The workers that use the locks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -51,7 +51,7 @@ do {
 } while (clock_gettime(7) - $began) * 1000 < $ms;
 "#;
 
-/// How long a worker waits whose store could not be reached, and how often those that were left behind are looked after.
+/// How long a worker waits if its store cannot be reached, and how often left-over processes are checked.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// One of the processes of a run.
@@ -68,7 +68,7 @@ pub(super) fn now() -> i64 {
     now.tv_sec() * 1_000_000_000 + now.tv_nsec()
 }
 
-/// One that works under a lock, again and again.
+/// A worker, which runs commands under a lock again and again.
 struct Worker {
     number: usize,
     host: usize,
@@ -92,9 +92,9 @@ pub(super) struct Workers {
     past: Vec<Past>,
     deadlines: Option<Deadlines>,
     started: usize,
-    /// Runs that have ended, and left a process behind.
+    /// Runs that have ended and left a process behind.
     left: Vec<Running>,
-    /// When those were looked after.
+    /// When those were last checked.
     looked_at: Instant,
 }
 
@@ -109,7 +109,7 @@ impl Worker {
         let lock = of_this_kind.copied().nth(self.number / WANTS.len()).expect("there are as many sets of locks");
         let how_kept = if how.contains(&"--shared") { "r" } else { "w" };
         let name = format!("{lock}-{how_kept}-{run}");
-        // Some live for longer than a lease, which has to be renewed.
+        // Some live longer than a lease, which has to be renewed.
         let millis = if random.u8(0..12) == 0 { random.u32(1000..4500) } else { random.u32(0..300) }.to_string();
         let perl = find_program("perl");
         let words =
@@ -160,7 +160,7 @@ impl Workers {
         }
     }
 
-    /// Looks after one of them: if its run has ended, it starts the next one.
+    /// Checks one worker: if its run has ended, starts the next one.
     pub(super) fn work(&mut self, at: usize) {
         if self.all[at].run.as_mut().is_some_and(|(run, _)| run.has_ended()) {
             self.bury(at);
@@ -191,17 +191,17 @@ impl Workers {
         self.ends.count_in(&output);
         self.past.push(past);
         if output.status == Some(69) {
-            // The store cannot be reached: to ask it again at once would take the processors from the others.
+            // The store cannot be reached: asking again at once would take processor time from the others.
             self.all[at].next_at = Instant::now() + PAUSE;
         }
-        // Its command may hold the lock still.
+        // Its command may still hold the lock.
         if !run.processes().is_empty() {
             self.left.push(run);
         }
     }
 
-    /// Sends a signal to these processes of a run, all or none: to the first run from this worker's on that has them all, and a command if
-    /// it is to have one. Says which run it is.
+    /// Sends a signal to these processes of a run, all or none: of the first run, from this worker's on, that has them all, and a command
+    /// if it must have one. Returns which run it is.
     pub(super) fn signal(
         &self,
         from: usize,
@@ -228,7 +228,7 @@ impl Workers {
         self.all.len()
     }
 
-    /// Lets the last run of each come to its end.
+    /// Waits for the last run of each.
     #[track_caller]
     pub(super) fn finish(mut self) -> Finished {
         eventually(LONG * 2, "the last runs end, and what the dead have left", || {
@@ -246,15 +246,15 @@ impl Workers {
     }
 }
 
-/// All that is known when the last run has ended.
+/// What is known when the last run has ended.
 pub(super) struct Finished {
     pub(super) ends: Ends,
-    /// By their numbers.
+    /// The runs, by their numbers.
     pub(super) runs: Vec<Past>,
     pub(super) deadlines: Option<Deadlines>,
 }
 
-/// The processes of the run of this lockrun, as far as they descend from it.
+/// Returns the processes of this lockrun's run, as far as they descend from it.
 fn processes(lockrun: i32) -> Vec<(i32, Who)> {
     let mut found = vec![];
     let mut left = vec![lockrun];
