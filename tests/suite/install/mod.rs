@@ -1,4 +1,4 @@
-//! What is installed: by make, as a package, as an archive; and the units in `examples/`.
+//! What make, the packages and the archive install; and the units in `examples/`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).expect("a directory") {
@@ -45,7 +45,7 @@ fn text(path: &Path) -> &str {
 fn make_uninstall_removes_what_make_install_installed() {
     let root = TempDir::new().expect("a directory");
     let call = |what: &str| {
-        // The binary is there: it is not to be built.
+        // The binary exists, and must not be built.
         let (binary, root) = (format!("binary={BINARY}"), format!("DESTDIR={}", text(root.path())));
         run("make", &["-s", "-o", BINARY, what, &binary, &root, "PREFIX=/usr"]);
     };
@@ -82,7 +82,7 @@ fn the_debian_package_is_installed_run_and_removed() {
     if !Uid::effective().is_root() {
         return;
     }
-    // Into a system of its own.
+    // Installs into a separate root directory.
     let root = TempDir::new().expect("a directory");
     for directory in ["updates", "info"] {
         fs::create_dir_all(root.path().join("var/lib/dpkg").join(directory)).expect("a directory");
@@ -148,7 +148,7 @@ fn the_units_are_sound() {
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
     let mut args = vec!["verify".to_owned()];
     for unit in files(&units) {
-        // Nothing of lockrun is installed in its place here.
+        // Here lockrun is not installed where the units expect it.
         let content = fs::read_to_string(&unit).expect("a unit");
         let content = content.replace("/usr/bin/lockrun", BINARY);
         let content =
