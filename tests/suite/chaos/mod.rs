@@ -1,9 +1,9 @@
 //! Random faults under load, and what they must never cause.
 //!
 //! Workers run a command again and again under three locks: one at a time, in slots, as readers and writers. Meanwhile processes are killed
-//! and stopped, the network is disturbed, and the server is stopped, killed and started again, in an order that a seed
-//! fixes; primaries are replaced, and disks are full. Each command writes down when it lived; a judge that knows nothing of lockrun reads that, and a checker of linearizability looks for an
-//! order of acquisitions and releases that explains it.
+//! and stopped, the network is disturbed, and the server is stopped, killed and started again, in an order that a seed fixes; primaries
+//! are replaced, and disks are full. Each command records when it lived; a judge that knows nothing of lockrun reads that, and a checker
+//! of linearizability looks for an order of acquisitions and releases that explains it.
 //!
 //! `SEED` repeats an order, `SECONDS_PER_STORE` lets it last longer: `make chaos`. `HISTORY` names a directory into which the histories are
 //! written.

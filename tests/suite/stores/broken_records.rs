@@ -1,4 +1,4 @@
-//! Records in a Redis that are lost in part, or were written by another program.
+//! Records in Redis that are partly lost, or were written by another program.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn other(store: &Store, words: &[&str]) -> Output {
     Lockrun::other(words[0], store).args(&words[1..]).run()
 }
 
-/// What destroys the particulars of all who hold or await the lock.
+/// Destroys the details of all holders and waiters of the lock.
 type Damage = fn(&Redis, &str);
 const DAMAGES: [Damage; 3] = [
     |redis, info| drop(redis.ask(&["DEL", info])),
@@ -31,8 +31,8 @@ fn overwrite(redis: &Redis, info: &str, text: &str) {
     }
 }
 
-// "A broken record is an error, never a free lock" (69): a holder of whom nothing is known but its lease. `status` shows it as held,
-// and `break` frees it.
+// "A broken record is an error, never a free lock" (69): here only the holder's lease is known. `status` shows the lock as held, and
+// `break` frees it.
 #[test]
 fn a_holder_whose_particulars_are_lost() {
     for damage in DAMAGES {
@@ -62,7 +62,7 @@ fn a_holder_whose_particulars_are_lost() {
     }
 }
 
-// The same of a lock under which a command runs: that goes on, and its end frees the lock.
+// The same for a lock under which a command runs: the command goes on, and its end frees the lock.
 #[test]
 fn a_run_whose_particulars_are_lost() {
     for damage in DAMAGES {
@@ -95,7 +95,7 @@ fn a_run_whose_particulars_are_lost_is_broken() {
     assert!(is_free(&store, "broken"));
 }
 
-// Who has the token of such a lock has the lock.
+// The token of such a lock still works.
 #[test]
 fn particulars_that_are_lost_come_back() {
     let store = Store::redis();
@@ -117,7 +117,7 @@ fn used(keys: &[&str]) -> Store {
     store
 }
 
-// "What cannot be read is named, and the others are told of all the same": of keys of which one holds another type of value.
+// "What cannot be read is named, and the others are told of all the same": here one key has another type of value.
 #[test]
 fn a_key_of_another_type_spoils_no_other() {
     for (name, what) in [("holders", "WRONGTYPE"), ("last", "WRONGTYPE"), ("sequence", "WRONGTYPE"), ("fence", "")] {
@@ -164,7 +164,7 @@ fn a_user_without_a_right_is_told_once() {
     assert_eq!(output.stderr().lines().count(), 1, "{output}");
 }
 
-// What another program has written as the last run is shown as far as it can be, and stands in nobody's way.
+// A last run that another program has written is shown as far as possible, and blocks no one.
 #[test]
 fn a_last_run_that_cannot_be() {
     let who = json!({"host": "web-1", "pid": 7, "user": "u", "command": "c"});
@@ -205,8 +205,8 @@ fn next_fence(store: &Store, options: &[&str]) -> u64 {
     call.run().exited(0).silent().stdout().trim().parse().expect("a number")
 }
 
-// "Each acquisition of a key gets a number greater than every earlier one": also where that is greater than a number of Lua's is
-// exact, and as far as the server can count.
+// "Each acquisition of a key gets a number greater than every earlier one": also beyond the numbers that are exact in Lua, as far as the
+// server can count.
 #[test]
 fn a_fence_beyond_what_lua_can_count() {
     let store = Store::redis();
@@ -218,7 +218,7 @@ fn a_fence_beyond_what_lua_can_count() {
         let its = token(&store, "fence", &["--ttl", "none"]);
         let told = status(&store, "fence");
         assert_eq!((&told["holders"][0]["fence"], &told["fence"]), (&json!(start + 3), &json!(start + 3)));
-        // One that claims it in its turn.
+        // A waiter that claims the lock in its turn.
         let next = Lockrun::new(&store).key("fence").arg("--wait").sh("echo $LOCKRUN_FENCE").spawn();
         until_waiting(&store, "fence", 1);
         release(&store, "fence", &its).exited(0).silent();
@@ -265,7 +265,7 @@ on_redis!(hostile_values_are_escaped, |store, redis| {
     harmless(&asked.stderr());
     let told = reserve(store, "1").args(["--next", "/no\x1b[31m"]).command(["true"]).run().exited(125).said("/no");
     harmless(&told.stderr());
-    // A hostile value is no value for a command either.
+    // Nor may a command get a hostile value.
     redis.ask(&["HSET", &redis_keys::sequence("seq"), "last", "1"]);
     let verbose =
         reserve(store, "1").arg("-v").command(["true"]).run().exited(0).said("value \"2\" of \"seq\" reserved");

@@ -21,7 +21,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own directory");
 }
 
-/// It was refused with a message that names the directory, and nothing came into being there.
+/// Asserts that the directory was refused by name, and that nothing was created there.
 #[track_caller]
 fn is_refused(directory: &Path) -> Output {
     let before = fs::read_dir(directory).map_or(0, Iterator::count);
@@ -32,7 +32,7 @@ fn is_refused(directory: &Path) -> Output {
     output.printed("").said(&name)
 }
 
-// "Ours, mode 0700, no symbolic links, or refused": one that is missing is made so.
+// "Ours, mode 0700, no symbolic links, or refused": a missing one is created so.
 #[test]
 fn a_missing_directory_is_made() {
     let parent = TempDir::new().expect("a temporary directory");
@@ -69,7 +69,7 @@ fn a_symbolic_link_is_refused() {
     at(&real).command(["true"]).run().exited(0).silent();
 }
 
-// "Mode 0700, or refused": nobody else may write there, or plant or remove a lock.
+// "Mode 0700, or refused": no one else may write there, or plant or remove a lock.
 #[test]
 fn a_directory_that_others_can_write_is_refused() {
     for mode in [0o770, 0o720, 0o702, 0o777, 0o1777] {
@@ -96,7 +96,7 @@ fn a_directory_of_somebody_else_is_refused() {
     }
 }
 
-// "An unreachable store is an error": what is no directory, or cannot be made, is refused.
+// "An unreachable store is an error": anything that is no directory, or cannot be created, is refused.
 #[test]
 fn what_is_no_directory_is_refused() {
     let parent = TempDir::new().expect("a temporary directory");
@@ -108,7 +108,7 @@ fn what_is_no_directory_is_refused() {
     is_refused(Path::new("/proc/locks-of-mine"));
 }
 
-/// Where the default directory of the user who runs the tests is.
+/// Returns the default directory of the user who runs the tests.
 fn default_directory() -> PathBuf {
     let user = Uid::effective();
     if user.is_root() { "/run/lockrun".into() } else { format!("/run/lock/lockrun-{user}").into() }
@@ -140,7 +140,7 @@ fn the_default_directory_is_the_same_for_all() {
     assert_eq!(fs::read_dir(home.path()).expect("ours").count(), 0);
 }
 
-// "`file:/dir`": a name is percent-encoded as in any URL, or it is taken as it stands; never another directory.
+// "`file:/dir`": a name is percent-encoded as in any URL, or taken literally; it never means another directory.
 #[test]
 fn a_directory_with_a_space() {
     let parent = TempDir::new().expect("a temporary directory");
@@ -149,7 +149,7 @@ fn a_directory_with_a_space() {
     assert!(parent.path().join("a b").is_dir());
 }
 
-// "No symbolic links, or refused": also with something behind its name that would lead through it.
+// "No symbolic links, or refused": also with a suffix that would make the kernel follow the link.
 #[test]
 fn a_symbolic_link_with_a_slash_is_refused() {
     let (_parent, real, link) = a_link();
@@ -166,7 +166,7 @@ fn a_symbolic_link_with_a_slash_is_refused() {
     }
 }
 
-// "No weaker lock by accident": a first choice that is full is an error, and no reason to lock elsewhere than others do.
+// "No weaker lock by accident": if the first choice is full, that is an error, and no reason to lock elsewhere than others do.
 #[test]
 fn a_full_file_system_is_no_other_directory() {
     let full = with_mounts("mount -t tmpfs -o nr_inodes=1 none /run");
@@ -174,14 +174,14 @@ fn a_full_file_system_is_no_other_directory() {
     call.in_shell(&full).alone().exited(69).printed("").said("/run/lockrun");
 }
 
-/// The numbers of two users whom no machine has.
+/// The ids of two users that no machine has.
 const NOBODY: u32 = 424_242;
 const ANOTHER: u32 = 424_243;
 
-/// Where the first one's locks lie only if there is no /run/lock.
+/// Where the first user's locks are only if there is no /run/lock.
 const ELSEWHERE: &str = "/tmp/lockrun-424242";
 
-/// A run of `echo ran` by a user, where these mounts are made.
+/// Runs `echo ran` under a lock as a user, with these mounts.
 fn run_by(user: &User, mounts: &str) -> Output {
     let run = ["--key", "k", "--", "echo", "ran"].map(str::to_owned);
     let words: Vec<_> = user.words(&[]).into_iter().chain(run).collect();
@@ -208,7 +208,7 @@ fn no_other_default_directory() {
         run_by(&nobody, mounts).exited(69).printed("").said(&directory).said(why).said("--store file:/DIR");
         assert!(!Path::new(&elsewhere).exists(), "{mounts}");
     }
-    // A directory that is there already, on a file system that has become read-only.
+    // An existing directory, on a file system that has become read-only.
     let frozen = format!(
         "mount -t tmpfs -o mode=1777 none /run/lock && install -d -o {ANOTHER} -m 700 {directory} && \
          mount -o remount,ro /run/lock"
@@ -232,14 +232,13 @@ fn where_there_is_no_run_lock() {
     fs::remove_dir_all(ELSEWHERE).expect("it was made");
     let line = doctor.stdout().lines().find(|line| line.contains("PrivateTmp")).map(str::to_owned);
     assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains(ELSEWHERE)), "{doctor}");
-    // Also of a directory that was named.
+    // Also of a directory that was given.
     let locks = TempDir::new_in("/var/tmp").expect("a temporary directory");
     let doctor = Lockrun::bare().args(["doctor", "--store", &format!("file:{}", locks.path().display())]).run();
     assert!(doctor.stdout().contains("PrivateTmp"), "{doctor}");
 }
 
-// "Root's default directory is one that no other user can make": whatever lies in /run/lock; nor one who is root in a user
-// namespace.
+// "Root's default directory is one that no other user can make": whatever is in /run/lock; nor can the root of a user namespace.
 #[test]
 fn nobody_keeps_root_out() {
     let nobody = User::new(NOBODY, &[]);
@@ -252,7 +251,7 @@ fn nobody_keeps_root_out() {
     Lockrun::bare().command(words).alone().exited(69).printed("").said("/run/lockrun").said("--store file:/DIR");
 }
 
-// "Mode 0700", whatever the umask: what is made on first use can be used again.
+// "Mode 0700", whatever the umask: a directory that is created on first use can be used again.
 #[test]
 fn no_umask_spoils_the_directory() {
     let parent = TempDir::new().expect("a temporary directory");
@@ -268,8 +267,8 @@ fn no_umask_spoils_the_directory() {
     call.run().exited(0).silent();
 }
 
-// "systemd-tmpfiles, which removes old files, leaves lock files alone", in a directory that the user named too; also one that is still without
-// the sticky bit, from its next use on.
+// "systemd-tmpfiles, which removes old files, leaves lock files alone", also in a directory that the user gave, and also a file that still
+// lacks the sticky bit, from its next use on.
 #[test]
 fn no_cleaner_takes_a_lock_away() {
     let cleaner = find_program("systemd-tmpfiles");

@@ -1,4 +1,4 @@
-//! What can happen to an etcd, besides what happens to the server of any store: users and rights, a full database, TLS, a compaction.
+//! Faults of etcd alone, besides those of every store's server: users and rights, a full database, TLS, a compaction.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ fn run(url: &str) -> Output {
     Lockrun::at(url).key("k").command(["echo", "ran"]).run()
 }
 
-/// The URL of an etcd with something before its place, and after it.
+/// Returns the URL of an etcd with this text before and after its address.
 fn url(etcd: &Etcd, before: &str, after: &str) -> String {
     format!("etcd://{before}127.0.0.1:{}{after}", etcd.port())
 }
 
-/// Adds a user who may use the keys that begin so, and no others.
+/// Adds a user who may use only the keys with this prefix.
 fn add_user(etcd: &Etcd, name: &str, prefix: &str) {
     let (key, end) = (STANDARD.encode(format!("{prefix}/")), STANDARD.encode(format!("{prefix}0")));
     etcd.ask("/v3/auth/user/add", &json!({ "name": name, "password": "secret" }));
@@ -34,7 +34,7 @@ fn add_user(etcd: &Etcd, name: &str, prefix: &str) {
     etcd.ask("/v3/auth/user/grant", &json!({ "user": name, "role": name }));
 }
 
-/// Lets nobody in any more without a password.
+/// Requires a password from now on.
 fn enable_users(etcd: &Etcd) {
     etcd.ask("/v3/auth/user/add", &json!({ "name": "root", "password": "secret" }));
     etcd.ask("/v3/auth/role/add", &json!({ "name": "root" }));
@@ -42,7 +42,7 @@ fn enable_users(etcd: &Etcd) {
     etcd.ask("/v3/auth/enable", &json!({}));
 }
 
-// "Rights": a user needs those to the keys under the prefix, and no more.
+// "Rights": a user needs only those to the keys under the prefix.
 #[test]
 fn users_and_their_rights() {
     let etcd = Etcd::of(1);
@@ -63,7 +63,7 @@ fn users_and_their_rights() {
     assert!(doctor.exited(0).stdout().contains("acquired"));
 }
 
-// "An expired auth token": a member that was started anew knows none, and a change of rights makes all of them old.
+// "An expired auth token": a restarted member knows no tokens, and a change of rights makes all of them out of date.
 #[test]
 fn log_ins_that_are_forgotten() {
     let etcd = Etcd::of(1);
@@ -84,7 +84,7 @@ fn log_ins_that_are_forgotten() {
     waiter.wait().exited(0).printed("ran\n").silent();
 }
 
-// "No space": nothing is acquired any more, and the message says what to do; but what is held stays held, and ends as its command ends.
+// "No space": no lock can be acquired, and the message says what to do; but held locks stay held, and their runs end as their commands end.
 #[test]
 fn the_database_is_full() {
     let store = Store::Etcd(Etcd::of(1));
@@ -105,7 +105,7 @@ fn the_database_is_full() {
     run(&store.url()).exited(0).printed("ran\n").silent();
 }
 
-// "A compaction of the watch": the history is of no use to us.
+// "A compaction of the watch": lockrun does not need the history.
 #[test]
 fn the_history_is_compacted() {
     let store = Store::Etcd(Etcd::of(1));
@@ -120,7 +120,7 @@ fn the_history_is_compacted() {
     queue.end().in_order(0..5);
 }
 
-// "`ca`, `cert`, `key`": a cluster that asks for certificates, and shows one of a private authority.
+// "`ca`, `cert`, `key`": a cluster that requires client certificates, and has one of a private authority.
 #[test]
 fn certificates() {
     let certificates = Certificates::make();
@@ -143,7 +143,7 @@ fn certificates() {
     waiter.wait().exited(0).printed("ran\n");
 }
 
-// "Nothing is left": leases neither, of a run, of those that waited, and of one that was renewed.
+// "Nothing is left": nor are etcd leases of a run, of waiters, and of a lock that was renewed.
 #[test]
 fn no_lease_is_left() {
     let store = Store::Etcd(Etcd::of(1));
@@ -163,7 +163,7 @@ fn no_lease_is_left() {
     assert_eq!(etcd.leases(), 0);
 }
 
-// Two that wait under one token are one waiter: each hears of the lock, and of a signal.
+// Two processes that wait under one token are one waiter: each learns of the lock, and of a signal.
 #[test]
 fn a_second_waiter_under_the_same_token() {
     let store = Store::Etcd(Etcd::of(1));
@@ -182,7 +182,7 @@ fn a_second_waiter_under_the_same_token() {
     first.wait();
 }
 
-// "`break --now`": also where more hold the lock than etcd takes operations in a transaction.
+// "`break --now`": also with more holders than etcd allows operations in a transaction.
 #[test]
 fn very_many_holders_are_broken() {
     const MANY: usize = 130;
@@ -197,8 +197,8 @@ fn very_many_holders_are_broken() {
     assert!(!is_held(&store, "k"));
 }
 
-// "A waiter that died, wherever in the queue": when the first one is passed over, all behind it are called at once, also those that come near
-// the head of the queue by that.
+// "A waiter that died, wherever in the queue": when the first one is passed over, all behind it are called at once, also those that thereby
+// come near the head of the queue.
 #[test]
 fn all_behind_one_that_is_passed_over_are_called() {
     let store = Store::Etcd(Etcd::of(1));
@@ -219,8 +219,8 @@ fn all_behind_one_that_is_passed_over_are_called() {
     drop(queue.end());
 }
 
-// The clocks of two machines differ, and etcd tells whole seconds. A waiter knows that the run has ended for which it waits even if that
-// ended, by its own clock, before the waiter saw it.
+// The clocks of two machines differ, and etcd counts whole seconds. A waiter recognizes that the run for which it waits has ended even if,
+// by the run's own clock, it ended before the waiter saw it.
 #[test]
 fn a_run_that_ends_by_a_slow_clock() {
     let store = Store::Etcd(Etcd::of(1));
@@ -243,7 +243,7 @@ fn a_run_that_ends_by_a_slow_clock() {
     queue.end().in_order(0..1);
 }
 
-// The same if the clock was ahead by which an earlier run ended.
+// The same if the clock of an earlier run was ahead when it ended.
 #[test]
 fn a_run_that_ends_after_one_by_a_fast_clock() {
     let store = Store::Etcd(Etcd::of(1));
@@ -256,7 +256,7 @@ fn a_run_that_ends_after_one_by_a_fast_clock() {
     let held = token(&store, "k", &["--ttl", "10m"]);
     let mut queue = Queue::new(&store, "k");
     queue.join(2);
-    // One that is granted the lock does not ask itself whether the run has ended.
+    // A waiter that is granted the lock does not check whether the run has ended.
     queue.stop(0..1);
     release(&store, "k", &held).exited(0);
     eventually(LONG, "the second one has run", || queue.begun() == ["1"]);
@@ -264,7 +264,7 @@ fn a_run_that_ends_after_one_by_a_fast_clock() {
     drop(queue.end());
 }
 
-// "Deleted by hand": first the record alone, so that nothing is known of the holder but that it lives. The waiter remembers what it has seen
+// "Deleted by hand": first the record alone, so that only the fact that the holder lives is known. The waiter remembers what it has seen
 // before, and waits for as long as the command may run.
 #[test]
 fn a_record_is_deleted_and_then_the_rest() {
@@ -291,7 +291,7 @@ fn a_record_is_deleted_and_then_the_rest() {
     assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
 }
 
-// A waiter claims the lock by what its row says of the record. If that has changed since, it is not overwritten.
+// A waiter claims the lock by what its row says about the record. If the record has changed since, it is not overwritten.
 #[test]
 fn a_record_is_changed_between_grant_and_claim() {
     let store = Store::Etcd(Etcd::of(1));
@@ -316,7 +316,8 @@ fn a_record_is_changed_between_grant_and_claim() {
     assert_eq!(output.exited(0).stderr().trim(), (fence + 1).to_string());
 }
 
-// A transaction of etcd's has 128 operations at the most. However many could have the lock at once, it goes to some of them at a time.
+// A transaction of etcd has at most 128 operations. However many waiters could have the lock at once, it is granted to some of them at a
+// time.
 #[test]
 fn more_can_have_the_lock_than_a_transaction_holds() {
     let store = Store::Etcd(Etcd::of(1));

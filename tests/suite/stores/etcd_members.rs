@@ -1,6 +1,6 @@
 //! Members of an etcd cluster of three that die, stop, or are cut off: while a lock is held, and waited for.
 //!
-//! The witnesses are the commands, as for other faults: the old one writes down when it lived, and so does the next one.
+//! The witnesses are the commands, as for other faults: the old one records when it lived, and so does the next one.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Queue, Running, S
 /// The lease of the holders.
 const TTL: Duration = Duration::from_secs(4);
 
-/// "The lock is never stale for more than ttl + 1 s"; etcd looks twice a second for leases that have run out, and a new leader lets all of
-/// them begin anew. The rest is for a machine that has to start a few interpreters.
+/// "The lock is never stale for more than ttl + 1 s"; etcd looks for expired leases twice a second, and a new leader restarts all leases.
+/// The rest is for a machine that has to start a few interpreters.
 const STALE: Duration = Duration::from_secs(4 + 1 + 3);
 
 /// How often each fault happens. `SUITE_RUNS` asks for more.
@@ -28,7 +28,7 @@ fn runs() -> usize {
     asked.map_or(1, |asked| asked.parse().expect("SUITE_RUNS is a number"))
 }
 
-/// One that holds a lock in a cluster of three, and one that waits for it.
+/// A run that holds a lock in a cluster of three, and one that waits for it.
 struct Case {
     etcd: Etcd,
     old: Running,
@@ -38,7 +38,7 @@ struct Case {
 }
 
 impl Case {
-    /// Both come, the member that is chosen first in their URLs.
+    /// Starts both, with the chosen member first in their URLs.
     fn new(first: impl Fn(&Etcd) -> usize) -> Self {
         let etcd = Etcd::of(3);
         let mut members: Vec<&Member> = etcd.members().iter().collect();
@@ -86,7 +86,7 @@ impl Case {
         assert!(self.old.stderr().contains("lost"), "{}", self.old.stderr());
     }
 
-    /// The next one comes, after the old command's death.
+    /// The next run gets the lock, after the old command's death.
     #[track_caller]
     fn passes_on(mut self, fault: &str) {
         eventually(LONG, "the next one comes", || self.next.has_line("ready") || self.next.has_ended());
@@ -100,14 +100,14 @@ impl Case {
     }
 }
 
-/// Lets a fault happen as often as is asked for.
+/// Lets a fault happen as often as `SUITE_RUNS` says.
 fn each(case: impl Fn()) {
     for _ in 0..runs() {
         judge(&case);
     }
 }
 
-// "The loss of a minority, without any loss of a lock": COMMAND goes on, and its lock passes on when it has ended.
+// "The loss of a minority, without any loss of a lock": COMMAND goes on, and its lock is handed off when it has ended.
 #[test]
 fn the_leader_is_killed() {
     each(|| {
@@ -118,7 +118,7 @@ fn the_leader_is_killed() {
     });
 }
 
-// The same for the leader where another member is asked.
+// The same for the leader if lockrun asks another member.
 #[test]
 fn a_leader_that_is_not_asked_is_killed() {
     each(|| {
@@ -142,7 +142,7 @@ fn the_member_that_is_asked_is_stopped() {
     });
 }
 
-// And if it is the leader that stands still.
+// And if it is the leader that is stopped.
 #[test]
 fn the_leader_is_stopped() {
     each(|| {
@@ -154,7 +154,7 @@ fn the_leader_is_stopped() {
     });
 }
 
-// A member without a leader loses what it is asked: each is asked again, as long as there is time.
+// A member without a leader drops requests: each member is asked again while there is time.
 #[test]
 fn requests_are_lost_during_an_election() {
     let etcd = Etcd::of(1);
@@ -170,7 +170,8 @@ fn requests_are_lost_during_an_election() {
     run.wait().exited(0).printed("ran\n").silent();
 }
 
-// "Majority stopped": COMMAND is dead before the lease can pass on, newcomers are told so, and all goes on when it is back.
+// "Majority stopped": COMMAND is dead before the lease can pass on, newcomers get an error, and everything goes on when the majority is
+// back.
 #[test]
 fn a_majority_is_stopped() {
     each(|| {
@@ -182,14 +183,14 @@ fn a_majority_is_stopped() {
         in_time(told.took, Duration::from_secs(4), "a newcomer is told");
         case.is_lost();
         case.etcd.members()[..2].iter().for_each(Member::resume);
-        // As soon as they have chosen a leader.
+        // As soon as they have elected a leader.
         let what = "they answer again";
         eventually(LONG, what, || newcomer.run().status == Some(0));
         case.passes_on("majority stopped");
     });
 }
 
-// "Lease revoked", by hand or by a program of somebody else's: the lock is held until it is renewed, under another lease.
+// "Lease revoked", by hand or by another program: the lock stays held until it is renewed under another lease.
 #[test]
 fn the_lease_is_revoked() {
     each(|| {
@@ -217,7 +218,7 @@ fn lockrun_is_killed_or_stopped() {
     }
 }
 
-// "It holds under crash, KILL or STOP": for want of its guardian the run ends, and its command before its lease.
+// "It holds under crash, KILL or STOP": without its guardian the run ends, and its command before its lease.
 #[test]
 fn the_guardian_is_killed() {
     each(|| {
@@ -250,7 +251,7 @@ fn the_leader_is_killed_under_waiters() {
     });
 }
 
-// The same where the lock is handed from one to the other meanwhile.
+// The same while the lock is handed off from one to the other.
 #[test]
 fn members_are_killed_and_come_back_during_hand_offs() {
     each(|| {
@@ -268,7 +269,7 @@ fn members_are_killed_and_come_back_during_hand_offs() {
     });
 }
 
-// "Waiters get the lock in the order in which they came": one whose claim is lost with the leader is not taken for dead.
+// "Waiters get the lock in the order in which they came": a waiter whose claim is lost with the leader is not taken to be dead.
 #[test]
 fn the_leader_is_killed_between_grant_and_claim() {
     each(|| {
@@ -289,7 +290,7 @@ fn the_leader_is_killed_between_grant_and_claim() {
     });
 }
 
-// A member that was away for long comes back with an old state of the cluster: nothing is read of that.
+// A member that was away for long comes back with an old state of the cluster, which lockrun must not read.
 #[test]
 fn a_member_that_was_away_comes_back() {
     let etcd = Etcd::of(3);

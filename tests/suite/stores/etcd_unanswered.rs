@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
-// A renewal is carried out, its answer is lost, and another member is asked for the same: the lease that it has created is the holder's.
+// A renewal is carried out, its answer is lost, and another member gets it again: the lease that the first request created is the holder's.
 #[test]
 fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     let etcd = Etcd::of(1);
@@ -23,7 +23,7 @@ fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     run.finish().exited(0);
 }
 
-// A break is carried out, its answer is lost, and another member is asked for the same: the next holder keeps the lock.
+// A break is carried out, its answer is lost, and another member gets it again: the next holder keeps the lock.
 #[test]
 fn a_break_whose_answer_is_lost_takes_nothing_from_the_next() {
     const BROKEN: &str = "00000000-0000-4000-8000-000000000001";
@@ -46,8 +46,7 @@ fn a_break_whose_answer_is_lost_takes_nothing_from_the_next() {
     by_hand("renew", NEXT).run().exited(0).silent();
 }
 
-// A waiter whose row was lost joins the queue anew behind very many, and does not hear that it has: it finds that row, and stands in the
-// queue once.
+// A waiter whose row was lost joins the queue again behind very many, and gets no answer: it finds that row, and is in the queue only once.
 #[test]
 fn a_waiter_that_joins_anew_stands_in_the_queue_once() {
     const AHEAD: usize = 20;

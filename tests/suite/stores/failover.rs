@@ -2,7 +2,7 @@
 //!
 //! "After a failover no lock that could have been held before it is granted until the longest lease from before has run out."
 //!
-//! The witnesses are the commands, as for other faults: the old one writes down when it lived, and so does the next one.
+//! The witnesses are the commands, as for other faults: the old one records when it lived, and so does the next one.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::support::processes::send;
 use crate::support::tls::Certificates;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
 
-/// A lease that outlasts a failover, which takes a few seconds: on a machine that is busy, too.
+/// A lease that outlasts a failover, which takes a few seconds, even on a busy machine.
 const LONG_LEASE: &str = "20s";
 
 /// How often each failover takes place. `SUITE_RUNS` asks for more.
@@ -25,7 +25,7 @@ fn runs() -> usize {
     asked.map_or(1, |asked| asked.parse().expect("SUITE_RUNS is a number"))
 }
 
-/// One that holds a lock, and one that comes after it.
+/// A run that holds a lock, and the next one.
 struct Case {
     url: String,
     key: String,
@@ -35,7 +35,7 @@ struct Case {
 }
 
 impl Case {
-    /// Nobody has come yet.
+    /// Returns a case in which no run has started.
     fn new(url: &str, key: &str) -> Self {
         Case { url: url.to_owned(), key: key.to_owned(), old: None, next: None, records: memory::directory() }
     }
@@ -48,7 +48,7 @@ impl Case {
         witness::command(&self.records.path().join("lives"), tag, &[])
     }
 
-    /// Lets the first one come.
+    /// Starts the first run.
     #[track_caller]
     fn hold(&mut self, ttl: &str) {
         let mut old = self.call().args(["--ttl", ttl]).command(self.stamps("old")).spawn();
@@ -56,7 +56,7 @@ impl Case {
         self.old = Some(old);
     }
 
-    /// Lets the second one come, which waits in its turn.
+    /// Starts the second run, which waits in turn.
     #[track_caller]
     fn queue(&mut self) {
         let mut next = self.call().args(["--ttl", LONG_LEASE, "--wait"]).command(self.stamps("next")).spawn();
@@ -64,7 +64,7 @@ impl Case {
         self.next = Some(next);
     }
 
-    /// When the lease ends, as far as this server knows; 0 if it knows of none.
+    /// Returns when the lease ends, as far as this server knows; 0 if it knows none.
     fn lease_end(&self, server: &Redis) -> i64 {
         let ends = server.ask(&["ZRANGE", &redis_keys::holders(&self.key), "0", "-1", "WITHSCORES"]);
         ends.words().get(1).map_or(0, |end| end.parse().expect("a time"))
@@ -101,14 +101,14 @@ impl Case {
         assert!(old.stderr().contains("lost"), "{}", old.stderr());
     }
 
-    /// The second one comes by the lock, and not before the first one's command is dead. Returns the margin in milliseconds.
+    /// Asserts that the second run gets the lock, and only after the first one's command is dead. Returns the margin in milliseconds.
     #[track_caller]
     fn passes_on(mut self, what: &str) -> i64 {
         if self.next.is_none() {
             self.queue();
         }
         let next = self.next.as_mut().expect("it has come");
-        // Where nothing is known of earlier leases, that takes half a minute.
+        // If no earlier leases are known, this takes half a minute.
         eventually(LONG * 3, "the next one comes", || next.has_line("ready") || next.has_ended());
         next.wait_for_line("ready");
         let record = self.records.path().join("lives");
@@ -155,7 +155,7 @@ fn sentinel_primary_killed_before_it_has_replicated() {
     }
 }
 
-// The same for a lock that is acquired once a day: how long its leases are was written down long ago.
+// The same for a lock that is acquired once a day: the length of its leases was recorded long ago.
 #[test]
 fn sentinel_primary_killed_after_a_quiet_day() {
     const DAY_MS: &str = "-86400000";
@@ -180,8 +180,8 @@ fn sentinel_primary_killed_after_a_quiet_day() {
     }
 }
 
-// "A holder on the old side learns from a majority of Sentinels that its primary is not the primary any more": also if there was no failover,
-// but they were told to watch another server.
+// "A holder on the old side learns from a majority of Sentinels that its primary is not the primary any more": also without a failover, if
+// the Sentinels were told to watch another server.
 #[test]
 fn sentinels_are_told_of_another_primary() {
     let (service, other) = (Service::alone(), Redis::durable());
@@ -192,7 +192,7 @@ fn sentinels_are_told_of_another_primary() {
     case.passes_on("at another server");
 }
 
-// The same if that is a replica, which was made the primary by hand: no epoch tells that.
+// The same if that is a replica that was promoted by hand: no epoch shows that.
 #[test]
 fn sentinels_are_told_of_a_replica() {
     let service = Service::replicated();
@@ -208,7 +208,7 @@ fn sentinels_are_told_of_a_replica() {
     case.passes_on("promoted by hand");
 }
 
-// "A crash frees it within ttl + 1 s", and a failover withholds it for one lease: who has waited does not wait for another one.
+// "A crash frees it within ttl + 1 s", and a failover withholds it for one lease: a waiter that has waited for that does not wait again.
 #[test]
 fn sentinel_primary_and_holder_killed() {
     const TTL: Duration = Duration::from_secs(8);
@@ -259,7 +259,7 @@ fn sentinel_primary_cut_off() {
     for _ in 0..runs() {
         let service = Service::replicated();
         let mut case = Case::new(&service.url(), "cut-off");
-        // Its earlier leases are known, so that it is known how long to wait.
+        // Its earlier leases are known, and so is how long to wait.
         case.call().args(["--ttl", "8s"]).command(["true"]).run().exited(0);
         is_replicated(service.first(), 2);
         cut_off_replicas(service.first());
@@ -284,7 +284,7 @@ fn sentinels_have_credentials_of_their_own() {
     assert!(!wrong.stderr().contains("loud"), "{}", wrong.stderr());
 }
 
-/// A lock is held through many leases, passed on to a waiter, and seen, over TLS.
+/// Over TLS, holds a lock through many leases, hands it off to a waiter, and reads its status.
 #[track_caller]
 fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
     let url = format!("{}{}", url.replace("redis+", "rediss+"), certificates.client_query());
@@ -292,7 +292,7 @@ fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
     let holder = Holder::with(&call.clone().args(["--ttl", "1s"]), &[]);
     let mut waiter = call.clone().args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
     waiter.wait_for_stderr("waiting");
-    // A clock of leases: each of these is over before the next one begins.
+    // Leases as a clock: each of these ends before the next one begins.
     for _ in 0..3 {
         Lockrun::at(&url).key("clock").args(["--ttl", "1s", "--keep"]).command(["true"]).run().exited(0);
         Lockrun::at(&url).key("clock").args(["--wait"]).command(["true"]).run().exited(0);
@@ -301,12 +301,12 @@ fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
     assert!(status.contains("waited_ms"), "{status}");
     holder.end();
     waiter.wait().exited(0).printed("ran\n");
-    // One that does not know the authority is told so.
+    // A client that does not know the authority is told so.
     let stranger = url.replace("ca.crt", "stranger.crt");
     Lockrun::at(&stranger).key(key).command(["echo", "ran"]).run().exited(69).printed("").said("certificate");
 }
 
-// "`rediss+sentinel://`": Sentinels and servers that speak TLS alone, and want to see a client's certificate.
+// "`rediss+sentinel://`": Sentinels and servers that speak only TLS, and require a client's certificate.
 #[test]
 fn sentinel_over_tls() {
     let certificates = Certificates::make();
@@ -336,7 +336,7 @@ fn sentinels_that_know_nothing_of_it() {
     run(&service.url()).said("of its 3 Sentinels 0 answered").said("Connection refused");
 }
 
-// One Sentinel of three is enough to be told of the others, and not enough to be believed.
+// One Sentinel of three is enough to learn of the others, but not to be believed.
 #[test]
 fn a_majority_of_sentinels_is_asked() {
     let service = Service::replicated();
@@ -374,7 +374,7 @@ fn cluster_primary_killed() {
     }
 }
 
-// "A lost write becomes a delay, not a second run": of a lock that was held before.
+// "A lost write becomes a delay, not a second run": for a lock that was held before.
 #[test]
 fn cluster_primary_killed_before_it_has_replicated() {
     for _ in 0..runs() {

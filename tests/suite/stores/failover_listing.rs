@@ -1,4 +1,4 @@
-//! `status` and `prune` where another server can become the primary.
+//! `status` and `prune` if another server can become the primary.
 
 use std::time::Duration;
 
@@ -42,21 +42,21 @@ fn over_all_primaries() {
     assert!(keys.iter().all(|key| listed.contains(key.as_str())), "{listed}");
     is_unused(&url, keys.len());
     cluster.nodes()[1].pause();
-    // When the others have noticed it, they serve nothing either for a moment.
+    // When the others have noticed it, they serve nothing for a moment, either.
     let listed = status(&url).run();
     let has_all = keys.iter().all(|key| listed.stdout().contains(key.as_str()));
     assert!(has_all || !listed.stderr().is_empty(), "{listed}");
-    // Until there is another one in its place, and all know it. The old one is not asked any more.
+    // Until another primary has taken its place, and all know it. The old one is no longer asked.
     cluster.is_replaced(1, &[0, 2]);
     let listed = status(&url).run().exited(0).silent().stdout();
     assert!(keys.iter().all(|key| listed.contains(key.as_str())), "{listed}");
-    // Of the lock whose primary has failed it is not known yet whether it is free.
+    // Whether the lock of the failed primary is free is not known yet.
     assert!(listed.contains("withheld"), "{listed}");
     let pruned = prune(&url).run().exited(0).silent().stdout();
     assert_eq!(pruned.lines().collect::<Vec<_>>(), [&keys[0], &keys[2]]);
 }
 
-// A node that was quicker to answer, and knows nothing of the others, is not the cluster.
+// A node that answers first, but knows nothing of the others, is not the cluster.
 #[test]
 fn a_node_of_another_cluster_is_not_listed() {
     let (cluster, other) = (Cluster::start(), SingleNode::start());
@@ -81,17 +81,17 @@ fn a_node_of_another_cluster_is_not_listed() {
     assert!(status(&alone).run().exited(0).stdout().contains("stray"), "it was pruned");
 }
 
-/// Looks up each name, and those of the cluster slowly.
+/// Looks up each name, the cluster's names slowly.
 const GETENT: &str = "#!/bin/sh
 [ \"$3\" = other.test ] || sleep 0.3
 echo '127.0.0.1       STREAM'
 ";
 
-// The same where it is not the nodes that are slow, but their names.
+// The same if not the nodes are slow, but the look-ups of their names.
 #[test]
 fn a_node_of_another_cluster_is_not_taken_for_the_cluster() {
     let (cluster, other) = (Cluster::start(), SingleNode::start());
-    // By its own name for itself it is a node that has not been asked yet.
+    // Under the name that it announces, it is a node that has not been asked yet.
     other.server().ask(&["CONFIG", "SET", "cluster-announce-ip", "127.0.0.1"]);
     let directory = TempDir::new().expect("a temporary directory");
     write_script(directory.path(), "getent", GETENT);
@@ -107,7 +107,7 @@ fn a_node_of_another_cluster_is_not_taken_for_the_cluster() {
     }
 }
 
-// "After a failover no lock that could have been held before it is granted": also if what is left of its earlier runs is pruned first.
+// "After a failover no lock that could have been held before it is granted": also if the traces of its earlier runs are pruned first.
 #[test]
 fn what_a_failover_may_have_lost_is_not_pruned() {
     let cluster = Cluster::start();
@@ -133,7 +133,7 @@ fn what_a_failover_may_have_lost_is_not_pruned() {
     call.command(["true"]).run().exited(0).silent();
 }
 
-// What a server says that ceases to be the primary meanwhile is not shown, and nothing that it has pruned counts.
+// If a server ceases to be the primary meanwhile, its answer is not shown, and its pruning does not count.
 #[test]
 fn a_primary_that_is_replaced_meanwhile() {
     for call in [status, prune] {

@@ -1,4 +1,4 @@
-//! `file:/dir?group=NAME`: root and the members of a group keep out of each other's way.
+//! `file:/dir?group=NAME`: locks that root and the members of a group share.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -14,7 +14,7 @@ use crate::support::namespace::with_mounts;
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Output, eventually};
 
-/// The numbers of a group and of users whom no machine has.
+/// The ids of a group and of users that no machine has.
 pub(super) const GROUP: u32 = 424_250;
 pub(super) const MEMBER: u32 = 424_243;
 const ANOTHER: u32 = 424_244;
@@ -27,7 +27,7 @@ pub(super) struct Shared {
     pub(super) parent: TempDir,
 }
 
-/// Who calls.
+/// Who runs lockrun.
 #[derive(Clone, Copy)]
 pub(super) enum Who {
     Root,
@@ -35,12 +35,12 @@ pub(super) enum Who {
     Another,
 }
 
-/// Each two of them.
+/// Pairs of them.
 const PAIRS: [(Who, Who); 4] =
     [(Who::Root, Who::Member), (Who::Member, Who::Root), (Who::Member, Who::Another), (Who::Root, Who::Root)];
 
 impl Shared {
-    /// One as the documents tell to create it.
+    /// Creates one as the documents say.
     #[track_caller]
     pub(super) fn new() -> Self {
         let shared = Self::without_directory();
@@ -54,7 +54,7 @@ impl Shared {
     pub(super) fn without_directory() -> Self {
         let member = User::new(MEMBER, &[GROUP]);
         let another = User::new(ANOTHER, &[GROUP]);
-        // Where root alone can write, as on a server.
+        // In a place where only root can write, as on a server.
         let parent = TempDir::new_in("/var/lib").expect("a temporary directory");
         set(parent.path(), 0, 0, 0o755);
         Self { member, another, parent }
@@ -68,7 +68,7 @@ impl Shared {
         format!("file:{}?group={GROUP}", self.locks().display())
     }
 
-    /// This call, by one of them.
+    /// Returns this call, made by one of them.
     pub(super) fn by(&self, who: Who, call: &Lockrun) -> Lockrun {
         match who {
             Who::Root => call.in_shell("exec \"$@\""),
@@ -77,13 +77,13 @@ impl Shared {
         }
     }
 
-    /// A run by one of them, to its end.
+    /// Carries out a run by one of them, to its end.
     #[track_caller]
     pub(super) fn run(&self, who: Who, options: &[&str], command: &[&str]) -> Output {
         self.by(who, &Lockrun::at(&self.url()).key("k").args(options).command(command)).alone()
     }
 
-    /// A run by one of them that holds the lock until it is told to end.
+    /// Starts a run by one of them that holds the lock until it is told to end.
     #[track_caller]
     fn hold(&self, who: Who, options: &[&str]) -> Open {
         let call = Lockrun::at(&self.url()).key("k").args(options).sh("echo ready; read line || :");
@@ -92,14 +92,14 @@ impl Shared {
         run
     }
 
-    /// One of lockrun's other commands, by one of them.
+    /// Runs one of lockrun's other commands as one of them.
     #[track_caller]
     pub(super) fn other(&self, who: Who, words: &[&str]) -> Output {
         let (word, options) = words.split_first().expect("a command");
         self.by(who, &Lockrun::bare().args([word, "--store", &*self.url()]).args(options)).alone()
     }
 
-    /// What one of them sees of the lock.
+    /// Returns what one of them sees of the lock.
     #[track_caller]
     fn status(&self, who: Who) -> Value {
         let output = self.other(who, &["status", "--json", "--key", "k"]).silent();
@@ -147,7 +147,7 @@ fn root_and_members_exclude_each_other() {
     }
 }
 
-// They count on: fences grow and a sequence goes on, whichever of them had the lock last.
+// Fences grow and a sequence goes on, whoever had the lock last.
 #[test]
 fn what_is_recorded_is_everybodys() {
     let shared = Shared::new();
@@ -170,7 +170,7 @@ fn what_is_recorded_is_everybodys() {
     held.finish().exited(0);
 }
 
-// "Wait in turn": the one that waits gets the lock at once when it is free, and before one that came later.
+// "Wait in turn": a waiter gets the lock as soon as it is free, and before a newcomer.
 #[test]
 fn they_wait_in_turn() {
     let shared = Shared::new();
@@ -313,7 +313,7 @@ fn doctor_names_the_group() {
     }
 }
 
-// Who holds the lock and who waits is the kernel's knowledge, so it does not matter whether a member may look at another's processes.
+// The kernel knows who holds the lock and who waits, so it does not matter whether a member may look at another's processes.
 #[test]
 fn hidden_processes_hold_and_wait() {
     let shared = Shared::new();

@@ -1,4 +1,4 @@
-//! Which directories are not a group's, and what is said about them.
+//! Which directories are refused as a group's, and with which messages.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -10,14 +10,14 @@ use super::group::{GROUP, MEMBER, Shared, Who, set};
 use crate::support::processes::find_program;
 use crate::support::{Lockrun, Output};
 
-/// The command that the message names.
+/// Returns the command that the message names.
 fn advice(output: &Output) -> String {
     let stderr = output.stderr();
     let (_, command) = stderr.split_once("let root ").unwrap_or_else(|| panic!("no command in: {output}"));
     command.split_once(": ").expect("a colon before the command").1.trim_end().to_owned()
 }
 
-/// Nothing to paste is in it.
+/// Asserts that the message has no command to paste.
 #[track_caller]
 fn has_no_command(output: &Output) {
     for word in ["install", "chmod", "chgrp", "let root run"] {
@@ -25,14 +25,14 @@ fn has_no_command(output: &Output) {
     }
 }
 
-/// Owner, group, mode, and how many entries there are.
+/// Returns the owner, group, mode and number of entries.
 fn look(path: &Path) -> (u32, u32, u32, usize) {
     let metadata = fs::symlink_metadata(path).expect("it is there");
     let entries = fs::read_dir(path).map_or(0, Iterator::count);
     (metadata.uid(), metadata.gid(), metadata.mode(), entries)
 }
 
-/// Both are refused with these words, and nothing is touched. Returns what root is told.
+/// Asserts that both are refused with these words, and that nothing is touched. Returns root's message.
 #[track_caller]
 fn is_refused(shared: &Shared, words: &str) -> Output {
     let before = look(&shared.locks());
@@ -45,7 +45,7 @@ fn is_refused(shared: &Shared, words: &str) -> Output {
     told.pop().expect("two were told")
 }
 
-/// What is told to do is done, and helps.
+/// Follows the advice, and asserts that it helps.
 #[track_caller]
 fn is_mended(shared: &Shared, output: &Output) {
     Lockrun::bare().command(["sh", "-c", &advice(output)]).alone().exited(0);
@@ -55,8 +55,8 @@ fn is_mended(shared: &Shared, output: &Output) {
     assert_eq!(look(&shared.locks()), (0, GROUP, 0o42770, 1));
 }
 
-// A group's directory is created by hand: one that a member made would be of no use to the others, and a mistyped path must not be another
-// lock. What to type is said.
+// A group's directory is created by hand: one that a member made would be useless to the others, and a mistyped path must not be another
+// lock. The message says what to type.
 #[test]
 fn a_missing_directory_is_not_made() {
     let shared = Shared::without_directory();
@@ -70,15 +70,15 @@ fn a_missing_directory_is_not_made() {
     is_mended(&shared, &shared.run(Who::Root, &[], &["true"]));
 }
 
-// "2770, owner root or ours": any other mode, owner or group is refused, and what to do is said. (3770, because the kernel may keep root
-// from opening another's file in a sticky directory.)
+// "2770, owner root or ours": any other mode, owner or group is refused, with what to do. (3770, because the kernel may keep root from
+// opening another's file in a sticky directory.)
 #[test]
 fn any_other_mode_is_refused() {
     for mode in [0o770, 0o2775, 0o2777, 0o2772, 0o3770, 0o700, 0o755, 0o2750] {
         let shared = Shared::new();
         set(&shared.locks(), 0, GROUP, mode);
         let told = is_refused(&shared, &format!("its mode is {mode:04o}; a group's directory has 2770"));
-        // What is sticky is for all, as /tmp is.
+        // A sticky directory is for everyone, as /tmp is.
         if mode & 0o1000 == 0 {
             is_mended(&shared, &told);
         } else {
@@ -87,7 +87,7 @@ fn any_other_mode_is_refused() {
     }
 }
 
-// A directory may be something else's, or another's may take its place before root has typed the command.
+// A directory may have another purpose, or be replaced before root has typed the command.
 #[test]
 fn no_command_spoils_another_directory() {
     let shared = Shared::new();
@@ -191,7 +191,7 @@ fn a_parent_that_others_can_write_is_refused() {
     is_refused(&shared, &format!("the directory {name} on its path belongs to uid 65534"));
     set(parent, MEMBER, 0, 0o755);
     shared.run(Who::Root, &[], &["echo", "ran"]).exited(69).printed("").said(&format!("{name} on its path belongs to"));
-    // Nor is root told to create it where others can write.
+    // Nor is root advised to create it where others can write.
     set(parent, 0, 0, 0o777);
     for missing in ["missing", "not/yet/there"] {
         let url = format!("file:{name}/{missing}?group={GROUP}");
@@ -199,7 +199,7 @@ fn a_parent_that_others_can_write_is_refused() {
         let output = output.said(&format!("chmod go-w {name}"));
         assert!(!output.stderr().contains("install"), "{output}");
     }
-    // As far above as it may be.
+    // Also in a directory far above.
     set(parent, 0, 0, 0o755);
     let between = parent.join("between");
     fs::create_dir(&between).expect("a directory");

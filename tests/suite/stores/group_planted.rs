@@ -1,4 +1,4 @@
-//! What a member plants in a group's directory is neither followed nor changed by another, and holds up nobody.
+//! Files that a member plants in a group's directory are neither followed nor changed by another user, and hold up no one.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
@@ -16,10 +16,10 @@ use crate::support::{Lockrun, Store};
 /// Shorter than the kernel lets the owner of a file delay others that open it (fs.lease-break-time, 45 s).
 const NOT_HELD_UP: Duration = Duration::from_secs(30);
 
-/// How something is planted at a path, given the path of a file of root's elsewhere.
+/// Plants something at a path, given the path of a file of root's elsewhere.
 type Plant = fn(&Path, &Path);
 
-/// What is planted, and part of what is said about it.
+/// What is planted, and part of the message about it.
 const PLANTED: [(&str, Plant, &str); 7] = [
     ("a symbolic link", |planted, elsewhere| symlink(elsewhere, planted).expect("a link"), "symbolic link"),
     (
@@ -46,13 +46,13 @@ fn plant_socket(planted: &Path) {
     fs::set_permissions(planted, fs::Permissions::from_mode(0o666)).expect("our own");
 }
 
-/// All that could have been changed.
+/// Returns all attributes that could have been changed.
 fn look(path: &Path) -> Option<(u32, u32, u32, u64, u64, i64, i64)> {
     let it = fs::symlink_metadata(path).ok()?;
     Some((it.mode(), it.uid(), it.gid(), it.ino(), it.len(), it.mtime_nsec(), it.ctime_nsec()))
 }
 
-/// Every command for this key is refused by root and by a member, quickly, and says these words.
+/// Asserts that every command for this key fails quickly with these words, for root and for a member.
 #[track_caller]
 fn is_refused(shared: &Shared, words: &str) {
     for who in [Who::Root, Who::Another] {
@@ -89,7 +89,7 @@ fn what_is_planted_is_not_touched() {
         }
         let before = (look(&planted), look(&elsewhere));
         is_refused(&shared, words);
-        // The other locks are as good as ever, and all of them are seen.
+        // The other locks still work, and all of them are listed.
         let call = Lockrun::at(&shared.url()).key("other").command(["echo", "ran"]);
         shared.by(Who::Member, &call).alone().exited(0).printed("ran\n").silent();
         let status = shared.other(Who::Root, &["status"]);
@@ -97,7 +97,7 @@ fn what_is_planted_is_not_touched() {
         let pruned = shared.other(Who::Root, &["prune", "--older-than", "0s"]);
         assert_eq!(pruned.stdout(), "other\n", "{what}: {pruned}");
         for output in [status, pruned] {
-            // What is a regular file could be a lock's, so it is reported.
+            // A regular file could be a lock's, so it is reported.
             let expected = if matches!(what, "a hard link" | "a file from elsewhere") { 69 } else { 0 };
             output.exited(expected);
         }
@@ -106,8 +106,7 @@ fn what_is_planted_is_not_touched() {
     }
 }
 
-// "Sizes are bounded": whatever a member writes into a file takes little memory and time of the others. In a directory of one user,
-// too.
+// "Sizes are bounded": whatever a member writes into a file costs the others little memory and time. The same in a directory of one user.
 #[test]
 fn a_vast_file_is_refused() {
     let shared = Shared::new();
@@ -154,7 +153,7 @@ fn a_leased_file_holds_up_nobody() {
     shared.run(Who::Root, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
 }
 
-// The mode of another's file is never changed, also not by root, who could: whose file it was before is not known.
+// The mode of another's file is never changed, not even by root, who could: whose file it was before is not known.
 #[test]
 fn no_mode_is_changed() {
     let shared = Shared::new();
@@ -162,22 +161,22 @@ fn no_mode_is_changed() {
     let file = shared.locks().join("k");
     set(&file, MEMBER, GROUP, 0o600);
     let mode = |path: &PathBuf| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
-    // It is closed to the group, so nobody uses it: others could not tell that the lock is held.
+    // The file is closed to the group, so no one uses it: others could not see that the lock is held.
     for who in [Who::Root, Who::Member, Who::Another] {
         let output =
             shared.run(who, &[], &["echo", "ran"]).exited(69).printed("").said("its mode is 0600, which does not let");
         output.said("make sure that nothing works under the lock");
     }
     assert_eq!(mode(&file), 0o600);
-    // What one member closes to the others does not hide the rest from them.
+    // A file that one member closes to the others does not hide the rest from them.
     let call = Lockrun::at(&shared.url()).key("other").command(["true"]);
     shared.by(Who::Member, &call).alone().exited(0);
     let status = shared.other(Who::Another, &["status"]).exited(69).said("its mode is 0600");
     assert!(status.stdout().contains("\nother "), "{status}");
 }
 
-// A command that a message shows may be pasted into root's shell: no file that a member names otherwise than a lock's is in one, and a
-// path that a shell would read as several words is quoted.
+// A command in a message may be pasted into root's shell: it contains no file name of a member's choice that is not a lock's, and quotes a
+// path that a shell would split.
 #[test]
 fn no_name_gets_into_a_command() {
     let shared = Shared::new();
@@ -193,7 +192,7 @@ fn no_name_gets_into_a_command() {
     }
     let doctor = shared.other(Who::Root, &["doctor"]).silent();
     assert!(!doctor.stdout().contains("evil"), "{doctor}");
-    // The name of the directory, which root has chosen.
+    // The directory's name is root's choice.
     let store = Store::file();
     let locks = store.locks().with_file_name("it's here");
     let url = format!("file:{}", locks.display());
@@ -208,8 +207,8 @@ fn no_name_gets_into_a_command() {
     run.run().exited(0).printed("ran\n").silent();
 }
 
-// Root has the rights of a member as long as it has its capabilities. Without them, as in some containers and services, the file is as
-// good as ever for the others, and must stay.
+// Root has the rights of a member as long as it has its capabilities. Without them, as in some containers and services, root cannot use the
+// file, but the others can, so it must stay.
 #[test]
 fn root_without_its_capabilities() {
     let shared = Shared::new();

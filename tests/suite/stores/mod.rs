@@ -1,4 +1,4 @@
-//! What is one store's own.
+//! What is specific to one store.
 
 mod broken_records;
 mod directory;

@@ -1,4 +1,4 @@
-//! Servers, or something between, that answer what no server answers: a clear error, in bounded time and memory.
+//! Nonsense answers, from servers or from something in between: a clear error, in bounded time and memory.
 
 use nix::sys::resource::Resource;
 
@@ -7,10 +7,10 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_every_lease_store;
 use crate::support::{Holder, Lockrun, Output};
 
-/// All that a call may take of memory, most of which is its code and the stacks of its threads.
+/// The most memory that a call may take; most of that is its code and its threads' stacks.
 const MEMORY: u64 = 256 << 20;
 
-/// How many calls of each kind are answered with nonsense.
+/// How many calls of each kind get nonsense for an answer.
 const CALLS: u64 = 4;
 
 // Every reply may be cut short, doubled, mixed with noise, nested without an end, announced as longer than any memory, or never end. No

@@ -1,4 +1,4 @@
-//! What can happen to a PostgreSQL server and its tables, besides what happens to the server of any store.
+//! Faults of a PostgreSQL server and its tables, besides those of every store's server.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually};
 
-/// A call whose lease is long, and renewed all the time.
+/// Returns a call with a long lease that is renewed all the time.
 fn busy(store: &Store, key: &str) -> Lockrun {
     Lockrun::new(store).key(key).args(["--ttl", "60s", "--renew-every", "200ms"])
 }
@@ -61,12 +61,12 @@ on_postgres!(the_row_is_deleted_under_a_holder, |store, postgres| {
     assert!(is_free(store, "k"));
 });
 
-// "Table dropped", and each other thing of ours: the holder has lost its lock, and the next run makes the tables anew.
+// "Table dropped", and each other object of ours: the holder has lost its lock, and the next run creates the tables again.
 on_postgres!(tables_are_dropped_under_a_holder, |store, postgres| {
     for dropped in ["TABLE lockrun.locks", "TABLE lockrun.waiters", "TABLE lockrun.version", "SCHEMA lockrun CASCADE"] {
         let mut holder = waiting_for_its_end(&busy(store, "k"));
         postgres.ask(&format!("DROP {dropped}"));
-        // What is not its own row costs it nothing.
+        // A holder loses nothing if its own row is left.
         if dropped.contains("locks") || dropped.contains("SCHEMA") {
             eventually(LONG, "it has ended", || holder.run.has_ended());
             holder.finish().exited(79).said("lost");
@@ -94,7 +94,7 @@ on_postgres!(tables_are_dropped_under_waiters, |store, postgres| {
     }
 });
 
-// "A client that is stopped between the two round trips blocks the lock" for a moment, and nobody else's lock at all.
+// "A client that is stopped between the two round trips blocks the lock" for a moment, and no other lock at all.
 on_postgres!(a_request_that_stops_half_way, |store, postgres| {
     assert!(is_free(store, "k"));
     let proxy = store.proxy();
@@ -109,8 +109,8 @@ on_postgres!(a_request_that_stops_half_way, |store, postgres| {
     drop(half);
 });
 
-// "Lock times bounded": a row that somebody else has locked is an error in time, and a holder that cannot renew its lease ends its
-// command before it runs out.
+// "Lock times bounded": a row that another client has locked is an error in time, and a holder that cannot renew its lease ends its command
+// before the lease expires.
 on_postgres!(a_stranger_locks_the_row, |store, postgres| {
     let call = Lockrun::new(store).key("k").args(["--ttl", "4s", "--store-timeout", "500ms", "--kill-after", "500ms"]);
     let holder = Holder::with(&call, &[]);
@@ -122,7 +122,7 @@ on_postgres!(a_stranger_locks_the_row, |store, postgres| {
     eventually(LONG, "the lock is free", || is_free(store, "k"));
 });
 
-// "Statement times bounded": a table that is locked as a whole, as by a migration, keeps nobody beyond that.
+// "Statement times bounded": a table that is locked as a whole, as by a migration, holds up no one beyond that.
 on_postgres!(a_stranger_locks_the_table, |store, postgres| {
     assert!(is_free(store, "k"));
     let stranger = postgres.transaction("LOCK TABLE lockrun.locks, lockrun.waiters IN ACCESS EXCLUSIVE MODE");
@@ -131,14 +131,14 @@ on_postgres!(a_stranger_locks_the_table, |store, postgres| {
     in_time(output.took, Duration::from_secs(4), "it gave up");
     let waiter = call.arg("--wait").command(["echo", "ran"]).spawn();
     drop(stranger);
-    // Who would wait may sit it out, or not.
+    // A waiter may sit it out, or not.
     let output = waiter.wait();
     assert!(matches!(output.status, Some(0 | 69)), "{output}");
     assert!(is_free(store, "k"));
 });
 
-// "Waiters wait": over a network on which each answer takes so long that all of them together have no time at the lock's row, none of them
-// fails, whether it joins or waits for longer than any of them is silent.
+// "Waiters wait": over a network so slow that the lock's row has no time for all of them, none fails, whether it joins or waits for longer
+// than a waiter is silent.
 on_postgres!(many_waiters_are_far_away, |store, postgres| {
     const MANY: usize = 80;
     let _turn = crowd::turn();
@@ -156,7 +156,7 @@ on_postgres!(many_waiters_are_far_away, |store, postgres| {
     queue.end().in_any_order(0..MANY);
 });
 
-// "40P01, 40001": a transaction that is rolled back is begun anew; if that is so each time, the last refusal is the failure, and it passes.
+// "40P01, 40001": a transaction that is rolled back is repeated; if each attempt is, the last refusal is the failure, and a passing one.
 on_postgres!(each_transaction_is_rolled_back, |store, postgres| {
     assert!(is_free(store, "free"));
     postgres.ask("CREATE SEQUENCE tries");
@@ -197,7 +197,7 @@ on_postgres!(broken_records, |store, postgres| {
     for broken in others.into_iter().chain(lacking.iter().map(String::as_str)) {
         token(store, "broken", &["--ttl", "none"]);
         postgres.ask(&format!("UPDATE lockrun.locks SET state = '{broken}' WHERE key = 'broken'"));
-        // An empty record is one of which everything is gone: what is not there cannot be told from what never was.
+        // In an empty record everything is gone, which cannot be distinguished from what never was.
         if broken != "{}" {
             let call = Lockrun::new(store).key("broken").command(["echo", "ran"]);
             let output = call.run();
@@ -214,7 +214,7 @@ on_postgres!(broken_records, |store, postgres| {
     assert!(is_held(store, "fine"));
 });
 
-// The same for waiters, which somebody else has written.
+// The same for waiters that another program has written.
 on_postgres!(broken_waiters, |store, postgres| {
     for broken in ["{}", "[]", "null", "{\"token\": 7}"] {
         let store = &store.another();
@@ -236,7 +236,7 @@ on_postgres!(broken_waiters, |store, postgres| {
     }
 });
 
-// "A server restarted" as an administrator does it, who lets the clients finish: nobody loses anything.
+// "A server restarted" by an administrator who lets the clients finish: no one loses anything.
 on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     let mut holder = waiting_for_its_end(&busy(store, "k"));
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
@@ -251,10 +251,10 @@ on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "The server killed": what lockrun has said to be released is, also when it was handed off and nobody has claimed it yet.
+// "The server killed": a lock that lockrun has reported as released is, even if it was handed off and not yet claimed.
 #[test]
 fn a_hand_off_outlives_a_crash() {
-    // The server writes nothing down but when a commit waits for it.
+    // The server writes to its disk only when a commit waits for that.
     let settings = vec!["wal_writer_delay=10s".to_owned(), "bgwriter_delay=10s".to_owned()];
     let store = Store::Postgres(Postgres::with(&Setup { settings, ..Setup::default() }));
     let postgres = store.as_postgres().expect("just made");

@@ -1,4 +1,4 @@
-//! The tables of a PostgreSQL store: who makes them, for whom, and which version they have.
+//! The tables of a PostgreSQL store: who creates them, for whom, and which version they have.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{Holder, LONG, Lockrun, Postgres, Store, eventually};
 
-/// What `lockrun doctor --schema` prints for the store at this URL.
+/// Returns what `lockrun doctor --schema` prints for the store at this URL.
 #[track_caller]
 fn printed_schema(url: &str) -> String {
     Lockrun::bare().args(["doctor", "--schema", "--store", url]).run().exited(0).silent().stdout()
 }
 
-// "Safely when a hundred first users come at once": all of them run, those who want the same lock one after the other.
+// "Safely when a hundred first users come at once": all of them run, and those that want the same lock run one after the other.
 on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     let _turn = crowd::turn();
     let users: Vec<_> = (0..100)
@@ -32,7 +32,8 @@ on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.version"), 1);
 });
 
-// Who only looks finds what a first user creates at the same moment: the answer that there are no tables is on its way while they come.
+// A command that only looks finds tables that a first user creates at the same moment: the answer that there are none is on its way when
+// they appear.
 on_postgres!(tables_come_while_somebody_looks, |store, postgres| {
     let proxy = &store.proxy();
     proxy.set(Mode::Delay(Duration::from_millis(700)));
@@ -40,7 +41,7 @@ on_postgres!(tables_come_while_somebody_looks, |store, postgres| {
     for words in [&["status", "--key", "k", "--json"][..], &["prune", "--older-than", "0"]] {
         let before = proxy.flights();
         let looks = look(words);
-        // It has introduced itself, and asks.
+        // It has logged in, and asks.
         eventually(LONG, "it has asked", || proxy.flights() >= before + 2);
         Lockrun::new(store).key("other").command(["true"]).run().exited(0).silent();
         looks.wait().exited(0).silent();
@@ -48,7 +49,7 @@ on_postgres!(tables_come_while_somebody_looks, |store, postgres| {
     }
 });
 
-// A database with another encoding stores whatever a command is called, and a key for which it has the characters.
+// A database with another encoding stores any command line, and a key if it has the characters.
 on_postgres!(a_database_with_another_encoding, |store, postgres| {
     const WORDS: &str = "ł€ 日本 😀";
     for (encoding, has_all) in [("LATIN1", false), ("SQL_ASCII", true)] {
@@ -57,7 +58,7 @@ on_postgres!(a_database_with_another_encoding, |store, postgres| {
         let url = store.url().replacen("/postgres?", &format!("/{database}?"), 1);
         let acquired = Lockrun::bare().args(["acquire", "--store", &url, "--ttl", "2s"]).key("clé").run();
         acquired.exited(0);
-        // One reads the row of the other, and that a lease ends.
+        // One waiter reads the other's row, and when a lease ends.
         let waiters = [(); 2].map(|()| Lockrun::at(&url).key("clé").arg("--wait").command(["echo", WORDS]).spawn());
         for waiter in waiters {
             waiter.wait().exited(0).printed(&format!("{WORDS}\n")).silent();
@@ -83,7 +84,7 @@ fn whatever_is_used_first() {
     let nothing = |postgres: &Postgres| postgres.ask("SELECT nspname FROM pg_namespace WHERE nspname = 'lockrun'");
     let store = Store::postgres();
     let postgres = store.as_postgres().expect("it is one");
-    // What only looks makes nothing.
+    // A command that only looks creates nothing.
     assert!(!is_held(&store, "k"));
     Lockrun::other("prune", &store).args(["--older-than", "0"]).run().exited(0).printed("").silent();
     assert_eq!(nothing(postgres), "");
@@ -97,14 +98,14 @@ fn whatever_is_used_first() {
     reserved.command(["printenv", "LOCKRUN_VALUE"]).run().exited(0).printed("1\n").silent();
 }
 
-/// A user who may use what there is in the database, and make nothing in it.
+/// Returns the URL of a user who may use what exists in the database, but create nothing in it.
 fn guest(postgres: &Postgres) -> String {
     postgres.ask("CREATE ROLE guest LOGIN");
     postgres.url_as("guest", "sslmode=disable")
 }
 
-// "Otherwise 69 with a message that names `lockrun doctor --schema`, which prints the SQL and the GRANTs": what the owner has run is
-// enough for all that lockrun does.
+// "Otherwise 69 with a message that names `lockrun doctor --schema`, which prints the SQL and the GRANTs": what it prints is enough for all
+// that lockrun does.
 on_postgres!(a_role_that_may_not_create_tables, |store, postgres| {
     let url = guest(postgres);
     for words in [&["--key", "k", "--", "echo", "ran"][..], &["--key", "k", "--wait", "--", "echo", "ran"]] {
@@ -114,7 +115,7 @@ on_postgres!(a_role_that_may_not_create_tables, |store, postgres| {
     Lockrun::bare().args(["acquire", "--key", "k", "--store", &url]).run().exited(69).said("lockrun doctor --schema");
     let script = printed_schema(&url);
     assert!(script.contains("GRANT") && script.contains("guest"), "{script}");
-    // Twice is no harm.
+    // Running it twice does no harm.
     for _ in 0..2 {
         postgres.ask(&script);
     }
@@ -152,7 +153,7 @@ on_postgres!(a_schema_of_another_name, |store, postgres| {
     held(&url("guest")).exited(0).printed("ran\n").silent();
 });
 
-// A role that has lost a right again is told which kind it needs, and its command does not run.
+// A role that has lost a right is told which kind it needs, and its command does not run.
 on_postgres!(a_role_that_lacks_a_right, |_store, postgres| {
     let url = guest(postgres);
     postgres.ask(&printed_schema(&url));
@@ -165,7 +166,7 @@ on_postgres!(a_role_that_lacks_a_right, |_store, postgres| {
     }
 });
 
-// "With a version, so that a later lockrun can migrate": one that a later one has migrated is not touched.
+// "With a version, so that a later lockrun can migrate": tables that a later one has migrated are not touched.
 on_postgres!(tables_of_a_later_version, |store, postgres| {
     let its = token(store, "k", &[]);
     postgres.ask("UPDATE lockrun.version SET version = version + 1");

@@ -7,7 +7,7 @@ use crate::support::hand::token;
 use crate::support::store::{on_pooled, on_postgres};
 use crate::support::{Holder, LONG, Lockrun, Queue, eventually, stays_true_for};
 
-// Waiters that only join do not wait for each other: here another transaction holds a shared lock on the row all the time.
+// Waiters that only join do not wait for each other: here another transaction always holds a shared lock on the row.
 on_postgres!(waiters_join_beside_each_other, |store, postgres| {
     let holder = Holder::with(&Lockrun::new(store).key("k").args(["--ttl", "10m"]), &[]);
     let other = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'k' FOR SHARE");
@@ -18,7 +18,7 @@ on_postgres!(waiters_join_beside_each_other, |store, postgres| {
     queue.end().in_order(0..3);
 });
 
-// What was read without locking the row may be out of date: a waiter that joined then would wait for nobody.
+// What was read without locking the row may be out of date: a waiter that joined by it could wait for no one.
 on_postgres!(a_lock_that_is_released_while_a_waiter_joins, |store, postgres| {
     token(store, "k", &["--ttl", "10m"]);
     let release = postgres.transaction("UPDATE lockrun.locks SET state = (state::jsonb - 'holders')::json");
@@ -33,7 +33,7 @@ on_postgres!(a_lock_that_is_released_while_a_waiter_joins, |store, postgres| {
 });
 
 // A pooler accepts clients even if it has no session free. A waiter waits for that, too, and does not log in again and again, which would
-// keep the pooler from its work. A lock that it gets late is renewed at once.
+// overload the pooler. A lock that is granted late is renewed at once.
 on_pooled!(waiters_are_patient_with_a_pooler, |store, pooled| {
     let proxy = store.proxy();
     let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "12s", "--store-timeout", "2s"]);

@@ -6,13 +6,14 @@ use crate::support::redis::free_port;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, eventually};
 
-/// The URL with these ports of the loopback interface, in this order.
+/// Returns the URL with these ports of the loopback interface, in this order.
 fn at(ports: &[u16], parameters: &str) -> String {
     let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     format!("postgres://postgres@{}/postgres?sslmode=disable{parameters}", hosts.join(","))
 }
 
-// "Several hosts with `target_session_attrs=read-write`", which goes without saying: a standby, or nobody, is passed over.
+// "Several hosts with `target_session_attrs=read-write`", which is the default: a standby, or a port that no one listens on, is passed
+// over.
 on_postgres!(the_one_that_takes_writes, |_store, postgres| {
     let standby = Postgres::with(&Setup { follows: Some(0), ..Setup::default() });
     let (ours, standby, nobody) = (postgres.port(), standby.port(), free_port());
@@ -26,7 +27,7 @@ on_postgres!(the_one_that_takes_writes, |_store, postgres| {
     output.exited(69).printed("").said(&nobody.to_string());
 });
 
-// A host that accepts and is silent costs a part of the time, not all of it.
+// A host that accepts and is silent costs only part of the time.
 on_postgres!(a_silent_host_is_passed_over, |_store, postgres| {
     let silent = crate::support::fake::Fake::start(crate::support::fake::Manner::Silent);
     let call = Lockrun::at(&at(&[silent.port(), postgres.port()], "")).key("hosts").args(["--store-timeout", "4s"]);
@@ -61,7 +62,8 @@ fn a_standby_takes_over() {
     waiter.wait().exited(0).printed("ran\n").silent();
 }
 
-// "Always, if commits wait for the standby": a commit whose wait for one was cancelled is not known to be safe, and gives no lock.
+// "Always, if commits wait for the standby": a commit whose wait for the standby was cancelled is not known to be safe, and acquires no
+// lock.
 #[test]
 fn a_commit_that_no_standby_has_confirmed() {
     let settings = ["synchronous_standby_names=*", "synchronous_commit=local"].map(str::to_owned).to_vec();
@@ -75,7 +77,7 @@ fn a_commit_that_no_standby_has_confirmed() {
     eventually(LONG, "it waits for a standby", || postgres.count(&format!("SELECT count(*) {waiting}")) == 1);
     postgres.ask(&format!("SELECT pg_cancel_backend(pid) {waiting}"));
     run.wait().exited(69).printed("").said("no standby");
-    // Who waits asks again, and waits for a standby again, though nothing is left to be written.
+    // A waiter asks again, and waits for a standby again, though nothing is left to write.
     let call = Lockrun::at(&url).key("other").args(["--wait", "--ttl", "none", "--store-timeout", "20s"]);
     let run = call.command(["echo", "ran"]).spawn();
     let mut before = String::new();

@@ -1,10 +1,10 @@
-//! A PostgreSQL store with many keys: more than one answer of the server could hold, and some that others keep busy.
+//! A PostgreSQL store with many keys: more than fit into one answer, and some that others keep busy.
 
 use crate::support::holder::is_free;
 use crate::support::store::on_postgres;
 use crate::support::{Lockrun, Postgres, Store};
 
-/// Adds so many keys to that of a lock that was used once, each with a record of 50 kB: `key 00001` and so on.
+/// Adds this many keys to that of a lock that was used once, each with a record of 50 kB: `key 00001` and so on.
 fn add_keys(postgres: &Postgres, count: usize) {
     postgres.ask(&format!(
         "INSERT INTO lockrun.locks
@@ -18,7 +18,7 @@ fn other(store: &Store, words: &[&str]) -> Lockrun {
     Lockrun::other(words[0], store).args(&words[1..])
 }
 
-// `status` and `prune` work however many keys there are: all that is stored of these is 75 MB.
+// `status` and `prune` work however many keys there are: these take 75 MB.
 on_postgres!(more_than_one_answer_can_hold, |store, postgres| {
     assert!(is_free(store, "key 00000"));
     add_keys(postgres, 1499);
@@ -33,14 +33,14 @@ on_postgres!(more_than_one_answer_can_hold, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.locks"), 0);
 });
 
-// "One that is busy spoils no other": somebody else keeps the row of one key; it is named, and the others are pruned.
+// "One that is busy spoils no other": another client has locked the row of one key; that key is named, and the others are pruned.
 on_postgres!(a_key_that_is_busy, |store, postgres| {
     for key in ["a", "b", "c"] {
         assert!(is_free(store, key));
     }
     let stranger = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'b' FOR UPDATE");
     let prune = other(store, &["prune", "--older-than", "0", "--store-timeout", "1s"]);
-    // What is only found is not locked.
+    // A dry run locks no rows.
     prune.clone().arg("--dry-run").run().exited(0).silent().printed("a\nb\nc\n");
     let output = prune.run().exited(69).printed("a\nc\n").said("cannot prune the lock \"b\"");
     assert_eq!(output.stderr().lines().count(), 1, "{output}");
@@ -49,7 +49,7 @@ on_postgres!(a_key_that_is_busy, |store, postgres| {
     prune.run().exited(0).silent().printed("b\n");
 });
 
-// What was removed before something else failed is named all the same.
+// Keys that were removed before a failure are named all the same.
 on_postgres!(a_failure_in_the_middle, |store, postgres| {
     for key in ["a", "b", "c"] {
         assert!(is_free(store, key));

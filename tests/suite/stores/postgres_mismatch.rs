@@ -1,4 +1,4 @@
-//! Tables of PostgreSQL that the statements of this lockrun do not fit: those of a later one, and those of other programs.
+//! PostgreSQL tables that this lockrun's statements do not fit: those of a later lockrun, and those of other programs.
 
 use crate::support::hand::{token, until_waiting};
 use crate::support::store::{on_pooled, on_postgres};
@@ -12,12 +12,12 @@ const CHANGES: [&str; 4] = [
     "ALTER TABLE lockrun.locks RENAME TO leases",
 ];
 
-/// The names of all that there is in a schema.
+/// Returns the names of all objects in a schema.
 fn all_in(postgres: &Postgres, schema: &str) -> String {
     postgres.ask(&format!("SELECT relname FROM pg_class WHERE relnamespace = '{schema}'::regnamespace ORDER BY 1"))
 }
 
-/// Each of lockrun's commands says this, and none starts a command.
+/// Asserts that each of lockrun's commands says this, and that none starts a command.
 #[track_caller]
 fn all_fail(url: &str, its: &str, words: &str) {
     let own = ["--store", url];
@@ -39,7 +39,7 @@ fn all_fail(url: &str, its: &str, words: &str) {
     assert!(doctor.lines().any(|line| line.starts_with("fail") && line.contains(words)), "{doctor}");
 }
 
-// "One that a later one has migrated is not touched", also where it is migrated so that the statements of this one are refused.
+// "One that a later one has migrated is not touched", also if the server rejects this lockrun's statements after the migration.
 on_postgres!(a_later_version_with_other_columns, |store, postgres| {
     for change in CHANGES {
         let its = token(store, "k", &[]);
@@ -51,7 +51,7 @@ on_postgres!(a_later_version_with_other_columns, |store, postgres| {
     }
 });
 
-// The same for one that waits meanwhile: its next look at its own row says so.
+// The same for a run that waits meanwhile: its next look at its own row shows it.
 on_pooled!(a_waiter_learns_of_a_later_version, |store, pooled| {
     let holder = Holder::new(store, "k");
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
@@ -98,7 +98,7 @@ on_postgres!(tables_of_another_program, |_store, postgres| {
     }
 });
 
-// "Bad combinations exit 64 before anything is touched": a schema in which everybody's tables are.
+// "Bad combinations exit 64 before anything is touched": a schema that holds other programs' tables.
 on_postgres!(schemas_of_everybody, |_store, postgres| {
     for schema in ["public", "pg_catalog", "information_schema", "pg_toast", "pg_mine"] {
         let url = postgres.url_as("postgres", &format!("schema={schema}"));

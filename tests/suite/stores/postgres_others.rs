@@ -1,4 +1,4 @@
-//! A PostgreSQL database that others use, too: what they do there must not let two runs in, nor keep lockrun for ever.
+//! A PostgreSQL database that others use, too: they must not make two runs hold one lock, nor block lockrun for ever.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ use crate::support::{LONG, LeaseServer, Lockrun, eventually};
 /// The advisory lock under which lockrun creates its tables.
 const CREATING: u64 = 0x6c6f_636b_7275_6e00;
 
-/// One of these has acquired the lock, the other one has found it held.
+/// Asserts that one of these has acquired the lock, and that the other has found it held.
 #[track_caller]
 fn one_of(both: [Running; 2]) {
     let both = both.map(Running::wait);
@@ -24,9 +24,9 @@ fn one_of(both: [Running; 2]) {
     assert_eq!(statuses, [Some(0), Some(75)], "{}\n{}", both[0], both[1]);
 }
 
-// "One at a time", also on a key that nobody has used: two first requests are on their way at the same time.
+// "One at a time", also for a new key: two first requests are on their way at the same time.
 on_postgres!(two_first_users_of_one_key, |store, _postgres| {
-    // The tables are there.
+    // This creates the tables.
     assert!(is_free(store, "other"));
     let proxies = [store.proxy(), store.proxy()];
     for proxy in &proxies {
@@ -40,7 +40,7 @@ on_postgres!(two_first_users_of_one_key, |store, _postgres| {
     }
 });
 
-// "One at a time", also when somebody deletes the row while two requests wait for it.
+// "One at a time", also if another client deletes the row while two requests wait for it.
 on_postgres!(the_row_is_deleted_under_requests, |store, postgres| {
     assert!(is_free(store, "k"));
     let its = token(store, "k", &[]);
@@ -61,7 +61,7 @@ on_postgres!(the_row_is_deleted_under_requests, |store, postgres| {
     assert!(stranger.wait().expect("our own child").success());
 });
 
-// Names mean the server's own functions and operators: here a clock that is an hour later each time, and texts that are never the same.
+// Names mean the server's own functions and operators: here another user's clock gains an hour at each call, and texts are never equal.
 on_postgres!(functions_of_the_same_name, |store, postgres| {
     assert!(is_free(store, "k"));
     postgres.ask(
@@ -83,7 +83,7 @@ on_postgres!(functions_of_the_same_name, |store, postgres| {
     assert_eq!(postgres.count("SELECT last_value FROM theirs.hours WHERE is_called UNION SELECT 0 LIMIT 1"), 0);
 });
 
-// What was not written is not acquired: a trigger, or a rule, of somebody else's swallows it.
+// A lock that was not stored is not acquired: another user's trigger or rule discards the write.
 on_postgres!(what_is_written_is_swallowed, |store, postgres| {
     assert!(is_free(store, "k"));
     let trigger = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
@@ -97,7 +97,7 @@ on_postgres!(what_is_written_is_swallowed, |store, postgres| {
     }
 });
 
-// What could not be committed is not acquired: a constraint that is only looked at then forbids it.
+// A lock that could not be committed is not acquired: a deferred constraint forbids it.
 on_postgres!(what_is_written_is_not_committed, |store, postgres| {
     assert!(is_free(store, "k"));
     postgres.ask(
@@ -110,7 +110,7 @@ on_postgres!(what_is_written_is_not_committed, |store, postgres| {
     assert!(!is_held(store, "k"));
 });
 
-// A client that is cut off in the middle of a message, its row locked: the server ends it, and the next one gets the lock soon.
+// A client is cut off in the middle of a message, with its row locked: the server ends its session, and the next one gets the lock soon.
 on_postgres!(a_request_is_cut_in_the_middle, |store, postgres| {
     assert!(is_free(store, "k"));
     let proxy = store.proxy();
@@ -124,7 +124,7 @@ on_postgres!(a_request_is_cut_in_the_middle, |store, postgres| {
     drop(half);
 });
 
-// "Lock times bounded", also where the tables are to be created: somebody else is at it, and does not end.
+// "Lock times bounded", also for creating the tables: another client has begun that, and does not finish.
 on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
     let stranger = postgres.transaction(&format!("SELECT pg_advisory_xact_lock({CREATING})"));
     let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]).command(["echo", "ran"]);
@@ -138,7 +138,7 @@ on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
     call.run().exited(0).printed("ran\n").silent();
 });
 
-// "Others can get to the row": a record that cannot be read is repaired under its holder, which finds it so at each renewal and goes on.
+// "Others can get to the row": a broken record is repaired under its holder, whose renewals fail until then, and which goes on.
 on_postgres!(a_record_is_repaired_under_its_holder, |store, postgres| {
     let proxy = &store.proxy();
     let call = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "12s", "--store-timeout", "2s"]);
@@ -156,7 +156,7 @@ on_postgres!(a_record_is_repaired_under_its_holder, |store, postgres| {
     assert!(is_free(store, "k"));
 });
 
-// "Nothing stays locked" by those that have died: however many are in the queue, the next one clears them away.
+// "Nothing stays locked" by dead waiters: however many are in the queue, the next run removes them.
 on_postgres!(thousands_of_dead_waiters, |store, postgres| {
     let its = token(store, "k", &["--ttl", "10m"]);
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["true"]).spawn();

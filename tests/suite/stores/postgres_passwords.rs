@@ -40,14 +40,14 @@ fn write(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("our own file");
 }
 
-/// An address of this machine under which others reach it. Nothing is sent to find it.
+/// Returns an address of this machine that others can reach. Finding it sends nothing.
 fn address() -> IpAddr {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a free port");
     socket.connect("192.0.2.1:9").expect("a route to the network");
     socket.local_addr().expect("its address").ip()
 }
 
-// `sslmode=prefer`, which is the default, does not show the password to the network when somebody says that there is no TLS.
+// `sslmode=prefer`, the default, does not send the password in clear if a man in the middle says that there is no TLS.
 #[test]
 fn in_clear_over_the_network() {
     let access = ["127.0.0.1/32", "0.0.0.0/0"].map(|from| format!("host all all {from} password")).to_vec();
@@ -76,7 +76,7 @@ fn in_the_url_and_in_the_environment() {
     is_refused(Lockrun::at(&with("another")).env("PGPASSWORD", PASSWORD), "password authentication failed");
     is_refused(Lockrun::at(&without), "PGPASSWORD");
     is_refused(Lockrun::at(&without).env("PGPASSWORD", ""), "PGPASSWORD");
-    // A user without one in the URL is PGUSER.
+    // Without a user in the URL it is PGUSER.
     let anonymous = without.replacen("app@", "", 1);
     works(Lockrun::at(&anonymous).env("PGUSER", "app").env("PGPASSWORD", PASSWORD));
     // COMMAND finds its environment as it was.
@@ -84,7 +84,7 @@ fn in_the_url_and_in_the_environment() {
     call.run().exited(0).printed(&format!("{PASSWORD}\n"));
 }
 
-// "Also from `PGPASSFILE` / `~/.pgpass`", as libpq's manual describes it: the first line that fits.
+// "Also from `PGPASSFILE` / `~/.pgpass`", as libpq's manual describes it: the first matching line counts.
 #[test]
 fn in_a_password_file() {
     let postgres = server();
@@ -102,7 +102,7 @@ fn in_a_password_file() {
         works(Lockrun::at(&url).env("HOME", home.path()));
         works(Lockrun::at(&url).env("PGPASSFILE", &ours));
     }
-    // The variable wins over the directory, and what is said elsewhere over both.
+    // PGPASSFILE takes precedence over the home directory, and PGPASSWORD and the URL over both.
     write(&other, "*:*:*:*:wrong\n");
     let both = Lockrun::at(&url).env("HOME", home.path()).env("PGPASSFILE", &other);
     is_refused(both.clone(), "password authentication failed");
@@ -110,11 +110,11 @@ fn in_a_password_file() {
     // Others can read it.
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o640)).expect("our own file");
     is_refused(Lockrun::at(&url).env("PGPASSFILE", &ours), "chmod 0600");
-    // Nothing in it fits, and there is none.
+    // No line matches, and then there is no file.
     write(&ours, &format!("elsewhere:*:*:*:{IN_FILE}\n"));
     is_refused(Lockrun::at(&url).env("PGPASSFILE", &ours), "password");
     is_refused(Lockrun::at(&url).env("PGPASSFILE", home.path().join("none")), "password");
-    // Where no password is asked for, none is looked for.
+    // If the server asks for no password, lockrun looks for none.
     write(&ours, "*:*:*:*:wrong\n");
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o644)).expect("our own file");
     let trusting = Postgres::start();
@@ -129,12 +129,12 @@ fn every_way_to_prove_it() {
         works(Lockrun::at(&postgres.url_as("app", "")).env("PGPASSWORD", "pencil"));
         is_refused(Lockrun::at(&postgres.url_as("app", "")).env("PGPASSWORD", "Pencil"), "password");
     }
-    // As a password is prepared for SCRAM (RFC 4013): two ways to write the same.
+    // Two spellings of one password, which SCRAM's preparation (RFC 4013) makes equal.
     let postgres = Postgres::with_password("scram-sha-256", "app", "\u{2168}");
     works(Lockrun::at(&postgres.url_as("app", "")).env("PGPASSWORD", "IX"));
 }
 
-// "SCRAM with channel binding": over TLS, where both can, and where it is asked for.
+// "SCRAM with channel binding": over TLS, if both sides can, and if it is required.
 #[test]
 fn bound_to_the_connection() {
     let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 scram-sha-256"]);
@@ -144,13 +144,13 @@ fn bound_to_the_connection() {
         works(Lockrun::at(&url).env("PGPASSWORD", "pencil"));
         is_refused(Lockrun::at(&url).env("PGPASSWORD", "wrong"), "password authentication failed");
     }
-    // A server that does not ask for a proof is not the one that is meant.
+    // A server that asks for no proof may be another one.
     let trusting = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 trust"]);
     let url = trusting.url_as("postgres", "sslmode=require&channel_binding=require");
     is_refused(Lockrun::at(&url).env("PGPASSWORD", "pencil"), "channel");
 }
 
-// A certificate to which nothing can be bound must be verified: a server in between could show one so that the proof is good for both.
+// A certificate to which nothing can be bound must be verified: a server in between could show one to make our proof usable there.
 #[test]
 fn a_certificate_that_nothing_can_be_bound_to() {
     let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 scram-sha-256"]);
@@ -180,18 +180,18 @@ fn a_password_that_was_hashed_often() {
         let verifier = format!(
             "SCRAM-SHA-256${rounds}:c2FsdHlzYWx0$H+0zM4cLGjzc7dIveVWZLc8C1yBr4C0hCpqvt3lKDE8=:12/LyfQDF2bSi0iR0TtrbnyglLirY2FJC8fEEZD2X/A="
         );
-        // ALTER ROLE would hash the empty password as often, to see whether it is that.
+        // ALTER ROLE would hash the empty password as often, to compare it.
         postgres.ask(&format!("UPDATE pg_authid SET rolpassword = '{verifier}' WHERE rolname = 'app'"));
         Lockrun::at(&postgres.url_as("app:pencil", "sslmode=disable"))
     };
-    // Only the number of rounds is at stake: the verifier is that of another one.
+    // Only the number of rounds matters: the verifier is another password's.
     is_refused(hashed(100_000).args(["--store-timeout", "20s", "--ttl", "10m"]), "check the user and the password");
     for rounds in [600_000, 2_000_000_000] {
         is_refused(hashed(rounds), "scram_iterations");
     }
 }
 
-// `postgres:///DB?host=/DIR`: over a socket, to which no TLS and none of the above needs to be said.
+// `postgres:///DB?host=/DIR`: over a socket, without TLS or any of the above.
 #[test]
 fn over_a_socket() {
     let postgres = Postgres::start();

@@ -1,4 +1,4 @@
-//! pgbouncer in transaction mode before PostgreSQL: what is its own, besides the contract of every lease store.
+//! pgbouncer in transaction mode before PostgreSQL: what is specific to it, besides the contract of every lease store.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::support::postgres::{SESSIONS, Setup};
 use crate::support::store::on_pooled;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Pooled, Postgres, Queue, Store, eventually, stays_true_for};
 
-/// The sessions that the pooler has at the server.
+/// Counts the pooler's sessions at the server.
 const POOLED: &str = "SELECT count(*) FROM pg_stat_activity
     WHERE backend_type = 'client backend' AND application_name <> 'suite'";
 
-// "No prepared statements that a transaction pooler would lose", and as many waiters as come over its ten connections, in turn.
+// "No prepared statements that a transaction pooler would lose", and many waiters share its ten connections, in turn.
 on_pooled!(many_waiters_over_few_sessions, |store, pooled| {
     let _turn = crowd::turn();
     let holder = Holder::new(store, "many");
@@ -28,7 +28,7 @@ on_pooled!(many_waiters_over_few_sessions, |store, pooled| {
     assert!(pooled.postgres().count(POOLED) <= SESSIONS);
 });
 
-// "Nothing is left" in a session that others will have: no lock, no channel, no setting, no transaction.
+// "Nothing is left" in a session that others will use: no lock, no channel, no setting, no transaction.
 on_pooled!(sessions_are_left_as_they_were, |store, pooled| {
     let postgres = pooled.postgres();
     let holder = Holder::new(store, "clean");
@@ -49,7 +49,7 @@ on_pooled!(sessions_are_left_as_they_were, |store, pooled| {
     queue.end().in_order(0..12);
 });
 
-// "Polling at a flat, bounded rate": ten looks a second of the first waiter, and one of each of the last ones.
+// "Polling at a flat, bounded rate": ten reads a second by the first waiter, and one by each of the last ones.
 on_pooled!(waiters_poll_at_a_bounded_rate, |store, pooled| {
     let postgres = pooled.postgres();
     let _holder = Holder::with(&Lockrun::new(store).key("rate").args(["--ttl", "10m"]), &[]);
@@ -61,12 +61,12 @@ on_pooled!(waiters_poll_at_a_bounded_rate, |store, pooled| {
     let span = Duration::from_secs(5);
     stays_true_for(span, "all wait", || queue.begun().is_empty());
     let sent = statements() - before;
-    // 10 + 6.3 + 4.5 + 3.6 + 2.9 + 2.5 + 2.2 + 1.9 + 12 x 1 a second, and what a few of them look for besides.
+    // 10 + 6.3 + 4.5 + 3.6 + 2.9 + 2.5 + 2.2 + 1.9 + 12 x 1 a second, and a few further requests.
     assert!(sent <= 50 * span.as_secs(), "{sent} statements of 20 waiters");
     assert!(sent >= 20, "they do poll: {sent}");
 });
 
-/// Lets somebody hold a lock, does something to the server or the pooler, and looks whether the lease is renewed all the same.
+/// Holds a lock, disturbs the server or the pooler, and checks that the lease is renewed all the same.
 #[track_caller]
 fn is_held_all_along(store: &Store, pooled: &Pooled, disturb: impl FnOnce()) {
     let call = Lockrun::new(store).key("held").args(["--ttl", "60s", "--renew-every", "200ms"]);
@@ -78,7 +78,7 @@ fn is_held_all_along(store: &Store, pooled: &Pooled, disturb: impl FnOnce()) {
     held.finish().exited(0).silent();
 }
 
-// The pooler goes away for a moment, and comes back: holders and waiters do, too.
+// The pooler goes away for a moment and comes back: holders and waiters reconnect.
 on_pooled!(the_pooler_restarts, |store, pooled| {
     let restart = || {
         pooled.pooler().kill();
@@ -88,7 +88,7 @@ on_pooled!(the_pooler_restarts, |store, pooled| {
     is_held_all_along(store, pooled, restart);
 });
 
-// The server behind it does, while the pooler takes connections all along.
+// The server behind it restarts, while the pooler keeps accepting connections.
 on_pooled!(the_server_behind_the_pooler_restarts, |store, pooled| {
     let restart = || {
         pooled.postgres().kill();
@@ -103,7 +103,7 @@ on_pooled!(the_server_behind_the_pooler_restarts, |store, pooled| {
     is_held_all_along(store, pooled, restart);
 });
 
-// "69: the store does not answer in time": a pooler whose server is gone lets its clients wait.
+// "69: the store does not answer in time": a pooler whose server is gone makes its clients wait.
 on_pooled!(the_server_behind_the_pooler_is_gone, |store, pooled| {
     assert!(is_free(store, "gone"));
     pooled.postgres().kill();
@@ -118,7 +118,7 @@ on_pooled!(the_server_behind_the_pooler_is_gone, |store, pooled| {
     });
 });
 
-// A pooler says of its server what that was when the two first met, until it reads its configuration anew. A standby that is promoted
+// A pooler reports its server's role from when the two first connected, until it reads its configuration again. A standby that is promoted
 // behind it is used all the same.
 #[test]
 fn the_standby_behind_the_pooler_is_promoted() {
@@ -163,7 +163,7 @@ on_pooled!(requests_that_stop_half_way, |store, pooled| {
     drop(halves);
 });
 
-// "Waiters keep their places", also while the lock's row is not free: those that ask for it in vain show that they are alive.
+// "Waiters keep their places", also while the lock's row is not free: waiters that cannot lock it send heartbeats.
 on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
     let postgres = pooled.postgres();
     let its = token(store, "k", &["--ttl", "none"]);
@@ -171,7 +171,7 @@ on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
     let waiter = call.command(["echo", "ran"]).spawn();
     until_waiting(store, "k", 1);
     let stranger = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
-    // It is asked to look at the lock.
+    // This makes each waiter look at the lock.
     postgres.ask("UPDATE lockrun.waiters SET is_unresponsive = true, looked_at_ms = 0");
     eventually(LONG, "it is heard of", || postgres.count("SELECT looked_at_ms FROM lockrun.waiters") > 0);
     drop(stranger);

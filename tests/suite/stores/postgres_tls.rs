@@ -5,7 +5,7 @@ use crate::support::postgres::Setup;
 use crate::support::tls::Certificates;
 use crate::support::{LeaseServer, Lockrun, Output, Postgres};
 
-/// Whoever comes encrypted is let in.
+/// Admits every encrypted connection.
 const ENCRYPTED: &str = "hostssl all all 127.0.0.1/32 trust";
 
 fn run(url: &str) -> Output {
@@ -23,7 +23,7 @@ fn fails(postgres: &Postgres, parameters: &str) {
     assert!(!output.stderr().contains("panicked"), "{output}");
 }
 
-/// Whether the only client of this server was encrypted.
+/// Returns whether the only client of this server was encrypted.
 fn was_encrypted(postgres: &Postgres, parameters: &str) -> bool {
     let url = postgres.url_as("postgres", parameters);
     let mut run = Lockrun::at(&url).key("tls").sh("echo ready; read line || :").with_open_input();
@@ -62,7 +62,7 @@ fn sslmode_words() {
     }
 }
 
-// A handshake that fails under `prefer` is an error that names the way out: lockrun does not take it by itself.
+// A handshake that fails under `prefer` is an error that names the way out: lockrun does not fall back to plain text by itself.
 #[test]
 fn a_handshake_that_fails() {
     for manner in [Manner::Answer(b"S"), Manner::InTurn(&[b"S"])] {
@@ -114,7 +114,7 @@ fn a_clients_certificate() {
     works(&postgres, &format!("ca={}&{}", at("ca.crt"), pair("client")));
     let libpqs = pair("client").replace("cert=/", "sslcert=/").replace("key=/", "sslkey=/");
     works(&postgres, &format!("sslmode=require&{libpqs}"));
-    // It may say who one is.
+    // The certificate may identify the user.
     let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 cert"]);
     let at = |name: &str| postgres.certificates().path(name);
     postgres.ask("CREATE ROLE client LOGIN; GRANT CREATE ON DATABASE postgres TO client");
@@ -123,7 +123,7 @@ fn a_clients_certificate() {
     fails(&postgres, &parameters);
 }
 
-// One that it does not vouch for: TLS 1.3 says so after the handshake, TLS 1.2 within.
+// A certificate that it does not vouch for: TLS 1.3 says so after the handshake, TLS 1.2 within.
 #[test]
 fn a_strangers_certificate() {
     for latest in ["TLSv1.2", "TLSv1.3"] {
@@ -142,7 +142,7 @@ fn a_strangers_certificate() {
     }
 }
 
-// The same lock over both: what is encrypted is the way there, not the store.
+// The same lock with and without TLS: only the connection is encrypted, not the store.
 #[test]
 fn the_same_lock_over_both() {
     let postgres = Postgres::with_tls(&["host all all 127.0.0.1/32 trust"]);

@@ -55,7 +55,7 @@ fn who_is_not_let_in() {
     assert!(message.contains("pg_hba.conf"), "{message:?}");
 }
 
-// "69": a server that has no connection left. Who waits in turn goes on asking.
+// "69": a server that has no connection left. A waiter goes on asking.
 #[test]
 fn a_server_without_a_connection_left() {
     let postgres = Postgres::start();
@@ -94,7 +94,7 @@ fn no_postgres_at_all() {
         Manner::Answer(b"5.7.1 \x1b[31mred\x1b[0m\r\n"),
         Manner::Answer(b"N"),
         Manner::Answer(b"S"),
-        // What is not encrypted must not count as if it were.
+        // Plain text must not count as encrypted.
         Manner::Answer(b"SR\x00\x00\x00\x08\x00\x00\x00\x00"),
     ] {
         let fake = Fake::start(manner);
@@ -125,7 +125,7 @@ fn answers_that_no_server_gives() {
         b"R\x00\x00\x00\x00".to_vec(),
         b"R\xff\xff\xff\xff".to_vec(),
         b"E\x7f\xff\xff\xff".to_vec(),
-        // Fields that do not end, and a kind of message that there is not.
+        // Fields that do not end, and an unknown kind of message.
         message(b'E', b"C28P01"),
         message(b'E', b""),
         message(b'\x01', b"x"),
@@ -137,7 +137,7 @@ fn answers_that_no_server_gives() {
         message(b'R', &[&[0, 0, 0, 11][..], rounds].concat()),
         message(b'R', &[0, 0, 0, 99]),
         message(b'R', b"\x00"),
-        // Rows, a welcome and an end that nobody has asked for.
+        // Rows, a welcome and an end that no one has asked for.
         message(b'D', b"\x7f\xff\x00\x00\x00\x01"),
         [&welcome[..], &message(b'D', b"\x00\x01\xff\xff\xff\xfe"), &ready].concat(),
         [&welcome[..], &message(b'C', b"SELECT 99999999999999999999\0"), &ready].concat(),
@@ -151,7 +151,7 @@ fn answers_that_no_server_gives() {
     }
 }
 
-/// A listener that lets everybody in as a primary does, answers the first request with this, and hangs up.
+/// Returns a listener that admits everyone as a primary does, answers the first request with this, and hangs up.
 fn lets_in_and_answers(answer: Vec<u8>) -> Fake {
     let primary = message(b'S', b"in_hot_standby\0off\0");
     let welcome = [message(b'R', &[0; 4]), primary, message(b'Z', b"I")].concat();
@@ -159,7 +159,7 @@ fn lets_in_and_answers(answer: Vec<u8>) -> Fake {
     Fake::start(Manner::InTurn(Box::leak(Box::new(answers))))
 }
 
-// Before its connection is closed, a request is refused: that is why, also where a pooler says so, whose errors have no field V.
+// A request is refused before its connection is closed: the refusal is the reason, also from a pooler, whose errors have no field V.
 #[test]
 fn a_refusal_before_the_end() {
     for severity in ["SFATAL\0", "SERROR\0", "SFATAL\0VFATAL\0", "SPANIK\0VPANIC\0"] {
@@ -170,7 +170,7 @@ fn a_refusal_before_the_end() {
     }
 }
 
-// "Is it a PostgreSQL server?" is a question to one that has not let us in.
+// "Is it a PostgreSQL server?" is asked only before login has succeeded.
 #[test]
 fn whether_it_is_a_postgres() {
     const QUESTION: &str = "is it a PostgreSQL server?";
@@ -208,7 +208,7 @@ fn a_standby_alone() {
     Lockrun::at(&standby.url()).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
 }
 
-// One that a pooler has introduced as a primary refuses to begin a transaction, in its own language, and has no tables.
+// A standby that a pooler has reported as a primary refuses to begin a transaction, in its own language, and has no tables.
 #[test]
 fn a_standby_that_speaks_another_language() {
     let refuses = |fields: &str| [message(b'E', fields.as_bytes()), message(b'Z', b"I")].concat();
@@ -219,7 +219,7 @@ fn a_standby_that_speaks_another_language() {
     assert!(said.contains("0A000") && said.contains("this is a standby"), "{said:?}");
 }
 
-// "A URL's password never appears in a message", nor in the process list: also not when all goes well, and everything is said.
+// "A URL's password never appears in a message", nor in the process list: not even with `--verbose` when all goes well.
 #[test]
 fn no_password_in_any_output() {
     let postgres = Postgres::with_password("scram-sha-256", "somebody", PLAIN);

@@ -1,4 +1,4 @@
-//! Waiters in a PostgreSQL database when something goes wrong at the moment at which they get the lock, or while they sleep.
+//! Waiters in a PostgreSQL database when something goes wrong as they get the lock, or while they sleep.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually, stays_true_for};
 
-/// How late a waiter hears that it has the lock: later than `--store-timeout`, and not too late for one that has just logged in.
+/// How late a waiter learns that it has the lock: later than `--store-timeout`, but not too late for one that has just logged in.
 const LATE: Duration = Duration::from_secs(4);
 
-/// How many wait for the row of a lock.
+/// Counts the requests that wait for the row of a lock.
 const LOOKS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'SELECT state FROM%FOR UPDATE'";
 
-/// A call that waits for the lock.
+/// Returns a call that waits for the lock.
 fn waits(url: &str) -> Lockrun {
     Lockrun::at(url).key("k").args(["--wait", "--store-timeout", "2s"])
 }
 
-// "One at a time", also where a waiter hears late that it has the lock: by then it may have lost it. It goes on waiting.
+// "One at a time", also if a waiter learns so late that it has the lock that it has lost it again. It goes on waiting.
 on_postgres!(a_late_grant_that_is_lost_by_then, |store, postgres| {
     assert!(is_free(store, "k"));
     let proxy = store.proxy();
@@ -47,7 +47,7 @@ on_postgres!(a_late_grant_that_is_lost_by_then, |store, postgres| {
     }
 });
 
-// The same where it was revoked meanwhile: nothing is started only to be ended.
+// The same if the lock was revoked meanwhile: no command is started only to be ended.
 on_postgres!(a_late_grant_that_is_revoked_by_then, |store, _postgres| {
     assert!(is_free(store, "k"));
     let proxy = store.proxy();
@@ -60,7 +60,7 @@ on_postgres!(a_late_grant_that_is_revoked_by_then, |store, _postgres| {
     assert!(is_free(store, "k"));
 });
 
-// The same where the lease is over by then: nothing was lost, and the waiter asks again.
+// The same if the lease has expired by then: nothing was lost, and the waiter asks again.
 on_postgres!(a_late_grant_whose_lease_is_over_by_then, |store, _postgres| {
     assert!(is_free(store, "k"));
     let proxy = store.proxy();
@@ -86,22 +86,22 @@ on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "Nothing stays unused": who was silent for a while, as on a machine that was paused, was passed over when a slot became free, and nobody
-// tells it. It sees that by itself when it is heard of again.
+// "Nothing stays unused": a waiter that was silent for a while, as on a paused machine, was passed over when a slot became free, and no one
+// notifies it. It sees the slot by itself when it is back.
 on_postgres!(a_slot_that_was_released_while_a_waiter_was_silent, |store, postgres| {
     let slots = ["--slots", "2", "--ttl", "10m"];
     let first = token(store, "k", &slots);
     let second = token(store, "k", &slots);
     let waiter = Lockrun::new(store).key("k").args(slots).arg("--wait").command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    // When it was to be heard of is long ago.
+    // Its heartbeat is long overdue.
     postgres.ask("UPDATE lockrun.waiters SET looks_at_ms = 0");
     release(store, "k", &first).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
     release(store, "k", &second).exited(0).silent();
 });
 
-/// Lets the server take no notifications, as if it had as many as its queue of 8 GB can hold. What is sent by `notify_others` arrives.
+/// Makes the server reject notifications, as if its queue of 8 GB were full. Those sent by `notify_others` arrive.
 fn fill_queue_of_notifications(postgres: &Postgres) {
     postgres.ask(
         "ALTER FUNCTION pg_catalog.pg_notify(text, text) RENAME TO notify_others;
@@ -110,8 +110,8 @@ fn fill_queue_of_notifications(postgres: &Postgres) {
     );
 }
 
-// A server whose queue of notifications is full takes none, because somebody listens and does not read. What is only a hint is left
-// out then: locks are released and handed off all the same, if not at once.
+// If the server's queue of notifications is full, because a client listens and does not read, it rejects further ones. Since they are only
+// hints, they are left out: locks are released and handed off all the same, if not at once.
 on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
@@ -126,7 +126,7 @@ on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "In turn", also then: nobody passes over a waiter that has not heard yet that it was granted the lock.
+// "In turn", also then: a waiter that does not know yet that it was granted the lock is not passed over.
 on_postgres!(the_queue_of_notifications_is_full_for_two_waiters, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let mut queue = Queue::new(store, "k").with(&["--ttl", "none"]);
@@ -135,7 +135,7 @@ on_postgres!(the_queue_of_notifications_is_full_for_two_waiters, |store, postgre
     fill_queue_of_notifications(postgres);
     let released_ms = postgres.count("SELECT (extract(epoch FROM now()) * 1000)::bigint");
     release(store, "k", &its).exited(0).silent();
-    // Longer than a waiter may take that was notified.
+    // Longer than a notified waiter may take.
     let is_over = format!("SELECT count(*) WHERE extract(epoch FROM now()) * 1000 > {released_ms} + 2500");
     eventually(LONG, "the first one has not heard of it for long", || postgres.count(&is_over) == 1);
     let show = |order| {
@@ -182,7 +182,7 @@ fn forbid_commits(postgres: &Postgres, program: &str, code: &str) {
     ));
 }
 
-// A waiter whose claim is rolled back does not listen less than before, and the others see that it lives.
+// A waiter whose claim is rolled back still listens, and the others see that it lives.
 on_postgres!(a_claim_that_is_rolled_back, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let url = postgres.url_as("postgres", "sslmode=disable&application_name=waiter");
@@ -202,7 +202,7 @@ on_postgres!(a_claim_that_is_rolled_back, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "Every role of the database can send" a notification, in a database of raw bytes also one that is no text. That ends no wait.
+// "Every role of the database can send" a notification, in a database without an encoding also one that is no text. That ends no wait.
 on_postgres!(notifications_that_are_no_text, |store, postgres| {
     postgres.ask("CREATE DATABASE raw ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
     let url = store.url().replacen("/postgres?", "/raw?", 1);
@@ -226,7 +226,7 @@ on_postgres!(notifications_that_are_no_text, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// Troubles of the server that pass: a waiter sits them out.
+// A waiter sits out passing errors of the server.
 on_postgres!(troubles_of_the_server_that_pass, |store, postgres| {
     let url = postgres.url_as("postgres", "sslmode=disable&application_name=waiter");
     // configuration_limit_exceeded, io_error, internal_error
@@ -242,12 +242,12 @@ on_postgres!(troubles_of_the_server_that_pass, |store, postgres| {
     }
 });
 
-// "In turn", also right after a restart of the server: who comes then does not overtake those that are about to come back.
+// "In turn", also right after a restart of the server: a newcomer does not overtake waiters that are about to reconnect.
 on_postgres!(the_server_is_restarted_before_a_newcomer, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    // It is slow to come back.
+    // It is slow to reconnect.
     waiter.signal(Signal::SIGSTOP);
     eventually(LONG, "it stands still", || state(waiter.pid()) == Some('T'));
     postgres.stop_in_peace();

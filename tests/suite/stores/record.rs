@@ -16,14 +16,14 @@ use crate::support::sequence::{self, next, peek, reserve};
 use crate::support::steps::end_in_steps;
 use crate::support::{Holder, Lockrun, Output, Store};
 
-/// It says which file it is, and what to do.
+/// Asserts that the message says which file it is, and what to do.
 #[track_caller]
 fn refuses(output: Output, path: &Path) {
     let path = path.display().to_string();
     output.exited(69).printed("").said("nobody gets").said(&path).said(&format!("truncate -s 0 {path}"));
 }
 
-/// Nobody gets the lock, or learns that it is free.
+/// Asserts that no one gets the lock, or is told that it is free.
 #[track_caller]
 fn nobody_gets(store: &Store, key: &str) {
     let path = path(store, key);
@@ -38,7 +38,7 @@ fn nobody_gets(store: &Store, key: &str) {
     refuses(break_lock(store, key, &[]), &path);
 }
 
-/// Where a file is cut: in the mark, in the first line, in a record, between the copies, and just before its end.
+/// Returns where to cut a file: in the mark, in the first line, in a record, between the copies, and just before its end.
 fn cuts(whole: &[u8]) -> Vec<usize> {
     let copies: Vec<usize> = (0..whole.len()).filter(|at| whole[*at..].starts_with(b"lockrun ")).collect();
     let inside = copies.iter().flat_map(|at| [at + 1, at + 8, at + 40, at + 100, at + 200]);
@@ -49,7 +49,7 @@ fn cuts(whole: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-// "A record that cannot be parsed is an error, never free": a lease taken by hand or kept is not forgotten, wherever the file is
+// "A record that cannot be parsed is an error, never free": a lease that is held by hand or kept is not forgotten, wherever the file is
 // cut.
 #[test]
 fn a_lease_in_a_file_that_was_cut() {
@@ -75,7 +75,7 @@ fn a_lease_in_a_file_that_was_cut() {
     }
 }
 
-// "... or a whole sequence would be forgotten": it goes on when the file is whole again, and does not begin anew before.
+// "... or a whole sequence would be forgotten": it goes on when the file is whole again, and does not start again before.
 #[test]
 fn a_sequence_in_a_file_that_was_cut() {
     let store = Store::file();
@@ -92,7 +92,7 @@ fn a_sequence_in_a_file_that_was_cut() {
     assert_eq!(peek(&call), "10");
 }
 
-// "An empty file is a fresh one", and so is what the message says to do. The command that runs keeps its lock.
+// "An empty file is a fresh one", and emptying the file is what the message advises. A running command keeps its lock.
 #[test]
 fn a_file_that_was_emptied_is_a_fresh_one() {
     let store = Store::file();
@@ -127,7 +127,7 @@ fn a_record_that_breaks_during_a_run() {
     assert!(is_free(&store, "breaks"));
 }
 
-// "A foreign file in the directory" is no lock that is free, and no reason to fail for those who look at others.
+// "A foreign file in the directory" is not a free lock, and does not keep commands from reading other locks.
 #[test]
 fn a_foreign_file() {
     let store = Store::file();
@@ -175,7 +175,7 @@ fn the_others_are_still_told() {
     assert!(line.contains("locks/broken") && line.contains("truncate -s 0"), "{line}");
 }
 
-// "A full disk leaves what was there": a run that cannot write has not got the lock, and nobody else has lost it.
+// "A full disk leaves what was there": a run that cannot write does not get the lock, and no other run loses it.
 #[test]
 fn a_record_that_cannot_be_written() {
     let store = Store::file();
@@ -191,7 +191,7 @@ fn a_record_that_cannot_be_written() {
     release(&store, "full", &ours).exited(0).silent();
 }
 
-// "Status 69: ... COMMAND was not started", where a limit on the size of files would keep the end of the run from being written.
+// "Status 69: ... COMMAND was not started", if a limit on the size of files would keep the end of the run from being written.
 #[test]
 fn a_limit_on_file_sizes() {
     let store = Store::file();
@@ -213,8 +213,8 @@ fn a_limit_on_file_sizes() {
     reserved.exited(69).printed("").said("ulimit -f");
 }
 
-// "One enum holds every way a run can end": where the end of a run cannot be written down, the lock is free, which is said, with what
-// is lost by it, and the status is COMMAND's.
+// "One enum holds every way a run can end": if the end of a run cannot be recorded, the lock is free, a message says so and what is lost,
+// and the status is COMMAND's.
 #[test]
 fn an_end_that_cannot_be_written() {
     let store = Store::file();
@@ -249,7 +249,7 @@ fn a_fence_that_cannot_grow() {
     call.run().exited(69).printed("").said("fence").said(&path(&store, "fence").display().to_string());
 }
 
-/// A run whose command waits for the end of its input, and runs by now.
+/// Returns a run whose command has started, and waits for the end of its input.
 fn waiting(call: Lockrun) -> crate::support::lockrun::Open {
     let mut run = call.sh("echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
@@ -272,8 +272,8 @@ fn what_stays_is_written_before_the_slot_is_free() {
     }
 }
 
-// "A writer that is killed must not leave a torn record": killed at each system call of its end, again and again, a run is either
-// over and its lock kept, or it has just died with its lock; the fence grows through all this.
+// "A writer that is killed must not leave a torn record": a run that is killed at each system call of its end, again and again, has either
+// ended with its lock kept, or died with its lock; the fence grows all the time.
 #[test]
 fn a_run_that_is_killed_at_its_end() {
     let store = Store::file();
@@ -305,7 +305,7 @@ fn a_run_that_is_killed_at_its_end() {
     assert!(kept > 1 && lost > 1, "{kept} {lost}");
 }
 
-/// The system calls that a run makes at its end.
+/// Returns the system calls that a run makes at its end.
 fn calls_at_end(call: Lockrun) -> Vec<libc::c_long> {
     let mut calls = Vec::new();
     let (run, _) = end_in_steps(waiting(call), |_, call| {
@@ -316,8 +316,8 @@ fn calls_at_end(call: Lockrun) -> Vec<libc::c_long> {
     calls
 }
 
-// "A value that was used never comes up again", also when the power fails a moment later: it is on the disk before lockrun ends
-// with 0. Nothing else in a record outlasts that, so no other run waits for a disk.
+// "A value that was used never comes up again", also when the power fails a moment later: it is on the disk before lockrun ends with 0.
+// Nothing else in a record has to survive that, so no other run waits for a disk.
 #[test]
 fn a_used_value_is_on_the_disk() {
     let store = Store::file();

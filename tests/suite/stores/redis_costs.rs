@@ -11,12 +11,12 @@ use crate::support::slots::{self, SharedRecord, Slot, TELL};
 use crate::support::store::on_redis;
 use crate::support::{Holder, LeaseServer, Lockrun, Queue, Redis, Store, redis_keys, stays_true_for};
 
-/// A server with a password, a network that counts, and the URL of a database there.
+/// Returns a server with a password, a proxy that counts, and the URL of a database there.
 fn counted() -> (Redis, Proxy, String) {
     let redis = Redis::with_password("pw");
     let proxy = Proxy::before(&redis);
     let url = format!("redis://:pw@127.0.0.1:{}/3", proxy.port());
-    // The server keeps the scripts from the first time on.
+    // From now on the server has the scripts.
     Lockrun::at(&url).key("warm").command(["true"]).run().exited(0);
     (redis, proxy, url)
 }
@@ -41,7 +41,7 @@ on_redis!(a_hand_off_costs_the_same_however_many_wait, |store, redis| {
     for count in [10, 100] {
         let store = &store.another();
         let redis = store.as_redis().expect("a Redis");
-        // A lease so long that its renewals are not among what is counted.
+        // The lease is so long that no renewals are counted.
         let call = Lockrun::new(store).key("cost").args(["--ttl", "10m"]);
         let holder = Holder::with(&call, &[]);
         let monitor = Monitor::of(redis);
@@ -52,15 +52,15 @@ on_redis!(a_hand_off_costs_the_same_however_many_wait, |store, redis| {
         queue.end().in_order(0..count);
         let counts = monitor.counts(redis);
         let sent: usize = counts.values().sum();
-        // The holder itself lets go by two more. On a busy machine now and then one who is told to wake up is not asleep
-        // again yet, and the one behind it is told instead.
+        // The holder itself releases with two more. On a busy machine, a waiter that is to be woken is sometimes not asleep again yet, and
+        // the one behind it is woken instead.
         let limit = count * 6 + 2 + count / 20;
         assert!(sent <= limit, "{sent} commands for {count} hand-offs: {counts:?}");
     }
 });
 
-/// What as many waiters send, command by command, while for ten seconds or more a holder with a lease of `ttl` has the lock; and
-/// how many seconds it were.
+/// Returns how often this many waiters send each command while a holder with a lease of `ttl` has the lock for ten seconds or more, and for
+/// how many seconds.
 #[track_caller]
 fn sent_by_idle(store: &Store, redis: &Redis, waiters: usize, ttl: &str) -> (BTreeMap<String, usize>, usize) {
     let call = Lockrun::new(store).key("idle").args(["--ttl", ttl]);
@@ -85,20 +85,19 @@ on_redis!(idle_waiters_are_quiet, |store, redis| {
     assert!(sent <= 4 * seconds / 2, "{sent} commands of 4 waiters in {seconds} s: {counts:?}");
 });
 
-// Behind the shortest lease that cannot be kept, since its end has to be noticed within a second; but it is enough if two or three look,
-// 1.4 s after their last look at the earliest, and the others need not.
+// Not so behind a very short lease, whose end has to be noticed within a second; but two or three waiters that look, 1.4 s after their last
+// look at the earliest, are enough.
 on_redis!(idle_waiters_share_the_watch_over_a_short_lease, |store, redis| {
     let (counts, seconds) = sent_by_idle(store, redis, 6, "1s");
-    // The holder renews its lease with EVAL; a waiter sleeps again after each look.
+    // The holder renews its lease with EVAL; a waiter sleeps again (BLPOP) after each look.
     let looks = counts["blpop"];
     assert!(looks <= 3 * seconds, "{looks} looks of 6 waiters in {seconds} s: {counts:?}");
 });
 
-// "A hand-off skips dead ones", at no more than its price: each of them is found out once, and not anew by each run that lets go
-// of the lock.
+// "A hand-off skips dead ones", at no extra cost: each of them is noticed once, and not again by each run that releases the lock.
 on_redis!(the_dead_are_found_out_once, |store, redis| {
     const WAITERS: usize = 12;
-    // A lease so long that its renewals are not among what is counted.
+    // The lease is so long that no renewals are counted.
     let holder = Holder::with(&Lockrun::new(store).key("found").args(["--ttl", "10m"]), &[]);
     let mut queue = Queue::new(store, "found").with(&["--ttl", "10m"]);
     queue.join(WAITERS);
@@ -112,7 +111,7 @@ on_redis!(the_dead_are_found_out_once, |store, redis| {
     assert!(sent <= WAITERS * 6, "{sent} commands for {WAITERS} waiters: {counts:?}");
 });
 
-/// The tokens of those to whom the lock was granted while they waited, in this order, as the server was told to write it down.
+/// Returns the tokens of the waiters that were granted the lock, in order, from the commands that the server has seen.
 fn granted(seen: &[String], key: &str, waiting: &[String]) -> Vec<String> {
     let change = format!("\"ZADD\" \"{}\" ", redis_keys::holders(key));
     let mut granted: Vec<String> = Vec::new();
@@ -125,7 +124,7 @@ fn granted(seen: &[String], key: &str, waiting: &[String]) -> Vec<String> {
     granted
 }
 
-/// The places of those who were granted the lock after one behind them.
+/// Returns the places of waiters that were granted the lock after one behind them.
 #[track_caller]
 fn overtaken(granted: &[String], waiting: &[String]) -> Vec<usize> {
     assert_eq!(granted.len(), waiting.len());
@@ -161,7 +160,7 @@ on_redis!(slots_are_granted_in_order_at_a_cost_that_does_not_grow, |store, redis
         let counts = monitor::count(&seen);
         let sent: usize = counts.values().sum();
         println!("{count} waiters: {sent} commands, {counts:?}");
-        // To join had cost two more.
+        // Joining costs two more.
         let limit = count * 4 + count / 20 + 2 * 8;
         assert!(sent <= limit, "{sent} commands for {count} hand-offs: {counts:?}");
     }
@@ -180,7 +179,7 @@ on_redis!(status_of_many_keys, |store, redis| {
     assert!(sent <= KEYS + 20, "{counts:?}");
 });
 
-// "What that costs does not grow with the number of waiters": one that wants to be alone and lives, and behind it twelve that do not.
+// "What that costs does not grow with the number of waiters": a living waiter that wants to be alone, and behind it twelve that do not.
 on_redis!(watching_one_that_lives, |store, redis| {
     let call = Lockrun::new(store).key("watched").args(["--ttl", "10m"]);
     let holder = Slot::take(&call.args(["--slots", "3"]));
@@ -194,9 +193,9 @@ on_redis!(watching_one_that_lives, |store, redis| {
     let counts = monitor.counts(redis);
     let beats = usize::try_from(started.elapsed().as_millis() / 800).expect("a short time") + 1;
     let sent: usize = counts.values().sum();
-    // The first one and four that watch it, two commands each; and the few of those that only wait.
+    // The first waiter and four that watch it, two commands each, and the few commands of those that only wait.
     let limit = 2 * (1 + 4 + 1) * beats + 13 * 10 / 2;
-    // One that is late at a beat is asked for a look, and so is the next one.
+    // A waiter that is late at a beat is asked for a look, and so is the next one.
     if sent > limit {
         late(&format!("{sent} commands in {beats} beats, and the limit is {limit}: {counts:?}"));
     }

@@ -1,16 +1,16 @@
-//! What stays of a lock on Redis, and where.
+//! What a lock leaves on Redis, and where.
 
 use crate::support::store::on_redis;
 use crate::support::{Holder, Lockrun, Redis, Store, redis_keys};
 
-/// The fence that a run's command saw.
+/// Returns the fence that a run's command saw.
 #[track_caller]
 fn fence_of_a_run(store: &Store) -> String {
     let run = Lockrun::new(store).key("clean").sh("printf %s \"$LOCKRUN_FENCE\"").run();
     run.exited(0).silent().stdout()
 }
 
-// What stays of a lock that is free does not go by itself, except for the last run.
+// What a free lock leaves does not expire, except for the last run.
 on_redis!(the_fence_has_no_expiry, |store, redis| {
     fence_of_a_run(store);
     assert_eq!(redis.keys(), redis_keys::lasting("clean"));
@@ -30,7 +30,7 @@ on_redis!(a_lease_that_never_expires_has_no_expiry, |store, redis| {
 on_redis!(the_fence_does_not_follow_a_clock_back, |store, redis| {
     let fence = redis_keys::fence("clean");
     fence_of_a_run(store);
-    // A fence from the future is what a clock that goes back leaves behind.
+    // A clock that goes back leaves a fence from the future behind.
     let future: u64 = 9_000_000_000_000;
     let kind = redis.ask(&["TYPE", &fence]);
     assert_eq!(kind.text(), "string", "the fence is a plain number");

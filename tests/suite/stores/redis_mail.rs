@@ -1,4 +1,4 @@
-//! The mailboxes of waiters on Redis: mail that is lost, late or read by somebody else.
+//! The mailboxes of waiters on Redis: mail that is lost, late or read by another client.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::support::slots::{SharedRecord, Slot, TELL};
 use crate::support::store::on_redis;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, eventually, processes, redis_keys, stays_true_for};
 
-// "Unknown (an error, possibly done: clean up by token)": what arrives after its withdrawal takes nothing, also if mail lies there that
-// the waiter had not taken when its place in the queue was forgotten.
+// "Unknown (an error, possibly done: clean up by token)": a request that arrives after its cancellation acquires nothing, even if the
+// mailbox has mail that the waiter had not read when its place in the queue was removed.
 on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "mail"));
@@ -25,7 +25,7 @@ on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
     eventually(LONG, "it sleeps", || redis.asleep() == 1);
     let token = redis.waiting("mail").remove(0);
     let mailbox = redis_keys::mailbox("mail", &token);
-    // It is cut off while it looks at the lock, mail comes, and it is not heard of for as long as the queue lasts.
+    // The waiter is cut off while it looks at the lock, gets mail, and is not heard from until the queue has expired.
     proxy.set(Mode::HoldUpTo(u64::MAX));
     redis.ask(&["RPUSH", &mailbox, "1 0"]);
     eventually(LONG, "it has tried another connection", || proxy.connections() >= 2);
@@ -33,7 +33,7 @@ on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
     redis.ask(&["DEL", &redis_keys::queue("mail"), &redis_keys::heartbeats("mail")]);
     waiter.signal(Signal::SIGTERM);
     waiter.wait().died_of(Signal::SIGTERM);
-    // What it has sent last arrives first: that it has given up.
+    // Its last request arrives first: the cancellation.
     proxy.set(Mode::HoldUpTo(proxy.connections() - 1));
     let letters = || redis.ask(&["LRANGE", &mailbox, "0", "-1"]).list().len();
     eventually(LONG, "its withdrawal arrives", || {
@@ -46,8 +46,7 @@ on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
     assert!(is_free(store, "mail"), "held by a run that has ended");
 });
 
-// "Redis commands a second of one idle waiter": one whose connection is closed whenever it waits tries again, but not
-// without a pause.
+// "Redis commands a second of one idle waiter": a waiter whose connection is closed whenever it waits tries again, but not without a pause.
 on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "closed"));
@@ -67,8 +66,8 @@ on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
     next.wait().exited(0).printed("ran\n");
 });
 
-// "A crash leaves nothing behind": also of a lock without an end that was handed on to one that was dead already, by one that died
-// right after that.
+// "A crash leaves nothing behind": also of a lock with `--ttl none` that was handed off to a dead waiter by a run that died right after
+// that.
 on_redis!(who_hands_a_lock_without_an_end_on_to_the_dead_dies_too, |store, redis| {
     let proxy = store.proxy();
     let holder = Holder::new(store, "both");
@@ -81,7 +80,7 @@ on_redis!(who_hands_a_lock_without_an_end_on_to_the_dead_dies_too, |store, redis
     eventually(LONG, "the second one waits", || queue.length() == 1 && queue.asleep() == 1);
     second.signal(Signal::SIGSTOP);
     eventually(LONG, "the waiter stands still", || processes::state(second.pid()) == Some('T'));
-    // The release arrives; what asks after the waiter to whom the lock was granted does not.
+    // The release arrives; the request that checks the waiter that was granted the lock does not.
     let granted = redis.waiting("both").remove(0);
     proxy.set(Mode::CloseAt(granted.leak()));
     queue.waiter(0).signal(Signal::SIGTERM);
@@ -91,8 +90,8 @@ on_redis!(who_hands_a_lock_without_an_end_on_to_the_dead_dies_too, |store, redis
     queue.leaves_only_what_goes();
 });
 
-// "2 s for a grant nobody claims", once: a waiter whose mail is taken, and who never claims what it was granted, does not get
-// it again before the others had it.
+// "2 s for a grant nobody claims", once: a waiter whose mail another client reads, and that never claims its grant, is not granted the lock
+// again before the others had it.
 on_redis!(mail_that_is_taken_is_no_claim, |store, redis| {
     let holder = Holder::new(store, "taken");
     let mut queue = Queue::new(store, "taken");
@@ -110,14 +109,14 @@ on_redis!(mail_that_is_taken_is_no_claim, |store, redis| {
     queue.end().in_order([1, 0]).without_gap(freed_at, LONG);
 });
 
-// "In turn": a slot whose holder died is the first waiter's; one that comes later and finds it passes it on.
+// "In turn": a slot whose holder died is the first waiter's; a newcomer that finds it free hands it off.
 on_redis!(a_newcomer_passes_on_the_slot_of_the_dead, |store, redis| {
     let holder = Slot::take(&Lockrun::new(store).key("faults").args(["--slots", "2"]));
     let proxy = store.proxy();
     let dead = Slot::take(&Lockrun::at(&proxy.url()).key("faults").args(["--slots", "2", "--ttl", "1s"]));
     let mut queue = Queue::new(store, "faults").with(&["--slots", "2"]).doing(TELL);
     queue.join(2);
-    // So that they do not see it by themselves.
+    // So that they do not notice it by themselves.
     queue.stop([0, 1]);
     // One of its processes may see another one die, and release the slot before it dies itself.
     proxy.set(Mode::Swallow);

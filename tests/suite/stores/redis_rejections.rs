@@ -1,4 +1,4 @@
-//! What a Redis rejects, for ever or for a while, and answers that no script gives.
+//! Requests that Redis rejects, for ever or for a while, and answers that no script gives.
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -24,7 +24,7 @@ on_redis!(a_release_that_is_rejected_is_tried_again, |store, redis| {
     assert!(is_free(store, "demoted"));
 });
 
-/// How many writes the server has rejected because it was a replica.
+/// Returns how many writes the server has rejected because it was a replica.
 fn rejected(redis: &Redis) -> u64 {
     let statistics = redis.ask(&["INFO", "errorstats"]);
     let count = statistics.text().lines().find_map(|line| line.strip_prefix("errorstat_READONLY:count="));
@@ -59,8 +59,8 @@ fn all_sleep(redis: &Redis) {
     eventually(LONG, "all sleep", || redis.asleep() == 10);
 }
 
-// "When Redis goes away, a waiter goes on asking for a minute": so it does when the server is demoted for a moment, and
-// rejects what it cannot do as a replica.
+// "When Redis goes away, a waiter goes on asking for a minute": also if the server is demoted for a moment, and rejects what a replica
+// cannot do.
 on_redis!(the_server_is_demoted_for_a_moment, |store, redis| {
     keep_their_places(store, |proxy| {
         all_sleep(redis);
@@ -72,7 +72,7 @@ on_redis!(the_server_is_demoted_for_a_moment, |store, redis| {
     });
 });
 
-// The same with every answer by which a server rejects a request for a while, to what a waiter asks and to its waiting.
+// The same with every answer by which a server rejects a request for a while, to a waiter's requests and to its waiting.
 on_redis!(requests_are_rejected_for_a_while, |store, redis| {
     keep_their_places(store, |proxy| {
         for answer in [
@@ -114,8 +114,8 @@ on_redis!(a_cluster_rejects_requests, |store, redis| {
     }
 });
 
-// "\"No answer\" is not: retry until it is time for TERM": so it is with an answer to a renewal that no script gives, however deep it
-// is or large it claims to be. It is read on the small stack of a thread.
+// "\"No answer\" is not: retry until it is time for TERM": also an answer to a renewal that no script gives, however deep it is, or large
+// it claims to be. A thread with a small stack reads it.
 on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "bounds"));
@@ -137,7 +137,7 @@ on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
     assert!(is_free(store, "bounds"), "held by a run that has ended");
 });
 
-// "69: the store refuses us": a user who may do all but wait is told so, and the server is left in peace.
+// "69: the store refuses us": a user who may do everything but wait gets an error, and the server is not asked again and again.
 on_redis!(a_user_who_may_not_wait, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "refused"));
@@ -154,7 +154,7 @@ on_redis!(a_user_who_may_not_wait, |store, redis| {
     assert!(is_free(store, "refused"), "it still stands in the queue");
 });
 
-// "All changes are Lua scripts": also on a server that does not let them be called by their hash.
+// "All changes are Lua scripts": also on a server that does not allow calling them by their hash.
 #[test]
 fn a_server_without_evalsha() {
     let store = Store::Redis(Redis::with_options(&["--rename-command", "EVALSHA", ""]));
@@ -165,7 +165,7 @@ fn a_server_without_evalsha() {
     queue.end().in_order([0, 1]);
 }
 
-// "Retry until it is time for TERM": and a server that takes no more data still renews what it has.
+// "Retry until it is time for TERM": a server that is out of memory still renews existing leases.
 on_redis!(a_server_out_of_memory_renews, |store, redis| {
     let call = Lockrun::new(store).key("full").args(["--ttl", "2s"]);
     let mut run = call.sh("echo ready; read line || :; exit 7").with_open_input();
@@ -195,7 +195,7 @@ on_redis!(the_documented_rights_are_enough, |store, redis| {
         let holder = Holder::with(&Lockrun::at(&url).key("rights").args(["--ttl", ttl]), &[]);
         let mut queue = Queue::through(&url, store, "rights").with(&["--ttl", ttl]);
         queue.join(5);
-        // So that there are some who have to be passed over.
+        // So that some waiters have to be passed over.
         queue.kill(0);
         queue.waiter(1).signal(Signal::SIGSTOP);
         holder.end();

@@ -1,4 +1,4 @@
-//! The ways to name a Redis.
+//! The URLs of a Redis.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::support::{LeaseServer, Lockrun, Redis, redis_keys};
 
-/// Runs under a lock there; fails when it does not work as it should.
+/// Uses a lock there; fails if it does not work as it should.
 #[track_caller]
 fn works(url: &str) {
     let output = Lockrun::at(url).key("urls").command(["echo", "ran"]).run();
@@ -37,7 +37,7 @@ fn user_and_password() {
     is_refused(&closed.url());
 }
 
-// "`/db`": the lock lies in that database and in no other; the same key in two databases is two locks.
+// "`/db`": the lock is in that database and in no other; the same key in two databases is two locks.
 #[test]
 fn database_number() {
     let redis = Redis::start();
@@ -82,7 +82,7 @@ fn unix_socket() {
     assert_eq!(redis.keys(), redis_keys::lasting("urls").map(|key| key.replacen("lockrun", "p", 1)));
 }
 
-// "`redis+unix:///path`": all of it is the path, whatever stands in it.
+// "`redis+unix:///path`": all of it is the path, whatever it contains.
 #[test]
 fn unix_socket_with_an_at_sign() {
     let redis = Redis::start();
@@ -107,14 +107,14 @@ fn tls() {
     works(&ours(at("ca.crt")));
     assert!(redis.keys().contains(&redis_keys::fence("urls")));
     redis.ask(&["FLUSHALL"]);
-    // Another authority than the one that vouches for the server.
+    // An authority that does not vouch for the server.
     is_refused(&ours(at("stranger.crt")));
     // The machine's own authorities do not know it either.
     let plain = format!("rediss://127.0.0.1:{}/0?prefix=lockrun", redis.port());
     is_refused(&ours(plain));
-    // The server wants to know who we are.
+    // The server requires a client's certificate.
     is_refused(&at("ca.crt"));
-    // A server without TLS is no server with TLS, and the other way round.
+    // A TLS client cannot use a server without TLS, nor the other way round.
     is_refused(&format!("redis://127.0.0.1:{}", redis.port()));
     let open = Redis::start();
     is_refused(&format!("rediss://127.0.0.1:{}?ca={}", open.port(), files.path("ca.crt")));

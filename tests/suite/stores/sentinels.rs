@@ -1,4 +1,4 @@
-//! Sentinels that do not know each other, or are silent: those that live are asked at once, and a majority is one of all.
+//! Sentinels that do not know each other, or are silent: the living ones are asked at once, and a majority is one of all.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use crate::support::failover::Service;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::{LeaseServer, Lockrun, Output, Redis};
 
-/// So long one request may take: far longer than it takes.
+/// The time-out of a request: far longer than it takes.
 const TIMEOUT: &str = "20s";
 
-/// So long a run takes at the most, where nothing is waited for. It is a small part of the time that a request may take.
+/// The most that a run takes if it does not have to wait: a small part of that time-out.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn run(ports: &[u16]) -> Output {
@@ -26,7 +26,7 @@ fn ports(service: &Service) -> Vec<u16> {
     service.sentinels().iter().map(LeaseServer::port).collect()
 }
 
-/// A place that is reached by nobody: what is sent to it vanishes.
+/// An address that no one can reach: what is sent to it vanishes.
 struct Nowhere {
     listener: TcpListener,
     _queue: Vec<TcpStream>,
@@ -50,7 +50,7 @@ impl Nowhere {
     }
 }
 
-// "The others are enough": places that are silent are not waited for, wherever they stand in the URL.
+// "The others are enough": silent Sentinels are not waited for, wherever they are in the URL.
 #[test]
 fn places_that_are_silent_are_not_waited_for() {
     let service = Service::watched_by(3);
@@ -62,7 +62,7 @@ fn places_that_are_silent_are_not_waited_for() {
     });
 }
 
-// Three of five are named, and one of those hangs: two are no majority of five, and the others are known to them.
+// The URL names three of five, and one of those hangs: two are no majority of five, but they know the others.
 #[test]
 fn a_majority_is_one_of_those_that_are_not_named_too() {
     let service = Service::watched_by(5);
@@ -82,7 +82,7 @@ fn a_majority_is_one_of_those_that_are_not_named_too() {
     run(&all[..3]).exited(69).printed("").said("of its 5 Sentinels 2 answered, and not 3 agree");
 }
 
-// One that is named and belongs to others knows none of ours, however quick it is.
+// A Sentinel in the URL that belongs to another group knows none of ours, however quick it is.
 #[test]
 fn one_of_another_service_hides_nobody() {
     let (service, other) = (Service::watched_by(3), Redis::start());

@@ -1,4 +1,4 @@
-//! Slips in a store's address: what is wrong is named, with what to do; nothing runs, and nothing comes into being.
+//! Slips in a store's address: the message says what is wrong and what to do; nothing runs, and nothing is created.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use crate::support::calm::{in_time, judge};
 use crate::support::fake::{Fake, Manner};
 use crate::support::{LeaseServer, Lockrun, Output, Redis, Store, memory};
 
-/// A token as good as any.
+/// A valid token.
 const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
 
-/// All that can be asked of a store, after the options that name it. A command that runs would be seen.
+/// All requests to a store, as words after the options that name it. The test would see a command run.
 const REQUESTS: [&[&str]; 11] = [
     &["--key", "k", "--", "echo", "ran"],
     &["--key", "k", "--wait", "--", "echo", "ran"],
@@ -29,7 +29,7 @@ fn ask(url: &str, request: &[&str]) -> Output {
     Lockrun::bare().env("LOCKRUN_STORE", url).env("LOCKRUN_STORE_TIMEOUT", "1s").args(request).run()
 }
 
-/// Each request fails in these words, and in none of those that the server or a library has for it.
+/// Asserts that each request fails in these words, and in none of the server's or a library's.
 #[track_caller]
 fn all_fail(url: &str, words: &[&str], but_none_of: &[&str]) {
     for request in REQUESTS {
@@ -41,8 +41,8 @@ fn all_fail(url: &str, words: &[&str], but_none_of: &[&str]) {
     }
 }
 
-// "69: the store rejects the request": one that wants a password and got none says so, whatever was asked. A long request before
-// AUTH it rejects in other words.
+// "69: the store rejects the request": a server that requires a password and got none says so, whatever was asked. It rejects a long
+// request before AUTH in other words.
 #[test]
 fn no_password() {
     let redis = Redis::with_password("right");
@@ -53,7 +53,7 @@ fn no_password() {
     assert_eq!(redis.keys(), Vec::<String>::new());
 }
 
-// `rediss://` and a port without TLS: a Redis waits for more, others answer or hang up.
+// `rediss://` and a port without TLS: Redis waits for more, other servers answer or hang up.
 #[test]
 fn tls_to_a_plain_port() {
     let redis = Redis::start();
@@ -91,14 +91,14 @@ fn an_unknown_authority() {
     all_fail(&url, &[what, "name the authority's certificate with ?ca=FILE in the store's URL"], &["UnknownIssuer"]);
     let stranger = format!("{url}?ca={}", files.path("stranger.crt"));
     all_fail(&stranger, &[what, "check that ca=FILE in the store's URL names the authority"], &["UnknownIssuer"]);
-    // The authority is known, and wants to know who we are.
+    // The authority is known, but the server requires a client's certificate.
     let nobody = format!("{url}?ca={}", files.path("ca.crt"));
     all_fail(&nobody, &["give one with cert=FILE and key=FILE in the store's URL"], &[]);
     assert_eq!(redis.keys(), Vec::<String>::new());
 }
 
-// "Status 69 after twice `--store-timeout` at the latest": the request, and its cancellation. What a busy machine adds to a run is the
-// same for a short time-out and a long one.
+// "Status 69 after twice `--store-timeout` at the latest": the request, and its cancellation. What a busy machine adds is the same for a
+// short time-out and a long one.
 #[test]
 fn a_stopped_server_costs_twice_the_time_out() {
     let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
@@ -118,8 +118,8 @@ fn a_stopped_server_costs_twice_the_time_out() {
     });
 }
 
-// The same where the cancellation is answered, and hands the lock to waiters who never read their mail: to find out is not worth more
-// time.
+// The same if the cancellation is answered, and hands the lock off to waiters that never read their mail: finding that out is not worth
+// more time.
 #[test]
 fn a_cancellation_that_hands_off_has_no_time_of_its_own() {
     let (released, next) = (b"*4\r\n:1\r\n$1\r\na\r\n$1\r\nb\r\n:0\r\n", b"*2\r\n$1\r\na\r\n$1\r\nb\r\n");
@@ -160,12 +160,12 @@ fn a_misspelt_directory() {
             assert_eq!(fs::read_dir(parent.path()).expect("ours").count(), 0, "something was created: {output}");
         }
     }
-    // What others could have planted is refused all the same.
+    // A file that others could have planted is refused all the same.
     let file = parent.path().join("typo");
     fs::write(&file, "here").expect("a file");
     ask(&typo, &["status"]).exited(69).said("not a directory");
     fs::remove_file(file).expect("ours");
-    // Who takes a lock creates it.
+    // A run that acquires a lock creates it.
     let store = Store::file();
     Lockrun::new(&store).key("k").command(["true"]).run().exited(0).silent();
     assert!(store.locks().is_dir());

@@ -10,14 +10,14 @@ use crate::support::{LeaseServer, Lockrun, Redis, redis_keys};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a busy machine may take besides, to start a program and to run it.
+/// The extra time that a busy machine may need to start and run a program.
 const ALLOWANCE: Duration = Duration::from_millis(1500);
 
-/// A password that has something to escape; every way to write it is a secret.
+/// A password that needs escaping; every spelling of it is a secret.
 pub(super) const PASSWORD: &str = "hush%2Fhush%40pw";
 pub(super) const SECRETS: [&str; 3] = ["hush/hush@pw", PASSWORD, "hush"];
 
-/// The store at this URL is an error: 69 within twice the time-out, and no command.
+/// Asserts that the store at this URL is an error: 69 within twice the time-out, and no command.
 #[track_caller]
 pub(super) fn is_unusable(url: &str, options: &[&str]) -> String {
     let directory = TempDir::new().expect("a temporary directory");
@@ -39,8 +39,7 @@ pub(super) fn is_unusable(url: &str, options: &[&str]) -> String {
     output.stderr()
 }
 
-/// No lock is held on this server. A fence that was drawn for a request that had left before the refusal came is no
-/// lock.
+/// Asserts that no lock is held on this server. A fence that was drawn for a request that was sent before the refusal came is no lock.
 #[track_caller]
 fn holds_nothing(redis: &Redis) {
     let keys = redis.keys();
@@ -99,7 +98,7 @@ fn a_listener_that_never_answers() {
     assert!(fake.connections() >= 3);
 }
 
-// "`--store-timeout`: the longest that one request to the store may take": not one byte of it.
+// "`--store-timeout`: the longest that one request to the store may take": not per byte.
 #[test]
 fn a_server_that_trickles() {
     let fake = Fake::start(Manner::Trickle);
@@ -107,7 +106,7 @@ fn a_server_that_trickles() {
     is_unusable(&with_password(&fake.url()), &["--skip"]);
 }
 
-// "69: the store does not answer in time": a Redis whose process stands still.
+// "69: the store does not answer in time": a Redis whose process is stopped.
 #[test]
 fn a_server_that_is_stopped() {
     let redis = Redis::start();
@@ -115,11 +114,11 @@ fn a_server_that_is_stopped() {
     is_unusable(&redis.url(), &[]);
     is_unusable(&format!("redis+unix://{}", redis.socket().display()), &[]);
     redis.resume();
-    // What was sent was read after all: nothing of it may hold the lock for longer than its lease.
+    // The requests are read after all: none may hold the lock for longer than its lease.
     redis.ask(&["PING"]);
     for key in redis.keys() {
         let left = redis.ask(&["PTTL", &key]).number();
-        // A note that the claim was withdrawn, for the case that the request for it is still on its way, holds nothing.
+        // A note that the claim was cancelled, in case its request is still on its way, holds nothing.
         let lasting = redis_keys::is_lasting(&key) || redis_keys::is_mailbox(&key);
         assert!(lasting || (0..=30_000).contains(&left), "{key}: {left}");
     }
@@ -142,8 +141,8 @@ fn no_redis_at_all() {
     }
 }
 
-// "Every answer is read with bounded depth and size": one that is nested without an end, or announced to be larger than any
-// memory, is an error like any other, and takes little of it.
+// "Every answer is read with bounded depth and size": an endlessly nested answer, or one announced as larger than any memory, is an error
+// like any other, and takes little memory.
 #[test]
 fn answers_beyond_all_bounds() {
     let leak = |text: String| -> &'static [u8] { text.leak().as_bytes() };
@@ -157,7 +156,7 @@ fn answers_beyond_all_bounds() {
     ] {
         let fake = Fake::start(manner);
         let call = Lockrun::at(&fake.url()).key("bounds").args(["--store-timeout", "2s"]).command(["echo", "ran"]);
-        // In KiB: the answer may take 64 MiB, and the rest of it not much.
+        // In KiB: the answer may take 64 MiB, and everything else little.
         let output = call.in_shell("ulimit -v 200000; exec \"$@\"").alone();
         output.exited(69).printed("").said("sent an answer ");
     }
@@ -176,7 +175,7 @@ fn a_redis_that_refuses() {
     holds_nothing(&small);
 }
 
-// "A URL's password never appears in a message": also not when all goes well, and everything is said.
+// "A URL's password never appears in a message": not even with `--verbose` when all goes well.
 #[test]
 fn no_password_in_verbose_output() {
     let redis = Redis::with_password("hush/hush@pw");

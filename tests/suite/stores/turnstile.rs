@@ -1,4 +1,4 @@
-//! Waiting for a lock in files: in turn, whatever becomes of those who wait.
+//! Waiting for a lock in files: in turn, whatever becomes of the waiters.
 
 use std::fs;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::support::processes::{children, is_alive, send, state};
 use crate::support::pty::Terminal;
 use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
 
-/// A waiter that stands in the kernel's queue, or at the turnstile if it is the first.
+/// Starts a waiter; returns when it is in the kernel's queue, or at the turnstile if it is the first.
 fn wait_for(store: &Store, key: &str, say: &str, count: usize) -> Running {
     let waiter = Lockrun::new(store).key(key).arg("--wait").command(["echo", say]).spawn();
     until_waiting(store, key, count);
@@ -62,7 +62,7 @@ fn a_line_on_a_terminal_costs_no_place() {
     let mut queue = Queue::new(&store, "line");
     queue.join(1);
     until_waiting(&store, "line", 1);
-    // To write takes so long that the others could come first.
+    // Its writes take so long that the others could overtake it.
     let mut slow = Command::new("strace");
     slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e", "inject=write:delay_enter=100000"]);
     slow.args(queue.newcomer("terminal", &["--wait"]).words());
@@ -87,8 +87,8 @@ fn wait_behind(store: &Store, key: &str, call: impl FnOnce(Lockrun) -> Running) 
     waiter
 }
 
-// "lockrun gets TERM, INT, HUP while it waits: the signal terminates it": also as the first process of a container, which a signal that
-// it does not want to get does not reach.
+// "lockrun gets TERM, INT, HUP while it waits: the signal terminates it": also as the first process of a container, which gets only signals
+// that it handles.
 #[test]
 fn the_first_process_of_a_container_waits() {
     let store = Store::file();
@@ -99,7 +99,7 @@ fn the_first_process_of_a_container_waits() {
         for wait in ["--wait", "--wait=1h"] {
             let waiter = wait_behind(&store, "container", |call| call.arg(wait).in_shell(&script).spawn_alone());
             send(children(waiter.pid())[0], signal);
-            // No signal can kill it that it sends itself, so it says by its status of which it dies.
+            // It cannot kill itself by a signal, so its status names the signal.
             waiter.wait().exited(128 + signal as i32).printed("").silent();
             until_waiting(&store, "container", 1);
         }
@@ -109,7 +109,7 @@ fn the_first_process_of_a_container_waits() {
     assert!(!is_held(&store, "container"));
 }
 
-// The same where such signals were blocked when lockrun was started, which ends a wait at the turnstile, too.
+// The same if these signals were blocked when lockrun was started; they end a wait at the turnstile, too.
 #[test]
 fn a_blocked_signal_ends_a_wait() {
     let store = Store::file();
@@ -153,7 +153,7 @@ fn an_ignored_signal_ends_no_wait() {
     waiter.wait().exited(0).printed(&alone.stdout()).silent();
 }
 
-// A message that nobody can read any more ends no wait, wherever in the queue.
+// A message that no one can read any more ends no wait, wherever in the queue.
 #[test]
 fn a_closed_standard_error_ends_no_wait() {
     let store = Store::file();
@@ -173,7 +173,7 @@ fn a_closed_standard_error_ends_no_wait() {
     }
 }
 
-// "Ctrl-Z stops both and returns the prompt": a run that is stopped so gives its turn to the next, and comes back into the queue.
+// "Ctrl-Z stops both and returns the prompt": a run that is stopped in this way gives its turn to the next, and joins the queue again.
 #[test]
 fn the_first_in_the_queue_goes_to_lunch() {
     let store = Store::file();
@@ -234,13 +234,13 @@ fn a_key_of_the_terminal_gives_the_turn_away() {
     terminal.wait_for("my turn\r\n");
 }
 
-// "`--fail`: when held": never for a lock that is free, however many others look at it or try.
+// "`--fail`: when held": never for a free lock, however many others look at it or try.
 #[test]
 fn a_free_lock_is_never_called_held() {
     let store = Store::file();
     let directory = TempDir::new().expect("a temporary directory");
     token(&store, "other", &[]);
-    // The storm: those who look, and those who come in vain because the number of slots leaves no room for them.
+    // The storm: commands that look at the lock, or try to change it under a wrong token or fence.
     let busy: Vec<Running> = [
         Lockrun::other("status", &store).key("calm"),
         Lockrun::other("prune", &store).args(["--older-than", "1h"]),
@@ -251,7 +251,7 @@ fn a_free_lock_is_never_called_held() {
     .map(|call| call.in_shell("while :; do \"$@\" >/dev/null 2>&1; done").spawn_alone())
     .collect();
     let log = directory.path().join("log");
-    // Each takes its turns only when nobody else runs a command: these tries may never fail.
+    // No other run uses the lock, so none of these may fail.
     for _ in 0..100 {
         let output = Lockrun::new(&store).key("calm").arg("--fail").command(["true"]).run();
         output.exited(0).silent();
@@ -262,8 +262,7 @@ fn a_free_lock_is_never_called_held() {
     }
 }
 
-// "Exclusion" and "`--fail`": of many that try at once, one gets the lock or some one after the other; nobody else does, and
-// somebody always does.
+// "Exclusion" and "`--fail`": of many that try at once, at least one gets the lock, and several only one after the other.
 #[test]
 fn a_storm_of_tries() {
     let store = Store::file();
@@ -280,8 +279,8 @@ fn a_storm_of_tries() {
     assert_eq!(fs::read_to_string(&log).expect("somebody has run"), "in\nout\n".repeat(got));
 }
 
-// "A run that comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held, nobody who
-// only tries disturbs those who wait.
+// "A run that comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held, runs that only try
+// do not disturb the waiters.
 #[test]
 fn tries_do_not_overtake() {
     const WAITERS: usize = 10;
@@ -289,7 +288,7 @@ fn tries_do_not_overtake() {
     let holder = Holder::new(&store, "overtake");
     let mut queue = Queue::new(&store, "overtake");
     for number in 1..=WAITERS {
-        // So long that those who only try come while it runs.
+        // Long enough for runs that only try to come while it runs.
         queue.join_to("sleep 0.05");
         until_waiting(&store, "overtake", number);
     }
@@ -303,7 +302,7 @@ fn tries_do_not_overtake() {
     assert_eq!(begun[..first], (0..WAITERS).map(|number| number.to_string()).collect::<Vec<_>>());
 }
 
-// "The lock file ... is never unlinked" by lockrun; if somebody else does it, those who wait find the file that others lock.
+// "The lock file ... is never unlinked" by lockrun; if someone else unlinks it, the waiters find the file that others lock.
 #[test]
 fn the_file_is_removed_under_those_who_wait() {
     let store = Store::file();
@@ -320,7 +319,7 @@ fn the_file_is_removed_under_those_who_wait() {
     second.wait().exited(0).printed("second\n").silent();
 }
 
-// "`--wait`" where the kernel tells nothing of changes, because this user has too many such watches: it is looked for them.
+// "`--wait`" if the kernel reports no changes, because this user has too many watches, lockrun polls.
 #[test]
 fn without_news_of_changes_it_is_looked_for_them() {
     // A limit of a namespace of our own, not of the machine.
@@ -335,11 +334,11 @@ fn without_news_of_changes_it_is_looked_for_them() {
     waiter.wait().exited(0).printed("ran\n");
 }
 
-// "The kernel's lock passes to the command, so it stays held for as long as the command lives": and then goes to who waits.
+// "The kernel's lock passes to the command, so it stays held for as long as the command lives": and then goes to the waiter.
 #[test]
 fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
     let store = Store::file();
-    // Again and again: the kernel tells that a file is closed before it takes its locks away.
+    // Repeated: the kernel reports that a file is closed before it releases its locks.
     for _ in 0..20 {
         let mut holder = Holder::new(&store, "orphan");
         let waiter = wait_for(&store, "orphan", "next", 1);
@@ -355,14 +354,14 @@ fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
     }
 }
 
-// "One that is stopped in the middle must not hold up the others without a word": a status 69 that says why, and no lock;
-// all others are still told of.
+// "One that is stopped in the middle must not hold up the others without a word": status 69 with the reason, and no lock; all other locks
+// are still listed.
 #[test]
 fn a_record_that_is_in_use_for_ever() {
     let store = Store::file();
     token(&store, "used", &["--ttl", "10m"]);
     token(&store, "other", &["--ttl", "10m"]);
-    // Somebody who has the record's own lock, and sleeps.
+    // A process that holds the record's own lock, and sleeps.
     let script = "import fcntl, struct, sys, time
 file = open(sys.argv[1], 'r+')
 fcntl.fcntl(file, 37, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 1 << 40, 1, 0))
