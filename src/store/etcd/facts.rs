@@ -30,16 +30,26 @@ const ROUND_TRIPS: u32 = 6;
 const SLOW_WINDOW: Duration = Duration::from_secs(4);
 
 /// A window starts again whenever somebody acquires the lock, because a claim may have lost against that. But no grant or
-/// call is prolonged beyond this for that reason.
+/// call is prolonged beyond this for that reason, or beyond CLAIM_TRIPS round trips for each grant that was unclaimed at the
+/// same time: claims succeed one after another.
 const LONGEST_WINDOW: Duration = Duration::from_millis(1600);
+const CLAIM_TRIPS: u32 = 3;
 
 /// By how much later a window starts after a disturbance: a request that was lost in it is repeated only after its timeout.
 const DISTURBANCE: Duration = Duration::from_millis(700);
 
-/// Since when this process has seen each grant and each call.
+/// A grant or a call, as this process has seen it.
+#[derive(Clone, Copy, Debug)]
+struct Observation {
+    since: Moment,
+    /// The most unclaimed grants that it has seen at once since then.
+    grants: u32,
+}
+
+/// What this process has seen of each grant and each call.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    since: HashMap<(String, u64), Moment>,
+    challenges: HashMap<(String, u64), Observation>,
     /// When this process saw that the waiter in a row had answered a call.
     answered: HashMap<String, Moment>,
     now: Option<Moment>,
@@ -61,7 +71,7 @@ impl Observed {
         let now = Moment::now();
         let lasts = self.call_window() * ANSWER_LASTS;
         let is_recent = |at: &Moment| now.since(*at) < lasts;
-        let challenged = self.since.iter().filter(|(_, since)| is_recent(since));
+        let challenged = self.challenges.iter().filter(|(_, seen)| is_recent(&seen.since));
         let challenged: HashSet<&str> = challenged.map(|((name, _), _)| name.as_str()).collect();
         let is_answer = |row: &&Row| {
             let is_quiet = row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
@@ -69,25 +79,29 @@ impl Observed {
         };
         let answers = found.rows.iter().filter(is_answer).map(|row| (row.name.clone(), now));
         let answers: HashMap<_, _> = answers.collect();
-        self.since.retain(|(name, _), _| !answers.contains_key(name));
+        self.challenges.retain(|(name, _), _| !answers.contains_key(name));
         self.answered.retain(|_, at| is_recent(at));
         self.answered.extend(answers);
         let conditions = (found.asked.1.clone(), failed);
         let is_disturbed = self.conditions.as_ref().is_some_and(|before| *before != conditions);
         if is_disturbed {
-            self.since.clear();
+            self.challenges.clear();
         }
         let first_seen = if is_disturbed { now + DISTURBANCE } else { now };
-        let since = |row: &Row| {
+        let grants = found.rows.iter().filter(|row| row.value.waiter.grant.is_some()).count();
+        let grants = u32::try_from(grants).unwrap_or(u32::MAX);
+        let observation = |row: &Row| {
             let challenge = (row.name.clone(), row.value.challenge()?);
-            let since = self.since.get(&challenge).copied().unwrap_or(first_seen);
-            Some((challenge, since))
+            let before = self.challenges.get(&challenge);
+            let since = before.map_or(first_seen, |before| before.since);
+            let grants = before.map_or(grants, |before| before.grants.max(grants));
+            Some((challenge, Observation { since, grants }))
         };
-        let read: HashMap<_, _> = found.rows.iter().filter_map(since).collect();
+        let read: HashMap<_, _> = found.rows.iter().filter_map(observation).collect();
         if found.has_all_rows {
-            self.since = read;
+            self.challenges = read;
         } else {
-            self.since.extend(read);
+            self.challenges.extend(read);
         }
         let fence = found.stored.fence;
         self.fence = self.fence.filter(|(seen, _)| *seen == fence).or(Some((fence, now)));
@@ -98,7 +112,8 @@ impl Observed {
 
     /// Notes that this process has just granted the lock to a waiter, or called it.
     pub(super) fn mark(&mut self, challenge: &(String, u64)) {
-        self.since.entry(challenge.clone()).or_insert_with(Moment::now);
+        let new = || Observation { since: Moment::now(), grants: 0 };
+        self.challenges.entry(challenge.clone()).or_insert_with(new);
     }
 
     /// Returns whether this process has recently seen the waiter in this row answer a call.
@@ -111,15 +126,23 @@ impl Observed {
         let challenge = row.value.challenge()?;
         let window = if row.value.called.is_some() { self.call_window() } else { self.longer(CLAIM_WINDOW) };
         let age = |since: Option<Moment>| self.now.zip(since).map_or(Duration::ZERO, |(now, since)| now.since(since));
-        let age_of_challenge = age(self.since.get(&(row.name.clone(), challenge)).copied());
+        let seen = self.challenges.get(&(row.name.clone(), challenge));
+        let age_of_challenge = age(seen.map(|seen| seen.since));
         let quiet = age(self.fence.map(|(_, since)| since)).min(age_of_challenge);
-        let longest = self.longer(LONGEST_WINDOW);
+        let longest = self.longest_window(seen.map_or(0, |seen| seen.grants));
         Some(window.saturating_sub(quiet).min(longest.saturating_sub(age_of_challenge)))
     }
 
     /// Returns how long a called waiter may take to answer.
     pub(super) fn call_window(&self) -> Duration {
         self.longer(CALL_WINDOW)
+    }
+
+    /// Returns how long a window may last at most while others acquire the lock, if so many grants were unclaimed at once.
+    fn longest_window(&self, grants: u32) -> Duration {
+        // A single answer that took very long says little about the next ones.
+        let round_trip = self.round_trip.min(SLOW_WINDOW / ROUND_TRIPS);
+        self.longer(LONGEST_WINDOW).max(round_trip * CLAIM_TRIPS * grants)
     }
 
     /// Returns `window`, or a longer one if etcd answers slowly.
@@ -232,7 +255,7 @@ mod tests {
 
     /// Makes the grant older.
     fn age(observed: &mut Observed, span: Duration) {
-        observed.since.values_mut().for_each(|since| *since = since.before(span));
+        observed.challenges.values_mut().for_each(|seen| seen.since = seen.since.before(span));
     }
 
     fn has_ended(observed: &Observed) -> bool {
@@ -255,6 +278,23 @@ mod tests {
         assert!(!has_ended(&observed(CLAIM_WINDOW * 2, CLAIM_WINDOW * 2, slow)));
         assert!(has_ended(&observed(slow * ROUND_TRIPS, slow * ROUND_TRIPS, slow)));
         assert!(has_ended(&observed(SLOW_WINDOW, SLOW_WINDOW, slow * 100)));
+    }
+
+    #[test]
+    fn where_many_claim_at_once_a_grant_lasts_longer() {
+        let slow = Duration::from_millis(120);
+        let row = |number| found(1, "1").rows.into_iter().map(move |row| Row { name: format!("row {number}"), ..row });
+        let mut many = found(1, "1");
+        many.rows.extend((1..16).flat_map(row));
+        let mut observed = Observed::default();
+        observed.note(&many, slow, 0);
+        age(&mut observed, LONGEST_WINDOW);
+        // The others have claimed theirs.
+        observed.note(&found(16, "1"), slow, 0);
+        assert!(!has_ended(&observed));
+        age(&mut observed, slow * CLAIM_TRIPS * 16);
+        observed.note(&found(17, "1"), slow, 0);
+        assert!(has_ended(&observed));
     }
 
     #[test]
