@@ -81,9 +81,25 @@ impl LockState {
 impl Revoked {
     /// Returns in how many milliseconds from `now` the lock will be free at the latest.
     pub fn free_in_ms(&self, now: Now) -> u64 {
+        self.free_at_ms().map_or(0, |free_at_ms| free_at_ms.saturating_sub(now.ms))
+    }
+
+    /// Returns the answer to a revocation that was made again, and answered so the second time, because the first one may
+    /// have been carried out.
+    pub fn made_again(self, second: &Self) -> Self {
         match self {
-            Revoked::From { free_at_ms: Some(free_at_ms), .. } => free_at_ms.saturating_sub(now.ms),
-            _ => 0,
+            // A holder that is not found any more may have lost the lock by the first one.
+            Revoked::From { from, living, is_untold, .. } => {
+                Revoked::From { from, living, free_at_ms: second.free_at_ms(), is_untold }
+            }
+            Revoked::Free | Revoked::Others(_) => self,
+        }
+    }
+
+    fn free_at_ms(&self) -> Option<u64> {
+        match self {
+            Revoked::From { free_at_ms, .. } => *free_at_ms,
+            Revoked::Free | Revoked::Others(_) => None,
         }
     }
 }

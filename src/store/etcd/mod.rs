@@ -267,7 +267,7 @@ impl Store for EtcdStore {
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         // The fences that the first attempt found, and the last answer. Another attempt must not hit a later holder. If the
-        // outcome of the last attempt is unknown, and none of its holders is left, it was carried out.
+        // outcome of the last attempt is unknown, it may have been carried out.
         let mut before: Option<(Vec<u64>, state::Revoked)> = None;
         self.client.may_be_done = false;
         let revoked = self.once(on(key), |state, facts| {
@@ -277,8 +277,10 @@ impl Store for EtcdStore {
                 |(fences, answer)| (fences, Some(answer)),
             );
             let applied = state.revoke(Some(&fences), by, now, facts);
-            let is_done = facts.may_be_done && !matches!(applied.answer, state::Revoked::From { .. });
-            let answer = answered.filter(|_| is_done).unwrap_or(applied.answer);
+            let answer = match answered.filter(|_| facts.may_be_done) {
+                Some(first) => first.made_again(&applied.answer),
+                None => applied.answer,
+            };
             before = Some((fences, answer.clone()));
             Ok(Applied { answer, ..applied })
         });

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::proxy::{Mode, Proxy};
+use crate::support::slots::Slot;
 use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
 // A renewal is carried out, its answer is lost, and another member gets it again: the lease that the first request created is the holder's.
@@ -23,7 +24,8 @@ fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     run.finish().exited(0);
 }
 
-// A break is carried out, its answer is lost, and another member gets it again: the next holder keeps the lock.
+// A break is carried out, its answer is lost, and another member gets it again: the next holder keeps the lock, and the output names every
+// holder that lost it, the one whose slot was free at once and the one whose command has yet to end.
 #[test]
 fn a_break_whose_answer_is_lost_takes_nothing_from_the_next() {
     const BROKEN: &str = "00000000-0000-4000-8000-000000000001";
@@ -31,19 +33,23 @@ fn a_break_whose_answer_is_lost_takes_nothing_from_the_next() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
     let [first, second] = [Proxy::before(etcd), Proxy::before(etcd)];
+    let slots = ["--slots", "2", "--ttl", "10m"];
     let by_hand = |command: &str, token: &str| {
         Lockrun::bare().args([command, "--store", &store.url(), "--token", token]).key("k")
     };
-    by_hand("acquire", BROKEN).args(["--ttl", "10m"]).run().exited(0);
-    let mut next = by_hand("acquire", NEXT).args(["--ttl", "10m", "--wait", "-v"]).spawn();
+    by_hand("acquire", BROKEN).args(slots).run().exited(0);
+    let running = Slot::take(&Lockrun::new(&store).key("k").args(slots));
+    let mut next = by_hand("acquire", NEXT).args(slots).args(["--wait", "-v"]).spawn();
     next.wait_for_stderr("waiting");
     first.set(Mode::SwallowAnswers);
     let url = format!("etcd://127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
     let broken = Lockrun::bare().args(["break", "--store", &url, "--store-timeout", "6s"]).key("k").spawn();
     next.wait().exited(0);
-    broken.wait().exited(0);
+    let broken = broken.wait().exited(0);
     assert!(second.connections() > 0);
+    assert_eq!(broken.stderr().matches("was taken from").count(), 2, "{broken}");
     by_hand("renew", NEXT).run().exited(0).silent();
+    running.kill();
 }
 
 // A waiter whose row was lost joins the queue again behind very many, and gets no answer: it finds that row, and is in the queue only once.
