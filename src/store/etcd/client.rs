@@ -102,7 +102,10 @@ impl Client {
             let has_elections = failures.iter().any(|(_, failure)| failure.is_of_election());
             let must_log_in = self.cluster.login.is_some() && self.token.is_none();
             let least = if must_log_in { LOGIN_SHARE_MIN } else { SHARE_MIN }.max(4 * self.round_trip);
-            let share = share(deadline.since(now), members, has_elections, least);
+            // The leader may be among the members that have failed. Then the next one loses what it is asked, so it gets no more
+            // time because of them. But a process that has had no answer yet has nothing to lose, and its first may take long.
+            let failed = if self.round_trip.is_zero() { failures.len() } else { 0 };
+            let share = share(deadline.since(now), members, failed, has_elections, least);
             let was_idle = std::mem::take(&mut self.is_idle) && self.connection.is_some();
             let failure = match self.ask(flight, effect, now + share) {
                 Ok(responses) => return Ok(responses),
@@ -223,12 +226,12 @@ impl Client {
     }
 }
 
-/// Returns how much of the time `left` the next of so many members gets: an equal share, or a shorter one, but not below
-/// `least`, if there may be an election. A member gets no more because others have failed at once: what it was asked may be
-/// lost with the leader, which may be among those.
-fn share(left: Duration, members: usize, has_elections: bool, least: Duration) -> Duration {
-    let parts = |count: usize| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
-    if has_elections { (left / parts(2 * members)).max(least).min(left) } else { left / parts(members) }
+/// Returns how much of the time `left` the next of so many members gets, but not below `least`: an equal share among those
+/// that have not `failed`, or a shorter one if there may be an election.
+fn share(left: Duration, members: usize, failed: usize, has_elections: bool, least: Duration) -> Duration {
+    let parts = if has_elections { 2 * members } else { members.saturating_sub(failed) };
+    let parts = u32::try_from(parts.max(1)).unwrap_or(u32::MAX);
+    (left / parts).max(least).min(left)
 }
 
 /// Sends the requests in one flight, and reads their answers.
@@ -264,13 +267,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_shorter_when_there_may_be_an_election() {
+    fn each_member_gets_a_share_of_the_time() {
         let ms = Duration::from_millis;
-        let share = |left, has_elections| share(ms(left), 3, has_elections, ms(100));
-        assert_eq!(share(600, false), ms(200));
-        assert_eq!(share(1200, true), ms(200));
-        assert_eq!(share(240, true), ms(100), "the least");
-        assert_eq!(share(30, true), ms(30), "all that is left");
+        let share = |left, failed, has_elections| share(ms(left), 3, failed, has_elections, ms(100));
+        assert_eq!([0, 1, 2].map(|failed| share(600, failed, false)), [ms(200), ms(300), ms(600)]);
+        assert_eq!(share(1200, 1, true), ms(200));
+        for has_elections in [false, true] {
+            assert_eq!(share(150, 0, has_elections), ms(100), "the least");
+            assert_eq!(share(30, 0, has_elections), ms(30), "all that is left");
+        }
     }
 
     #[test]
