@@ -35,8 +35,9 @@ const SLOW_WINDOW: Duration = Duration::from_secs(4);
 const LONGEST_WINDOW: Duration = Duration::from_millis(1600);
 const CLAIM_TRIPS: u32 = 3;
 
-/// By how much later a window starts after a disturbance: a request that was lost in it is repeated only after its timeout.
-const DISTURBANCE: Duration = Duration::from_millis(700);
+/// By how much later a window starts after a disturbance. A claim that was lost in it is repeated after its member's share of the timeout:
+/// 5 s / 3 by default, which is less than this and a window.
+const DISTURBANCE: Duration = Duration::from_secs(1);
 
 /// A grant or a call, as this process has seen it.
 #[derive(Clone, Copy, Debug)]
