@@ -25,7 +25,6 @@ mod script;
 mod url;
 mod waiting;
 
-use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -316,17 +315,18 @@ impl Store for RedisStore {
         Ok(Listing { found: vec![self.status(key)?], unreadable: Vec::new() })
     }
 
-    /// Names the holders that it found: a request that is carried out late, or twice, must not hit the next holder.
+    /// Has the script name the holders first: a request that is carried out late, or twice, must not hit the next holder.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        let holders = self.status(key)?.holders.into_iter().filter(|it| fence.is_none_or(|fence| it.fence == fence));
-        let named: BTreeMap<_, _> =
-            holders.filter_map(|it| Some((it.token?.as_str().to_owned(), it.fence.to_string()))).collect();
+        let only = fence.map(|fence| fence.to_string()).unwrap_or_default();
+        let naming = self.bare_script(&REVOKE, key).arg("").arg("").arg(u8::from(now)).arg(only).take();
+        let named = reply::read_named(&self.answer(&naming)?).map_err(|strange| self.is_strange(strange))?;
         let mut script = self.bare_script(&REVOKE, key);
-        let script = script.arg(json!(named).to_string()).arg(json!(by).to_string()).arg(u8::from(now)).take();
+        let script = script.arg(&named.names).arg(json!(by).to_string()).arg(u8::from(now)).arg("").take();
+        self.has_resent = false;
         let reply = self.answer(&script)?;
-        let (taken, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
+        let (revoked, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
         self.confirm_handoff(key, handed, Moment::now() + self.timeout);
-        Ok(taken)
+        Ok(if self.has_resent { named.with(revoked) } else { revoked })
     }
 }
 

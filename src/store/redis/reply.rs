@@ -106,16 +106,45 @@ pub(super) fn read_confirmation(reply: &Value) -> Option<Handoff> {
     handed(granted, notified)
 }
 
-/// Reads the reply of `revoke.lua`: the outcome, and the waiters that were granted the lock.
+/// The holders that a revocation is to hit.
+#[derive(Debug)]
+pub(super) struct Named {
+    /// Their names, as `revoke.lua` gives and takes them.
+    pub(super) names: Vec<u8>,
+    from: Vec<Held>,
+    untold: bool,
+}
+
+impl Named {
+    /// Returns the outcome of a revocation that was sent twice, from the reply to the second request: the first one may have
+    /// taken the lock from these holders.
+    pub(super) fn with(self, revoked: Revoked) -> Revoked {
+        let Named { from, untold, .. } = self;
+        match revoked {
+            Revoked::Free | Revoked::Others(_) if from.is_empty() => revoked,
+            Revoked::Free | Revoked::Others(_) => {
+                Revoked::Taken { from, living: Vec::new(), free_in: Duration::ZERO, untold }
+            }
+            Revoked::Taken { living, free_in, .. } => Revoked::Taken { from, living, free_in, untold },
+        }
+    }
+}
+
+/// Reads the reply of `revoke.lua` without names. Fails if it is none.
+pub(super) fn read_named(reply: &Value) -> Result<Named, UnexpectedReply> {
+    let [Value::BulkString(names), from, Value::Int(untold)] = fields(reply) else { return Err(UnexpectedReply) };
+    Ok(Named { names: names.clone(), from: read_holders(from), untold: *untold > 0 })
+}
+
+/// Reads the reply of `revoke.lua` with names: the outcome, and the waiters that were granted the lock. Fails if it is none.
 pub(super) fn read_taking(reply: &Value) -> Result<(Revoked, Option<Handoff>), UnexpectedReply> {
-    let all = |holders| fields(holders).iter().filter_map(read_holder).collect();
     match fields(reply) {
         [Value::Int(0)] => Ok((Revoked::Free, None)),
-        [Value::Int(1), others] => Ok((Revoked::Others(all(others)), None)),
+        [Value::Int(1), others] => Ok((Revoked::Others(read_holders(others)), None)),
         [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, notified] => {
             let free_in = millis(*free_in).unwrap_or_default();
             Ok((
-                Revoked::Taken { from: all(taken), living: Vec::new(), free_in, untold: *untold > 0 },
+                Revoked::Taken { from: read_holders(taken), living: Vec::new(), free_in, untold: *untold > 0 },
                 handed(granted, notified),
             ))
         }
@@ -208,6 +237,11 @@ fn read_holder(holder: &Value) -> Option<Held> {
         token: read_token(token),
         ..Held::default()
     })
+}
+
+/// Reads a list of such holders.
+fn read_holders(holders: &Value) -> Vec<Held> {
+    fields(holders).iter().filter_map(read_holder).collect()
 }
 
 fn read_token(token: &Value) -> Option<Token> {

@@ -11,7 +11,7 @@ use crate::support::hand::{break_lock, is_held, release, renew, status, token, u
 use crate::support::processes::{is_alive, send};
 use crate::support::proxy::Mode;
 use crate::support::store::{on_every_lease_store, on_every_store, on_redis};
-use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file, witness};
+use crate::support::{Holder, LONG, LeaseServer, Lockrun, Store, eventually, lock_file, witness};
 
 fn fence(store: &Store, key: &str) -> u64 {
     status(store, key)["fence"].as_u64().expect("a number")
@@ -148,12 +148,38 @@ on_redis!(a_late_break_takes_nothing_from_the_next, |store, redis| {
         release(store, "late", OURS).exited(0).silent();
         token(store, "late", &["--token", OURS, "--ttl", "10m"]);
         late.wait().exited(69);
-        let delivered = proxy.delivered();
+        let before = redis.requests();
         proxy.set(Mode::Pass);
-        eventually_in_time("the break arrives", || proxy.delivered() > delivered);
+        eventually_in_time("the break arrives", || redis.requests() > before);
         renew(store, "late", OURS, &[]).exited(0).silent();
         release(store, "late", OURS).exited(0).silent();
     }
+});
+
+// "Takes the lock from its holders. Says whose it was": also if the answer to that is lost, and the request is sent again, when the lock
+// is free or has been passed on.
+on_redis!(a_break_whose_answer_is_lost_is_reported, |store, redis| {
+    const CLOSED_AFTER: Duration = Duration::from_millis(300);
+    let proxy = store.proxy();
+    let broken = |options: &[&str]| {
+        let before = proxy.connections();
+        proxy.set(Mode::LoseAnswerTo("\"pid\":", before + 1, CLOSED_AFTER));
+        let call = Lockrun::bare().args(["break", "--store", &proxy.url()]).key("lost").args(options);
+        let output = call.run().exited(0).said("was taken from");
+        assert_eq!(proxy.connections(), before + 2, "its answer was not lost");
+        output
+    };
+    token(store, "lost", &["--ttl", "none"]);
+    broken(&[]);
+    let run = Holder::with(&Lockrun::new(store).key("lost").args(["--ttl", "none"]), &[]);
+    broken(&["--now"]).said("its command may still be running");
+    run.end();
+    token(store, "lost", &["--ttl", "none"]);
+    let call = Lockrun::new(store).key("lost").args(["--wait", "--ttl", "10m"]);
+    let mut next = call.sh("echo ready; exec sleep 600").spawn();
+    until_waiting(store, "lost", 1);
+    broken(&[]);
+    next.wait_for_line("ready");
 });
 
 // "Where a live process of this machine holds a file lock it refuses and names the pid."

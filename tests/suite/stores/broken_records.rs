@@ -17,8 +17,9 @@ fn other(store: &Store, words: &[&str]) -> Output {
     Lockrun::other(words[0], store).args(&words[1..]).run()
 }
 
-/// Destroys the details of all holders and waiters of the lock.
+/// A change of a lock's record, by the name of a key.
 type Damage = fn(&Redis, &str);
+/// Destroys the details of all holders and waiters of the lock.
 const DAMAGES: [Damage; 3] = [
     |redis, info| drop(redis.ask(&["DEL", info])),
     |redis, info| overwrite(redis, info, "no JSON"),
@@ -62,7 +63,62 @@ fn a_holder_whose_particulars_are_lost() {
     }
 }
 
-// The same for a lock under which a command runs: the command goes on, and its end frees the lock.
+/// Replaces the particulars of the one holder.
+fn edit_info(redis: &Redis, key: &str, edit: impl Fn(String) -> String) {
+    let info = redis_keys::info(key);
+    let its = redis.ask(&["HKEYS", &info]).texts().remove(0);
+    let text = redis.ask(&["HGET", &info, &its]).text().to_owned();
+    redis.ask(&["HSET", &info, &its, &edit(text)]);
+}
+
+fn set_fence(redis: &Redis, key: &str, fence: &Value) {
+    edit_info(redis, key, |text| {
+        let mut info: Value = serde_json::from_str(&text).expect("is JSON");
+        info["fence"] = fence.clone();
+        info.to_string()
+    });
+}
+
+fn change_type(redis: &Redis, key: &str, name: &str) {
+    let part = redis_keys::part(key, name);
+    redis.ask(&["DEL", &part]);
+    redis.ask(&["RPUSH", &part, "x"]);
+}
+
+/// What another program may write so that lockrun cannot read it.
+const EDITS: [Damage; 8] = [
+    |redis, key| edit_info(redis, key, |text| text.replacen('{', "{\"odd\":nan,", 1)),
+    |redis, key| set_fence(redis, key, &json!("12x")),
+    |redis, key| set_fence(redis, key, &json!([1])),
+    |redis, key| drop(redis.ask(&["SET", &redis_keys::fence(key), "no number"])),
+    |redis, key| {
+        let (info, holders) = (redis_keys::info(key), redis_keys::holders(key));
+        let its = redis.ask(&["HKEYS", &info]).texts().remove(0);
+        let text = redis.ask(&["HGET", &info, &its]).text().to_owned();
+        redis.ask(&["DEL", &info, &holders]);
+        redis.ask(&["HSET", &info, "no token", &text]);
+        redis.ask(&["ZADD", &holders, "inf", "no token"]);
+    },
+    |redis, key| change_type(redis, key, "last"),
+    |redis, key| change_type(redis, key, "sequence"),
+    |redis, key| change_type(redis, key, "queue"),
+];
+
+// "`break` takes the lock from its holder": also if its record, or another of the lock's, cannot be read.
+#[test]
+fn a_lock_that_cannot_be_read_is_broken() {
+    for (number, edit) in EDITS.iter().enumerate() {
+        let store = Store::redis();
+        token(&store, "odd", &["--ttl", "none"]);
+        edit(server(&store), "odd");
+        let output = break_lock(&store, "odd", &[]);
+        let left = server(&store).ask(&["ZCARD", &redis_keys::holders("odd")]).number();
+        assert_eq!(left, 0, "edit {number}: {output}");
+        output.exited(0).said("was taken from");
+    }
+}
+
+// The same of a lock under which a command runs: that goes on, and its end frees the lock.
 #[test]
 fn a_run_whose_particulars_are_lost() {
     for damage in DAMAGES {

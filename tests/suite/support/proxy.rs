@@ -61,6 +61,8 @@ pub(crate) enum Mode {
     /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after this time the
     /// connection is closed.
     LoseAnswer(u64, Duration),
+    /// The same of a request with this word.
+    LoseAnswerTo(&'static str, u64, Duration),
 }
 
 /// The state of one connection.
@@ -294,6 +296,10 @@ impl Shared {
             if has(&link.is_silent) || has(&link.is_held) {
                 continue;
             }
+            if let Some(time) = self.loses_answer(link, bytes).filter(|_| is_request) {
+                lose_answer(link, (from, to), bytes, time);
+                break;
+            }
             match self.mode() {
                 // The mode has changed while this thread was reading.
                 Mode::Swallow | Mode::Reset => continue,
@@ -319,13 +325,6 @@ impl Shared {
                     self.hold(link);
                 }
                 Mode::CloseAt(word) if is_request && contains(bytes, word) => {
-                    let _ = from.shutdown(Shutdown::Both);
-                    break;
-                }
-                Mode::LoseAnswer(last, time) if changes && link.number <= last => {
-                    link.is_silent.store(true, Ordering::Relaxed);
-                    let _ = to.write_all(bytes);
-                    thread::sleep(time);
                     let _ = from.shutdown(Shutdown::Both);
                     break;
                 }
@@ -359,6 +358,16 @@ impl Shared {
             thread::sleep(TICK);
         }
         let _ = to.shutdown(Shutdown::Write);
+    }
+
+    /// Returns after what time the connection is closed, if the answer to this request is to vanish.
+    fn loses_answer(&self, link: &Link, request: &[u8]) -> Option<Duration> {
+        let (word, last, time) = match self.mode() {
+            Mode::LoseAnswer(last, time) => (self.word, last, time),
+            Mode::LoseAnswerTo(word, last, time) => (word, last, time),
+            _ => return None,
+        };
+        (link.number <= last && contains(request, word)).then_some(time)
     }
 
     /// Passes on what has been delayed long enough. Returns whether that was possible.
@@ -434,6 +443,14 @@ fn is_pause(error: &std::io::Error) -> bool {
 
 fn contains(bytes: &[u8], word: &str) -> bool {
     bytes.windows(word.len()).any(|part| part == word.as_bytes())
+}
+
+/// Passes a request on whose answer is to vanish, and closes the client's connection after this time.
+fn lose_answer(link: &Link, (from, mut to): (&TcpStream, &TcpStream), request: &[u8], after: Duration) {
+    link.is_silent.store(true, Ordering::Relaxed);
+    let _ = to.write_all(request);
+    thread::sleep(after);
+    let _ = from.shutdown(Shutdown::Both);
 }
 
 /// Makes this connection end by a reset when it is closed.
