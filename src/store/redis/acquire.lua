@@ -33,6 +33,9 @@ local MAX, ONCE = tonumber(ARGV[9]), tonumber(ARGV[10])
 -- cost: such a lease is renewed so often that its end always looks near.
 local SHORT, AFTER_SHORT, SHORT_WATCHERS = 5000, 700, 2
 
+-- For how long a waiter that has missed a look still counts as one of MAX: it may be alive, and cut off from the server.
+local PATIENCE = 20000
+
 -- Asks these waiters for a sign of life, a look, because `doubted` may be dead; not if that was done less than `again_in` ms
 -- ago. Returns whether it asked.
 local function probe(doubted, again_in, tokens)
@@ -48,6 +51,17 @@ local function probe(doubted, again_in, tokens)
     end
   end
   return true
+end
+
+-- Whether MAX waiters wait: those that are listening, not granted the lock yet, and have not missed a look for PATIENCE.
+local function is_full()
+  local waiting = 0
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, whole(now + LATE - PATIENCE), '+inf')) do
+    if waiting < MAX and not is_unresponsive(token) and not ends_of(token) then
+      waiting = waiting + 1
+    end
+  end
+  return waiting >= MAX
 end
 
 -- Whether we are last in the queue.
@@ -231,8 +245,7 @@ for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, 0, now)) do
 end
 local first = holder()
 local place, look_in = redis.call('ZRANK', QUEUE, TOKEN), REFRESH
--- A waiter that has missed its last look may be dead, and does not count.
-if WAIT and not place and MAX and #awake(first_waiters(MAX + PROBED)) >= MAX then
+if WAIT and not place and MAX and is_full() then
   WAIT, place = false, -1
 end
 if WAIT then

@@ -11,10 +11,13 @@
 -- How long a waiter that is not listening may take to come back.
 local GRACE = 500
 -- The longest time between two looks of a waiter when nothing happens, and how long it keeps its place after a look that it
--- has missed: longer than a waiter sits out a server that is away.
+-- has missed: longer than a waiter sits out a server that is away, which is a minute and up to two times --store-timeout. With
+-- a --store-timeout above 7.5 s, a waiter may lose its place in the longest of such outages.
 local REFRESH_MAX, LATE = 12000, 75000
 -- How many waiters watch the same thing, so that it does not matter if some of them fall silent too.
 local WATCHERS = 4
+-- How many waiters are asked for a sign of life at once, and from how many of the first the watchers are picked.
+local PROBED = 100
 -- An abandoned mailbox expires by itself, but not before its waiter counts as dead: until then it shows that nobody listens.
 local MAILBOX_TTL = 90000
 
@@ -50,21 +53,26 @@ local function overdue(token)
   return now + LATE - tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0)
 end
 
--- Those of these waiters that have not missed their last look.
-local function awake(tokens)
-  local found = {}
-  for _, token in ipairs(tokens) do
-    if overdue(token) < GRACE then
-      found[#found + 1] = token
-    end
-  end
-  return found
+-- Whether a waiter may be relied on to watch something: it has not missed its last look, reads its mail, and is not granted the
+-- lock.
+local function can_watch(token)
+  return overdue(token) < GRACE and not is_unresponsive(token) and not ends_of(token)
 end
 
--- Picks the waiters, at most WATCHERS of the first, that are to watch the same thing. Not only the very next ones, because
--- neighbours often fall silent together; nor only even or only odd places, because two machines may alternate in the queue.
+-- Picks the waiters, at most WATCHERS, that are to watch the same thing: from the first of these that can, and the last in the
+-- queue, because all of the first may have died a moment ago. Not only the very next ones, because neighbours often fall silent
+-- together; nor only even or only odd places, because two machines may alternate in the queue.
 local function spread(first)
-  local watchers, from = {}, awake(first)
+  local watchers, from = {}, {}
+  for _, token in ipairs(first) do
+    if #from < 8 * WATCHERS and can_watch(token) then
+      from[#from + 1] = token
+    end
+  end
+  local last = redis.call('ZRANGE', QUEUE, -1, -1)[1]
+  if last and last ~= from[#from] and can_watch(last) then
+    from[#from + 1] = last
+  end
   local step = math.ceil(#from / WATCHERS)
   for nth = 0, WATCHERS - 1 do
     watchers[#watchers + 1] = from[#from - nth * step + nth % 2 * (1 - step % 2)]
@@ -75,13 +83,11 @@ end
 -- Has some waiters look when a lease ends, if that is earlier than the end that they know and than their next look. Removes
 -- no holder, so the caller need not hand anything off.
 local function tell_end(before, ends)
-  local wait, first = ends - now + 1, {}
-  for _, token in ipairs(ends < math.min(before, now + REFRESH_MAX) and redis.call('ZRANGE', QUEUE, 0, 99) or {}) do
-    if #first < 8 * WATCHERS and not is_unresponsive(token) and not ends_of(token) then
-      first[#first + 1] = token
-    end
+  if ends >= math.min(before, now + REFRESH_MAX) then
+    return
   end
-  for nth, token in ipairs(spread(first)) do
+  local wait = ends - now + 1
+  for nth, token in ipairs(spread(redis.call('ZRANGE', QUEUE, 0, PROBED - 1))) do
     if -overdue(token) > wait then
       mail(token, wait + 20 * nth)
     end

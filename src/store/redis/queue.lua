@@ -9,8 +9,6 @@ local CLAIM_WINDOW = 1400
 local FIRST_LOOK = 600
 -- The period at which waiters look that could use a slot which those ahead of them leave unused: all look at the same times.
 local BEAT = 800
--- How many waiters are asked for a sign of life at once.
-local PROBED = 100
 -- More than any number of slots.
 local MANY = 1e6
 -- How often a waiter looks when nothing happens.
@@ -165,7 +163,7 @@ end
 -- notified, separated by blanks.
 local function watch()
   local notified, missing = {}, WATCHERS - due(FIRST_LOOK)
-  for _, token in ipairs(missing > 0 and spread(first_waiters(8 * WATCHERS)) or {}) do
+  for _, token in ipairs(missing > 0 and spread(first_waiters(PROBED)) or {}) do
     if #notified < missing and -overdue(token) > FIRST_LOOK then
       notified[#notified + 1] = token
       mail(token, FIRST_LOOK)

@@ -15,7 +15,7 @@ pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_STRANGE: &str = "value is not an integer or out of range";
 
 /// Short names sent in place of the words that occur most often in the scripts, and in none of their strings.
-const SHORT: [(&str, &str); 12] = [
+const SHORT: [(&str, &str); 15] = [
     ("redis.call(", "C("),
     ("TOKEN", "T"),
     ("HEARTBEATS", "B"),
@@ -28,6 +28,9 @@ const SHORT: [(&str, &str); 12] = [
     ("FIRST_LOOK", "L"),
     ("CLAIM_WINDOW", "K"),
     ("notified", "N"),
+    ("info_of", "I"),
+    ("ends_of", "E"),
+    ("is_unresponsive", "U"),
 ];
 
 /// A script made of these parts, after the prelude.

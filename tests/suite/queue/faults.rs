@@ -12,7 +12,7 @@ use crate::support::places::keep_their_places;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
 use crate::support::store::{on_every_lease_store, on_postgres, on_redis};
-use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, redis_keys};
 
 /// How long the lock may be unused because a waiter that was granted it does not claim it.
 const UNCLAIMED: Duration = Duration::from_secs(2);
@@ -173,6 +173,32 @@ on_every_lease_store!(the_first_waiters_have_died_when_a_lease_is_shortened, |st
     let shortened_at = now();
     renew(store, "shorter", &ours, &["--ttl", "1s"]).exited(0).silent();
     queue.end().in_order(5..6).without_gap(shortened_at, TTL + UNCLAIMED + ALLOWANCE);
+});
+
+// Also if more of them have died than are usually read, a moment ago or so long ago that they have missed a look.
+on_redis!(very_many_have_died_when_a_lease_is_shortened, |store, redis| {
+    const TTL: Duration = Duration::from_secs(1);
+    let _turn = crowd::turn();
+    for (count, alive, have_missed_looks) in [(36, 35, false), (37, 35, true)] {
+        let store = &store.another();
+        let redis = store.as_redis().expect("a server");
+        let ours = token(store, "shorter", &["--ttl", "1h"]);
+        let mut queue = Queue::new(store, "shorter");
+        queue.join(count);
+        queue.settles();
+        let heartbeats = redis_keys::heartbeats("shorter");
+        let waiters = redis.ask(&["ZRANGE", &redis_keys::queue("shorter"), "0", "-1"]);
+        for number in (0..count).filter(|number| *number != alive) {
+            queue.kill(number);
+            if have_missed_looks {
+                // As if more time had passed than there is between two looks.
+                redis.ask(&["ZINCRBY", &heartbeats, "-15000", waiters.list()[number].text()]);
+            }
+        }
+        let shortened_at = now();
+        renew(store, "shorter", &ours, &["--ttl", "1s"]).exited(0).silent();
+        queue.end().in_order([alive]).without_gap(shortened_at, TTL + UNCLAIMED + ALLOWANCE);
+    }
 });
 
 // "A waiter that died, wherever in the queue": also if the waiters of two machines alternate, and one machine was cut off before the lock

@@ -2,11 +2,10 @@
 
 use nix::sys::signal::Signal;
 
-use crate::support::calm::eventually_in_time;
 use crate::support::hand::status;
 use crate::support::queue::WAIT_FOR_THE_END;
 use crate::support::store::{on_every_store, on_redis};
-use crate::support::{Holder, LONG, Lockrun, Queue, Running, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, redis_keys};
 
 // "`--max-waiting N`: if N wait already, as `--fail` at once."
 on_every_store!(one_too_many_does_not_wait, |store| {
@@ -47,8 +46,16 @@ on_every_store!(the_dead_do_not_count, |store| {
     waiter.wait().exited(0).printed("ran\n");
 });
 
-// The same for a waiter that was killed, once it has missed a look: waiters look at least every twelve seconds. It still has its place
-// then.
+/// Makes the server believe that it has not heard of the waiters for so many milliseconds more.
+fn age(redis: &Redis, key: &str, ms: u32) {
+    let heartbeats = redis_keys::heartbeats(key);
+    for waiter in redis.ask(&["ZRANGE", &heartbeats, "0", "-1"]).texts() {
+        redis.ask(&["ZINCRBY", &heartbeats, &format!("-{ms}"), &waiter]);
+    }
+}
+
+// The same for a waiter that was killed, once it has missed a look for 20 s: until then it may be alive, and cut off from the server. It
+// still has its place then. Waiters look at least every twelve seconds.
 on_redis!(a_killed_waiter_soon_does_not_count, |store, redis| {
     let holder = Holder::new(store, "killed");
     let mut queue = Queue::new(store, "killed");
@@ -56,9 +63,34 @@ on_redis!(a_killed_waiter_soon_does_not_count, |store, redis| {
     queue.settles();
     queue.kill(0);
     let newcomer = queue.newcomer("new", &["--wait", "10ms", "--max-waiting", "1"]);
-    eventually_in_time("a newcomer waits", || !newcomer.run().exited(75).stderr().contains("for it already"));
+    age(redis, "killed", 15_000);
+    newcomer.run().exited(75).said("for it already");
+    age(redis, "killed", 20_000);
+    assert!(!newcomer.run().exited(75).stderr().contains("for it already"), "a newcomer waits");
     assert_eq!(queue.length(), 1, "the one that was killed");
     holder.end();
+});
+
+// "If N wait already": also if they wait behind very many that have died.
+on_redis!(a_waiter_behind_many_dead_counts, |store, redis| {
+    let holder = Holder::new(store, "many");
+    let mut queue = Queue::new(store, "many");
+    queue.join(1);
+    let (places, heartbeats) = (redis_keys::queue("many"), redis_keys::heartbeats("many"));
+    let living = redis.ask(&["ZRANGE", &places, "0", "-1"]).texts().remove(0);
+    let heard: i64 = redis.ask(&["ZSCORE", &heartbeats, &living]).text().parse().expect("a number");
+    let dead: Vec<String> = (0..150).map(|number| format!("dead-{number}")).collect();
+    for dead in &dead {
+        redis.ask(&["ZADD", &heartbeats, &(heard - 45_000).to_string(), dead]);
+        redis.ask(&["ZADD", &places, "0", dead]);
+    }
+    queue.newcomer("new", &["--wait", "10ms", "--max-waiting", "1"]).run().exited(75).said("for it already");
+    for dead in &dead {
+        redis.ask(&["ZREM", &heartbeats, dead]);
+        redis.ask(&["ZREM", &places, dead]);
+    }
+    holder.end();
+    queue.end().in_order(0..1);
 });
 
 // "Decided atomically with joining it": of many that come at once one runs, one waits, and the others are refused.

@@ -118,7 +118,7 @@ fn a_lock_that_cannot_be_read_is_broken() {
     }
 }
 
-// The same of a lock under which a command runs: that goes on, and its end frees the lock.
+// The same for a lock under which a command runs: the command goes on, and its end frees the lock.
 #[test]
 fn a_run_whose_particulars_are_lost() {
     for damage in DAMAGES {
