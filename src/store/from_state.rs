@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::lock::key::Key;
 use crate::lock::state::{self, Facts, HolderState, LockState, Now, WaiterState};
-use crate::store::{Held, Holding, KeyStatus, Past, Released, Renewed, Waiting};
+use crate::store::{Grant, Held, Holding, KeyStatus, Living, Past, Released, Renewed, Reserved, Revoked, Waiting};
+use crate::sys::clock::Moment;
 
 /// Returns a holder as others see it.
 pub(super) fn held(held: state::Held, now: Now) -> Held {
@@ -33,6 +34,30 @@ pub(super) fn released(released: state::Released, now: Now) -> Released {
         state::Released::Retained => Released::Retained,
         state::Released::WhenItEnds => Released::WhenItEnds,
         state::Released::NotMine(by) => Released::NotMine(by.map(|by| held(by, now))),
+    }
+}
+
+/// Returns the answer to a reservation. The lease of a reserved value counts from `lease_from`, if it has one.
+pub(super) fn reserved(reserved: state::Reserved, lease_from: Option<Moment>) -> Reserved {
+    match reserved {
+        state::Reserved::Mine { fence, slot, value } => Reserved::Mine(Grant { fence, slot, lease_from }, value),
+        state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
+        state::Reserved::NoNext(last) => Reserved::NoNext(last),
+        state::Reserved::Moved(last) => Reserved::Moved(last),
+    }
+}
+
+/// Returns the answer to a revocation. `pids_of` returns the processes that keep a lock without a lease.
+pub(super) fn revoked(revoked: state::Revoked, now: Now, pids_of: impl Fn(&state::Living) -> Vec<u32>) -> Revoked {
+    let all = |holders: Vec<state::Held>| holders.into_iter().map(|holder| held(holder, now)).collect();
+    let free_in = Duration::from_millis(revoked.free_in_ms(now));
+    match revoked {
+        state::Revoked::Free => Revoked::Free,
+        state::Revoked::Others(others) => Revoked::Others(all(others)),
+        state::Revoked::From { from, living, is_untold, .. } => {
+            let living = living.into_iter().map(|it| Living { pids: pids_of(&it), held: held(it.held, now) });
+            Revoked::Taken { from: all(from), living: living.collect(), free_in, untold: is_untold }
+        }
     }
 }
 

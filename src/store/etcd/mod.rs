@@ -286,16 +286,7 @@ impl Store for EtcdStore {
         });
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
         self.tidy();
-        let now = Now::unix(now_ms);
-        let free_in = Duration::from_millis(answer.free_in_ms(now));
-        let all = |holders: Vec<state::Held>| holders.into_iter().map(|it| from_state::held(it, now)).collect();
-        Ok(match answer {
-            state::Revoked::Free => Revoked::Free,
-            state::Revoked::Others(others) => Revoked::Others(all(others)),
-            state::Revoked::From { from, is_untold, .. } => {
-                Revoked::Taken { from: all(from), living: Vec::new(), free_in, untold: is_untold }
-            }
-        })
+        Ok(from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new()))
     }
 }
 
@@ -305,14 +296,7 @@ impl Sequences for EtcdStore {
         let sent_at = Moment::now();
         let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
         let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;
-        Ok(match answer {
-            state::Reserved::Mine { fence, slot, value } => {
-                Reserved::Mine(Grant { fence, slot, lease_from: Some(sent_at) }, value)
-            }
-            state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
-            state::Reserved::NoNext(last) => Reserved::NoNext(last),
-            state::Reserved::Moved(last) => Reserved::Moved(last),
-        })
+        Ok(from_state::reserved(answer, Some(sent_at)))
     }
 }
 

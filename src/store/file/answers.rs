@@ -1,14 +1,12 @@
 //! Converts the answers of the rules ([`crate::lock::state`]) to the store's.
 
-use std::time::Duration;
-
 use super::facts::KernelFacts;
 use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
 use crate::lock::key::Key;
 use crate::lock::state::{self, LockState, Now};
-use crate::store::from_state::{self, held};
-use crate::store::{Grant, KeyStatus, Living, Reserved, Revoked, StoreError};
+use crate::store::from_state;
+use crate::store::{Grant, KeyStatus, Revoked, StoreError};
 use crate::sys::clock::Moment;
 
 /// Returns the grant of a lock that was acquired just now; under a lease if it is `leased`.
@@ -17,33 +15,9 @@ pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
     Grant { fence, slot, lease_from }
 }
 
-/// Returns the answer to a reservation.
-pub(super) fn reserved(reserved: state::Reserved) -> Reserved {
-    match reserved {
-        state::Reserved::Mine { fence, slot, value } => Reserved::Mine(grant(fence, slot, false), value),
-        // `Cancelled` does not occur: no request to a file can be in flight.
-        state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
-        state::Reserved::NoNext(last) => Reserved::NoNext(last),
-        state::Reserved::Moved(last) => Reserved::Moved(last),
-    }
-}
-
 /// Returns the answer to a revocation.
 pub(super) fn revoked(revoked: state::Revoked, file: &LockFile, now: Now) -> Revoked {
-    let all = |holders: Vec<state::Held>| holders.into_iter().map(|holder| held(holder, now)).collect();
-    let free_in = Duration::from_millis(revoked.free_in_ms(now));
-    match revoked {
-        state::Revoked::Free => Revoked::Free,
-        state::Revoked::Others(others) => Revoked::Others(all(others)),
-        state::Revoked::From { from, living, is_untold, .. } => {
-            let with_pids = |living: state::Living| {
-                let pids = keepers(living.held.who.pid, living.slot, file);
-                Living { held: held(living.held, now), pids }
-            };
-            let living = living.into_iter().map(with_pids).collect();
-            Revoked::Taken { from: all(from), living, free_in, untold: is_untold }
-        }
-    }
+    from_state::revoked(revoked, now, |living| keepers(living.held.who.pid, living.slot, file))
 }
 
 /// Returns the living processes that keep a slot taken: lockrun, which had this pid, or if it is dead, all that have inherited the slot's

@@ -236,7 +236,7 @@ impl Sequences for FileStore {
                     return Ok(None);
                 }
                 let applied = state.reserve(&ask(claim, false), wanted, facts);
-                Ok(Some(answers::reserved(applied.map_err(|error| no_fence(error, &file))?.answer)))
+                Ok(Some(from_state::reserved(applied.map_err(|error| no_fence(error, &file))?.answer, None)))
             })?;
             let Some(reserved) = reserved else { continue };
             if let Reserved::Mine(grant, _) = &reserved {

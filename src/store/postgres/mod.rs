@@ -316,16 +316,7 @@ impl Store for PostgresStore {
         let fences = fence.as_ref().map(slice::from_ref);
         let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fences, by, now, facts)));
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
-        let now = Now::unix(now_ms);
-        let free_in = Duration::from_millis(answer.free_in_ms(now));
-        let all = |holders: Vec<state::Held>| holders.into_iter().map(|it| from_state::held(it, now)).collect();
-        Ok(match answer {
-            state::Revoked::Free => Revoked::Free,
-            state::Revoked::Others(others) => Revoked::Others(all(others)),
-            state::Revoked::From { from, is_untold, .. } => {
-                Revoked::Taken { from: all(from), living: Vec::new(), free_in, untold: is_untold }
-            }
-        })
+        Ok(from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new()))
     }
 }
 
@@ -335,14 +326,7 @@ impl Sequences for PostgresStore {
         let sent_at = Moment::now();
         let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
         let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;
-        Ok(match answer {
-            state::Reserved::Mine { fence, slot, value } => {
-                Reserved::Mine(Grant { fence, slot, lease_from: Some(sent_at) }, value)
-            }
-            state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
-            state::Reserved::NoNext(last) => Reserved::NoNext(last),
-            state::Reserved::Moved(last) => Reserved::Moved(last),
-        })
+        Ok(from_state::reserved(answer, Some(sent_at)))
     }
 }
 
