@@ -29,7 +29,7 @@ const ANSWER_LASTS: u32 = 2;
 const ROUND_TRIPS: u32 = 6;
 const SLOW_WINDOW: Duration = Duration::from_secs(4);
 
-/// A window starts again whenever somebody acquires the lock, because a claim may have lost against that. But no grant or
+/// A window starts again whenever another client acquires the lock, because a claim may have lost against that. But no grant or
 /// call is prolonged beyond this for that reason, or beyond CLAIM_TRIPS round trips for each grant that was unclaimed at the
 /// same time: claims succeed one after another.
 const LONGEST_WINDOW: Duration = Duration::from_millis(1600);
@@ -223,7 +223,7 @@ mod tests {
 
     const ROUND_TRIP: Duration = Duration::from_millis(5);
 
-    /// Returns what was found in this term: a waiter is granted the lock, and somebody else has acquired it last, with this
+    /// Returns what was found in this term: a waiter is granted the lock, and another client acquired it last, with this
     /// fence.
     fn found(fence: u64, term: &str) -> Found {
         let waiter = r#"{"token": "granted", "who": {}, "mode": {"slots": 8}, "joined_ms": 0,
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Returns what was observed if the grant, and the last acquisition by somebody else, are this old.
+    /// Returns what was observed if the grant, and the last acquisition by another client, are this old.
     fn observed(grant: Duration, acquisition: Duration, round_trip: Duration) -> Observed {
         let mut observed = Observed::default();
         observed.note(&found(1, "1"), round_trip, 0);

@@ -33,7 +33,7 @@ use super::{
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, HolderState, LockState, Now, OnHeld};
+use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
 use crate::lock::token::Token;
 use crate::store::Done;
 use crate::store::diagnostic::Diagnostic;
@@ -266,22 +266,21 @@ impl Store for EtcdStore {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        // The fences that the first attempt found, and the last answer. Another attempt must not hit a later holder. If the
-        // outcome of the last attempt is unknown, it may have been carried out.
-        let mut before: Option<(Vec<u64>, state::Revoked)> = None;
+        // The fences that the first attempt finds: another attempt must not hit a later holder. And the last answer: if its
+        // outcome is unknown, it may have been carried out.
+        let (mut meant, mut answered): (Option<Vec<u64>>, Option<state::Revoked>) = (None, None);
         self.client.may_be_done = false;
         let revoked = self.once(on(key), |state, facts| {
-            let meant = |holder: &&HolderState| fence.is_none_or(|fence| holder.fence == fence);
-            let (fences, answered) = before.take().map_or_else(
-                || (state.holders.iter().filter(meant).map(|holder| holder.fence).collect(), None),
-                |(fences, answer)| (fences, Some(answer)),
-            );
-            let applied = state.revoke(Some(&fences), by, now, facts);
-            let answer = match answered.filter(|_| facts.may_be_done) {
+            let fences = meant.get_or_insert_with(|| {
+                let found = state.holders.iter().map(|holder| holder.fence);
+                found.filter(|found| fence.is_none_or(|fence| *found == fence)).collect()
+            });
+            let applied = state.revoke(Some(fences), by, now, facts);
+            let answer = match answered.take().filter(|_| facts.may_be_done) {
                 Some(first) => first.made_again(&applied.answer),
                 None => applied.answer,
             };
-            before = Some((fences, answer.clone()));
+            answered = Some(answer.clone());
             Ok(Applied { answer, ..applied })
         });
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;

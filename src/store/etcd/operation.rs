@@ -163,8 +163,8 @@ impl EtcdStore {
                     }
                     // Without a pause, many that start again at once would conflict again.
                     let left = deadline.since(Moment::now());
-                    let in_haste = subject.asking.is_some_and(|asking| is_in_haste(asking, &before));
-                    let pause = pauses.next(in_haste, self.client.round_trip, left).ok_or(Failure::Contended)?;
+                    let is_urgent = subject.asking.is_some_and(|asking| is_urgent(asking, &before));
+                    let pause = pauses.next(is_urgent, self.client.round_trip, left).ok_or(Failure::Contended)?;
                     if !pause.is_zero() {
                         thread::sleep(pause);
                         basis = self.read_for(&scope, deadline)?;
@@ -297,20 +297,20 @@ impl Pauses {
     /// The longest first pause (at least a round trip), the longest of all, and the longest of an urgent operation.
     const FIRST: Duration = Duration::from_millis(20);
     const MOST: Duration = Duration::from_millis(1500);
-    const MOST_IN_HASTE: Duration = Duration::from_millis(100);
+    const MOST_URGENT: Duration = Duration::from_millis(100);
 
     /// Returns the next pause, if the time `left` allows another attempt, which takes a `round_trip`.
-    fn next(&mut self, in_haste: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
+    fn next(&mut self, is_urgent: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
         if left <= round_trip {
             return None;
         }
         self.tried += 1;
-        let skipped = if in_haste { Self::AT_ONCE } else { 0 };
+        let skipped = if is_urgent { Self::AT_ONCE } else { 0 };
         if self.tried <= skipped {
             return Some(Duration::ZERO);
         }
         let first = Self::FIRST.max(round_trip);
-        let most = if in_haste { Self::MOST_IN_HASTE } else { Self::MOST };
+        let most = if is_urgent { Self::MOST_URGENT } else { Self::MOST };
         let longest = (first * (1 << (self.tried - skipped - 1).min(10))).min(most);
         let random = Uuid::new_v4().as_u64_pair().1 % 1000;
         Some((longest * u32::try_from(random).unwrap_or(0) / 1000).min(left / 2))
@@ -319,7 +319,7 @@ impl Pauses {
 
 /// Returns whether the operation is urgent, so that the others should wait: a holder wants to release the lock or renew its
 /// lease, or a waiter that was granted the lock has only a little time to claim it.
-fn is_in_haste(asking: &Token, state: &LockState) -> bool {
+fn is_urgent(asking: &Token, state: &LockState) -> bool {
     let holds = state.holders.iter().any(|holder| holder.token == *asking);
     holds || state.waiters.iter().any(|waiter| waiter.token == *asking && waiter.grant.is_some())
 }

@@ -43,7 +43,7 @@ pub(super) struct Subject<'a> {
     /// Whether an earlier attempt may have been committed without waiting for the disk and the standbys: this one waits for both, even if
     /// nothing is left to write.
     pub(super) may_be_done: bool,
-    /// Whether this attempt notifies the waiters.
+    /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
 }
 
@@ -72,8 +72,6 @@ pub(super) enum RowLock {
 struct Attempt {
     /// How it locks the row of the lock.
     lock: RowLock,
-    /// Whether it notifies the waiters.
-    notices: Notices,
     /// Until when it may take to connect.
     connect_by: Moment,
     /// Until when it waits for answers.
@@ -87,7 +85,6 @@ impl Attempt {
     fn first(subject: Subject<'_>, deadline: Moment, is_connected: bool) -> Self {
         Attempt {
             lock: if subject.may_be_new { RowLock::Created } else { RowLock::Taken },
-            notices: Notices::Sent,
             connect_by: deadline,
             // An old connection may lead to a server that is gone.
             answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
@@ -99,11 +96,11 @@ impl Attempt {
 
     /// Prepares another attempt after a `failure` of the second trip. Returns the failure, or fails with it if another attempt would not
     /// help.
-    fn after_second_trip(&mut self, failure: Failure) -> Result<Failure, Failure> {
+    fn after_second_trip(&mut self, subject: &mut Subject<'_>, failure: Failure) -> Result<Failure, Failure> {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
-            Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
-                self.notices = Notices::LeftOut;
+            Failure::Refused(refusal) if subject.notices == Notices::Sent && refusal.is_of_full_queue() => {
+                subject.notices = Notices::LeftOut;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
             failure if failure.is_closed() && self.may_be_repeated => self.may_be_repeated = false,
@@ -144,14 +141,14 @@ impl PostgresStore {
     /// Reads, applies the rules and writes. Starts again if a trip fails in a way that another attempt may mend.
     fn carry_out<T>(
         &mut self,
-        subject: Subject<'_>,
+        mut subject: Subject<'_>,
         deadline: Moment,
         mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         let mut attempt = Attempt::first(subject, deadline, self.is_connected());
         let mut last = Failure::RowDeleted;
         for _ in 0..ATTEMPTS {
-            let subject = Subject { may_be_done: self.may_be_done, notices: attempt.notices, ..subject };
+            subject.may_be_done = self.may_be_done;
             let mut found = match self.first_trip(subject, &attempt) {
                 Ok(found) => found,
                 Err(failure) => {
@@ -162,7 +159,7 @@ impl PostgresStore {
             let (state, applied) = self.apply(&mut rules, subject, &attempt, &mut found)?;
             match self.second_trip(subject, &attempt, &found, &state, &applied) {
                 Ok(waits) => return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits }),
-                Err(failure) => last = attempt.after_second_trip(failure)?,
+                Err(failure) => last = attempt.after_second_trip(&mut subject, failure)?,
             }
         }
         Err(last)
