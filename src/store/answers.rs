@@ -38,7 +38,7 @@ pub struct Held {
     pub withheld: Option<Duration>,
     /// Our place in the queue, from 0, if the store has a queue.
     pub place: Option<u64>,
-    /// Its token, only to be compared: whoever knows it can release the lock.
+    /// Its token, only to be compared: any client that knows it can release the lock.
     pub token: Option<Token>,
 }
 
@@ -230,7 +230,7 @@ pub struct Holding {
     pub value: Option<String>,
     /// Whether the lock was revoked, and stays held only until the command has ended.
     pub revoked: bool,
-    /// Its token, only to be compared: whoever knows it can release the lock.
+    /// Its token, only to be compared: any client that knows it can release the lock.
     pub token: Option<Token>,
 }
 

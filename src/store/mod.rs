@@ -113,8 +113,8 @@ pub trait Store: Send {
 
     /// Revokes the lock, on behalf of `by`, from all its holders or from the one with this `fence`: the lease can no longer be
     /// renewed. If a command runs under the lock, it is free when that command has ended, which a holder that learns of the
-    /// revocation sees to, or when the lease expires; with `now` it is free at once. A
-    /// request that arrives late takes nothing from those that have acquired the lock since.
+    /// revocation sees to, or when the lease expires; with `now` it is free at once. A request that arrives late takes nothing
+    /// from those that have acquired the lock since.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError>;
 }
 

@@ -226,8 +226,8 @@ impl AsFd for LockFile {
 }
 
 /// Returns whether the kernel granted a lock; `false` if another process has it.
-fn was_free(gave: nix::Result<c_int>) -> nix::Result<bool> {
-    match gave {
+fn was_free(granted: nix::Result<c_int>) -> nix::Result<bool> {
+    match granted {
         Ok(_) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(errno) => Err(errno),

@@ -24,7 +24,7 @@ pub(super) enum Fault {
     HangUp,
     /// Redis forgets the scripts that it knows.
     ForgetScripts,
-    /// A replica is told to take the place of its primary.
+    /// A replica takes the place of its primary on request.
     FailOver,
     /// The replicas of a primary get nothing more for a while; then it is killed, and started again after another while.
     LoseWrites,

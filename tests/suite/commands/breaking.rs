@@ -123,7 +123,7 @@ on_every_lease_store!(now_is_at_once, |store| {
     assert!(last["command"].as_str().expect("a command").contains("the first"), "{last}");
 });
 
-// "`--ttl none`: for locks that only a release or a break ends": a run under such a lock does not learn of the break, and the user is told
+// "`--ttl none`: for locks that only a release or a break ends": a run under such a lock does not learn of the break, and a message says
 // so.
 on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
     let holder = Holder::with(&Lockrun::new(store).key("ever").args(["--ttl", "none"]), &[]);

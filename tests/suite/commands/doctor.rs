@@ -153,7 +153,7 @@ fn a_replica_and_its_primary() {
     finds(&doctor(&replica.url()).exited(2), "fail", &["it is a replica"]);
 }
 
-// "A minimal ACL user as in docs/stores.md": it may do all that a lock needs, and is told what it could not check.
+// "A minimal ACL user as in docs/stores.md": it may do all that a lock needs, and `doctor` says what it could not check.
 #[test]
 fn a_user_with_few_rights() {
     let redis = well_kept();

@@ -72,7 +72,7 @@ on_every_store!(a_kept_lock_ends_with_its_ttl, |store| {
 on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
-    // The other host gets only the token; it works until it is told to end.
+    // The other host gets only the token; it works until the test ends it.
     let fifo = directory.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
     let elsewhere = write_script(

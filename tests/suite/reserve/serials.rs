@@ -7,7 +7,7 @@ use crate::support::sequence::{reserve, reserved};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Lockrun, Postgres, Store};
 
-/// Sells one ticket as the recipe does, and then fails if it is told to.
+/// Sells one ticket as the recipe does, and then fails on request.
 const SELL: &str = "psql -qX -v ON_ERROR_STOP=1 -v serial=\"$LOCKRUN_VALUE\" <<'END'
 INSERT INTO ticket (serial) VALUES (:'serial');
 END

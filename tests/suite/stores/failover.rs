@@ -301,7 +301,7 @@ fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
     assert!(status.contains("waited_ms"), "{status}");
     holder.end();
     waiter.wait().exited(0).printed("ran\n");
-    // A client that does not know the authority is told so.
+    // The message tells a client that it does not know the authority.
     let stranger = url.replace("ca.crt", "stranger.crt");
     Lockrun::at(&stranger).key(key).command(["echo", "ran"]).run().exited(69).printed("").said("certificate");
 }

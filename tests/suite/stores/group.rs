@@ -83,7 +83,7 @@ impl Shared {
         self.by(who, &Lockrun::at(&self.url()).key("k").args(options).command(command)).alone()
     }
 
-    /// Starts a run by one of them that holds the lock until it is told to end.
+    /// Starts a run by one of them that holds the lock until its input is closed.
     #[track_caller]
     fn hold(&self, who: Who, options: &[&str]) -> Open {
         let call = Lockrun::at(&self.url()).key("k").args(options).sh("echo ready; read line || :");
@@ -147,7 +147,7 @@ fn root_and_members_exclude_each_other() {
     }
 }
 
-// Fences grow and a sequence goes on, whoever had the lock last.
+// Fences grow and a sequence goes on, whichever user had the lock last.
 #[test]
 fn what_is_recorded_is_everybodys() {
     let shared = Shared::new();
@@ -237,7 +237,7 @@ fn no_umask_keeps_the_others_out() {
     }
 }
 
-// A user who is not in the group is told so, by every command, and nothing is done.
+// Every command reports to a user who is not in the group that this is why it fails, and does nothing.
 #[test]
 fn a_stranger_is_kept_out() {
     let shared = Shared::new();

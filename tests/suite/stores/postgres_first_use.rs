@@ -153,7 +153,7 @@ on_postgres!(a_schema_of_another_name, |store, postgres| {
     held(&url("guest")).exited(0).printed("ran\n").silent();
 });
 
-// A role that has lost a right is told which kind it needs, and its command does not run.
+// If a role has lost a right, the message says which kind it needs, and its command does not run.
 on_postgres!(a_role_that_lacks_a_right, |_store, postgres| {
     let url = guest(postgres);
     postgres.ask(&printed_schema(&url));

@@ -23,7 +23,7 @@ fn refuses(output: Output, path: &Path) {
     output.exited(69).printed("").said("nobody gets").said(&path).said(&format!("truncate -s 0 {path}"));
 }
 
-/// Asserts that no one gets the lock, or is told that it is free.
+/// Asserts that every command fails, so that no run acquires the lock and none reports it as free.
 #[track_caller]
 fn nobody_gets(store: &Store, key: &str) {
     let path = path(store, key);

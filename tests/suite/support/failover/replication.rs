@@ -1,4 +1,4 @@
-//! A primary and its replicas, whoever elects them.
+//! A primary and its replicas, under Sentinel or in a cluster.
 
 use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer as _;
