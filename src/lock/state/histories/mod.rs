@@ -22,6 +22,8 @@ const TTL: u64 = 10;
 enum Step {
     /// Time passes, in ms.
     Pass(u64),
+    /// The wall clock is set forward or back, in ms.
+    SetWallClock(i64),
     /// Asks for the lock once.
     Try {
         client: usize,
@@ -153,6 +155,7 @@ impl History {
         self.has_looked = !matches!(
             step,
             Step::Pass(_)
+                | Step::SetWallClock(_)
                 | Step::Becomes { .. }
                 | Step::Die(_)
                 | Step::Restart
@@ -163,6 +166,7 @@ impl History {
             Step::Pass(millis) => {
                 self.world.now = Now { ms: self.now() + millis, unix_ms: self.world.now.unix_ms + millis };
             }
+            Step::SetWallClock(by) => self.world.now.unix_ms = self.world.now.unix_ms.saturating_add_signed(by),
             Step::Try { client, slots, by_hand } => self.ask(client, slots, by_hand, OnHeld::Leave),
             Step::Wait { client, slots } => {
                 let on_held = if self.on_files { OnHeld::Leave } else { OnHeld::Wait { max: None } };
@@ -218,6 +222,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0_u64..=2000).prop_map(Step::Pass),
         2 => (0_u64..=TTL * 1200).prop_map(Step::Pass),
+        1 => (-3_600_000_i64..=3_600_000).prop_map(Step::SetWallClock),
         4 => (client(), slots(), prop::bool::weighted(0.2))
             .prop_map(|(client, slots, by_hand)| Step::Try { client, slots, by_hand }),
         12 => (client(), slots()).prop_map(|(client, slots)| Step::Wait { client, slots }),
