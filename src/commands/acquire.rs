@@ -15,7 +15,7 @@ use crate::lock::token::Token;
 use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::run::acquire::{self, Patience};
+use crate::run::acquire::{self, HeldPolicy};
 use crate::run::enclosing::EnclosingLocks;
 use crate::run::outcome::Outcome;
 use crate::store::{Claim, Grant, left_behind};
@@ -28,7 +28,7 @@ use crate::text::shell::quoted;
 struct Options {
     claim: Claim,
     timeout: Duration,
-    patience: Patience,
+    held_policy: HeldPolicy,
     verbosity: Verbosity,
     form: Form,
 }
@@ -60,7 +60,10 @@ impl Options {
                 by_hand: true,
             },
             timeout: settings.store_timeout_within(ttl)?,
-            patience: Patience { on_held: settings.on_held_by_hand()?, held_status: settings.held_status_by_hand()? },
+            held_policy: HeldPolicy {
+                on_held: settings.on_held_by_hand()?,
+                held_status: settings.held_status_by_hand()?,
+            },
             verbosity: settings.verbosity()?,
             form: match (settings.typed_switch(name::JSON), settings.typed_switch(name::EXPORT)) {
                 (true, true) => return Err("--json and --export exclude each other".into()),
@@ -75,14 +78,14 @@ impl Options {
 /// Acquires the lock and prints its token: alone on a line, as JSON, or as shell assignments. If the token cannot be printed,
 /// no process could release the lock, so the acquisition is cancelled. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let Options { claim, timeout, patience, verbosity, form } = Options::read(settings)?;
+    let Options { claim, timeout, held_policy, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;
     let signals = Signals::take_over().context("cannot block signals")?;
     let reporter = Reporter::new(claim.key.clone(), verbosity);
     let grant = match acquire::acquire(
         &mut *store,
         &claim,
-        patience,
+        held_policy,
         &EnclosingLocks::of_this_process(),
         &reporter,
         &signals,
@@ -97,7 +100,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         // If the token already held the lock, it still does.
         let is_clean = store.cancel(&claim, false);
         if let Some(left) = left_behind(&claim, is_clean) {
-            reporter.tell(Event::Failed { why: &left });
+            reporter.report(Event::Failed { why: &left });
         }
     }
     printed.context("cannot print the token, so this acquisition is cancelled")?;

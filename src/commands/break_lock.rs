@@ -10,7 +10,7 @@ use crate::config::settings::Settings;
 use crate::lock::holder::Holder;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
-use crate::store::{Held, Living, Revoked};
+use crate::store::{Held, LivingHolder, Revoked};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
@@ -42,7 +42,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             }
             Ok(Outcome::Held(HELD))
         }
-        Ok(Revoked::Taken { from, living, free_in, untold }) => {
+        Ok(Revoked::From { from, living, free_in, may_run_unaware }) => {
             for held in from {
                 say(&format!("was taken from {}", past(&held)));
             }
@@ -51,10 +51,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
                 let span = duration::say(free_in + Duration::from_secs(1));
                 report::say(&format!("it will be free when its command has been stopped, within {span}"));
             }
-            if untold {
+            if may_run_unaware {
                 report::say("its command may still be running; make sure that it has ended");
             }
-            for Living { held, pids } in &living {
+            for LivingHolder { held, pids } in &living {
                 say(&format!("stays with {held}"));
                 report::say(&format!(
                     "it belongs to a living process of this machine, and ends with it: {}",

@@ -19,7 +19,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
 }
 
 fn sequence(settings: &Settings<'_>) -> Result<Sequence, UsageError> {
-    let from = settings.typed_value(name::FROM, |text| next_value::is_value(text).map(|()| text.to_owned()))?;
+    let from = settings.typed_value(name::FROM, |text| next_value::check_value(text).map(|()| text.to_owned()))?;
     let from = from.ok_or("no first value: name it with --from VALUE")?;
     let step = settings.typed_value(name::STEP, |text| match text.parse::<i64>() {
         Ok(0) => Err("must not be 0, or every value would be the same".into()),

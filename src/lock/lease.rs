@@ -118,13 +118,13 @@ impl Terms {
     /// Returns the deadline of a grant whose request was sent at `sent_at`.
     pub fn deadline(&self, sent_at: Moment) -> Deadline {
         let horizon = sent_at + self.ttl.saturating_sub(self.ttl / DRIFT).saturating_sub(CLOCK_SLACK);
-        let kill_at = horizon.before(self.dying());
+        let kill_at = horizon.before(self.kill_margin());
         Deadline { term_at: kill_at.before(self.kill_after), kill_at, horizon }
     }
 
     /// Returns how long before H to send KILL. On an overloaded machine, the sender and each process that dies may have to wait
     /// tenths of a second for a processor.
-    fn dying(&self) -> Duration {
+    fn kill_margin(&self) -> Duration {
         (self.ttl / 8).min(Duration::from_secs(1))
     }
 
@@ -143,7 +143,7 @@ impl Terms {
 
 /// The store's reply to a renewal, as far as the lease is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum RenewalAnswer {
     /// The lock is ours for another ttl.
     Mine,
     /// The lock is no longer ours. Final.
@@ -192,14 +192,14 @@ impl Lease {
 
     /// Records the reply, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the reply moved it.
     /// A reply that arrives once TERM is due is too late.
-    pub fn answered(&mut self, sent_at: Moment, answer: Answer, now: Moment) -> Option<Deadline> {
+    pub fn answered(&mut self, sent_at: Moment, answer: RenewalAnswer, now: Moment) -> Option<Deadline> {
         if self.due(now) == Due::Stop {
             return None;
         }
         match answer {
-            Answer::NotMine => self.lost = true,
-            Answer::Unknown => self.renew_at = now + self.terms.retry_after(),
-            Answer::Mine => {
+            RenewalAnswer::NotMine => self.lost = true,
+            RenewalAnswer::Unknown => self.renew_at = now + self.terms.retry_after(),
+            RenewalAnswer::Mine => {
                 let deadline = self.terms.deadline(sent_at);
                 if deadline.horizon > self.deadline.horizon {
                     self.deadline = deadline;
@@ -265,40 +265,40 @@ mod tests {
     #[test]
     fn an_answer_moves_the_deadline_by_when_its_request_left() {
         let mut lease = Lease::granted(terms(), at(0));
-        assert_eq!(lease.answered(at(10_000), Answer::Mine, at(14_000)), Some(terms().deadline(at(10_000))));
+        assert_eq!(lease.answered(at(10_000), RenewalAnswer::Mine, at(14_000)), Some(terms().deadline(at(10_000))));
         assert_eq!(lease.due(at(14_000)), Due::Sleep(at(20_000)));
     }
 
     #[test]
     fn no_answer_is_tried_again_until_it_is_time_for_term() {
         let mut lease = Lease::granted(terms(), at(0));
-        assert_eq!(lease.answered(at(10_000), Answer::Unknown, at(15_000)), None);
+        assert_eq!(lease.answered(at(10_000), RenewalAnswer::Unknown, at(15_000)), None);
         assert_eq!(lease.due(at(15_000)), Due::Sleep(at(16_000)));
         assert_eq!(lease.due(at(16_000)), Due::Renew);
-        assert_eq!(lease.answered(at(16_000), Answer::Mine, at(16_001)), Some(terms().deadline(at(16_000))));
+        assert_eq!(lease.answered(at(16_000), RenewalAnswer::Mine, at(16_001)), Some(terms().deadline(at(16_000))));
     }
 
     #[test]
     fn a_store_slower_than_the_renewals_is_not_asked_without_a_pause() {
         let hasty = Terms { renew_every: millis(300), ..terms() };
         let mut lease = Lease::granted(hasty, at(0));
-        assert!(lease.answered(at(300), Answer::Mine, at(2_000)).is_some());
+        assert!(lease.answered(at(300), RenewalAnswer::Mine, at(2_000)).is_some());
         assert_eq!(lease.due(at(2_000)), Due::Sleep(at(2_000) + hasty.renew_every / 8));
     }
 
     #[test]
     fn not_ours_is_final() {
         let mut lease = Lease::granted(terms(), at(0));
-        assert_eq!(lease.answered(at(10_000), Answer::NotMine, at(10_001)), None);
+        assert_eq!(lease.answered(at(10_000), RenewalAnswer::NotMine, at(10_001)), None);
         assert_eq!(lease.due(at(10_001)), Due::Stop);
-        assert_eq!(lease.answered(at(10_002), Answer::Mine, at(10_003)), None);
+        assert_eq!(lease.answered(at(10_002), RenewalAnswer::Mine, at(10_003)), None);
         assert_eq!(lease.due(at(10_003)), Due::Stop);
     }
 
     #[test]
     fn an_answer_when_term_is_due_rescues_nothing() {
         let mut lease = Lease::granted(terms(), at(0));
-        assert_eq!(lease.answered(at(15_000), Answer::Mine, at(18_690)), None);
+        assert_eq!(lease.answered(at(15_000), RenewalAnswer::Mine, at(18_690)), None);
         assert_eq!(lease.due(at(18_690)), Due::Stop);
     }
 
@@ -327,11 +327,11 @@ mod tests {
         /// A renewal is sent.
         Send,
         /// The reply to the oldest renewal in flight arrives.
-        Arrive(Answer),
+        Arrive(RenewalAnswer),
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let answer = prop_oneof![6 => Just(Answer::Mine), 3 => Just(Answer::Unknown), 1 => Just(Answer::NotMine)];
+        let answer = prop_oneof![6 => Just(RenewalAnswer::Mine), 3 => Just(RenewalAnswer::Unknown), 1 => Just(RenewalAnswer::NotMine)];
         prop_oneof![
             (0u64..12_000).prop_map(|span| Step::Pass(millis(span))),
             (0u64..500).prop_map(|span| Step::Pass(millis(span))),
@@ -377,13 +377,13 @@ mod tests {
                         let before = lease.deadline;
                         let may_run = lease.due(now) != Due::Stop;
                         let moved = lease.answered(sent_at, answer, now);
-                        if answer == Answer::Mine && may_run {
+                        if answer == RenewalAnswer::Mine && may_run {
                             proven = proven.max(sent_at);
                         } else {
                             prop_assert_eq!(moved, None, "only an answer in time moves H");
                         }
                         prop_assert!(lease.deadline.horizon >= before.horizon, "H never goes back");
-                        lost |= may_run && answer == Answer::NotMine;
+                        lost |= may_run && answer == RenewalAnswer::NotMine;
                     }
                 }
                 prop_assert_eq!(lease.deadline.horizon, h(proven), "H is counted from its own request");

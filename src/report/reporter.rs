@@ -29,7 +29,7 @@ impl Reporter {
     }
 
     /// Reports an event.
-    pub fn tell(&self, event: Event<'_>) {
+    pub fn report(&self, event: Event<'_>) {
         self.log(&event);
         self.print(&event);
     }
@@ -50,6 +50,6 @@ impl Reporter {
 
     /// Reports an error with its causes: what failed, then why.
     pub fn fail(&self, error: &anyhow::Error) {
-        self.tell(Event::Failed { why: &format!("{error:#}") });
+        self.report(Event::Failed { why: &format!("{error:#}") });
     }
 }

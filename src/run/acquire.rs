@@ -10,7 +10,7 @@ use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Claim, Done, Grant, Held, Holding, Mode, Store, StoreError, Tried};
+use crate::store::{Claim, Grant, Held, HolderStatus, Mode, RecentSuccess, Store, StoreError, Tried};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -18,7 +18,7 @@ use crate::text::escape::escaped;
 
 /// What to do if the lock is held.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct HeldPolicy {
     /// Whether to wait.
     pub on_held: OnHeld,
     /// The exit status if it stays held.
@@ -30,13 +30,13 @@ pub struct Patience {
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
-    patience: Patience,
+    held_policy: HeldPolicy,
     outer: &EnclosingLocks,
     reporter: &Reporter,
     signals: &Signals,
     guardian: Option<&Guardian>,
 ) -> Result<Grant, Outcome> {
-    let Patience { on_held, held_status } = patience;
+    let HeldPolicy { on_held, held_status } = held_policy;
     let began = Moment::now();
     let answer = match on_held {
         OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(Answer::of),
@@ -58,7 +58,7 @@ pub fn acquire(
     match answer {
         Ok(Answer::Mine(grant)) => {
             let slot = claim.mode.several_slots().map(|_| grant.slot);
-            reporter.tell(Event::Acquired {
+            reporter.report(Event::Acquired {
                 fence: grant.fence,
                 slot,
                 value: None,
@@ -67,24 +67,24 @@ pub fn acquire(
             Ok(grant)
         }
         Ok(Answer::Interrupted(signal)) => {
-            reporter.tell(Event::Interrupted(signal));
+            reporter.report(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
-        Ok(Answer::Done(done)) => {
-            reporter.tell(Event::Done { began: between(done.began_ms, done.now_ms) });
+        Ok(Answer::NotNeeded(done)) => {
+            reporter.report(Event::Done { began: between(done.began_ms, done.now_ms) });
             Err(Outcome::Skipped)
         }
         Ok(Answer::Held(held)) if is_skipped(on_held, &held) => {
-            reporter.tell(Event::Skipped(&held));
+            reporter.report(Event::Skipped(&held));
             Err(Outcome::Skipped)
         }
         Ok(Answer::SelfDeadlock { held, slots }) => {
-            reporter.tell(Event::SelfDeadlock { held: &held, slots });
+            reporter.report(Event::SelfDeadlock { held: &held, slots });
             Err(Outcome::Held(held_status))
         }
-        Ok(Answer::QueueFull(held)) => {
+        Ok(Answer::NotQueued(held)) => {
             let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
-            reporter.tell(
+            reporter.report(
                 max_waiting
                     .map_or(Event::Held { held: &held, patience: None }, |max| Event::QueueFull { held: &held, max }),
             );
@@ -92,7 +92,7 @@ pub fn acquire(
         }
         Ok(Answer::Held(held)) => {
             let patience = if let OnHeld::Wait { span, .. } = on_held { span } else { None };
-            reporter.tell(Event::Held { held: &held, patience });
+            reporter.report(Event::Held { held: &held, patience });
             Err(Outcome::Held(held_status))
         }
         Err(error) => {
@@ -110,9 +110,9 @@ enum Answer {
     /// Another run holds it.
     Held(Held),
     /// Another run holds it, and the claim cannot wait: the queue is full, or the claim's token already shares the lock.
-    QueueFull(Held),
+    NotQueued(Held),
     /// It is not needed: a run has succeeded recently.
-    Done(Done),
+    NotNeeded(RecentSuccess),
     /// The enclosing runs hold it, so it cannot become free before this run ends.
     SelfDeadlock {
         /// The last of these holders.
@@ -129,8 +129,8 @@ impl Answer {
         match tried {
             Tried::Mine(grant) => Answer::Mine(grant),
             Tried::Held(held) => Answer::Held(held),
-            Tried::QueueFull(held) => Answer::QueueFull(held),
-            Tried::Done(done) => Answer::Done(done),
+            Tried::NotQueued(held) => Answer::NotQueued(held),
+            Tried::NotNeeded(done) => Answer::NotNeeded(done),
         }
     }
 }
@@ -158,8 +158,8 @@ fn acquire_or_wait(
         Acquired::Mine(grant) => Answer::Mine(grant),
         Acquired::Held(held) if is_hopeless(&held) => Answer::SelfDeadlock { held, slots: None },
         Acquired::Held(held) => Answer::Held(held),
-        Acquired::QueueFull(held) => Answer::QueueFull(held),
-        Acquired::Done(done) => Answer::Done(done),
+        Acquired::NotQueued(held) => Answer::NotQueued(held),
+        Acquired::NotNeeded(done) => Answer::NotNeeded(done),
         Acquired::Interrupted(signal) => Answer::Interrupted(signal),
     })
 }
@@ -172,8 +172,8 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
     }
     let status = store.list(Some(&claim.key)).ok()?.found.pop()?;
     // A revoked lock can become free before its command has ended.
-    let is_around = |holding: &&Holding| outer.has(holding.token.as_ref()) && !holding.revoked;
-    let around: Vec<&Holding> = status.holders.iter().filter(is_around).collect();
+    let is_around = |holding: &&HolderStatus| outer.has(holding.token.as_ref()) && !holding.revoked;
+    let around: Vec<&HolderStatus> = status.holders.iter().filter(is_around).collect();
     let last = around.last()?;
     let is_hopeless = match claim.mode {
         Mode::Slots(slots) => last.is_shared || around.len() >= slots as usize,
@@ -195,7 +195,7 @@ fn longest_holder(store: &mut dyn Store, claim: &Claim, held: Held) -> Held {
 }
 
 /// Converts a holder in a status to the form in which a refused request names it.
-fn as_held(holding: &Holding, now_ms: u64) -> Held {
+fn as_held(holding: &HolderStatus, now_ms: u64) -> Held {
     Held {
         holder: Some(holding.who.clone()),
         since: Some(between(holding.since_ms, now_ms)),

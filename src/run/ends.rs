@@ -23,7 +23,7 @@ impl Run<'_> {
     pub(super) fn report_not_started(&self, why: NotStarted) -> Outcome {
         match why {
             NotStarted::Interrupted(signal) => {
-                self.reporter.tell(Event::Interrupted(signal));
+                self.reporter.report(Event::Interrupted(signal));
                 Outcome::terminated_by(signal)
             }
             NotStarted::Failed(failure) => self.report_failure(failure),
@@ -63,7 +63,7 @@ impl Run<'_> {
                 (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
             }
         };
-        self.reporter.tell(Event::Failed { why: &why });
+        self.reporter.report(Event::Failed { why: &why });
         outcome
     }
 
@@ -77,7 +77,7 @@ impl Run<'_> {
         let reporter = Arc::clone(&self.reporter);
         // In a thread: a standard error that is not read must not delay the supervision of COMMAND. If no thread can be created, nothing is
         // reported.
-        let _ = thread::Builder::new().spawn(move || reporter.tell(Event::Failed { why: &why }));
+        let _ = thread::Builder::new().spawn(move || reporter.report(Event::Failed { why: &why }));
     }
 
     /// Returns the events that report how COMMAND ended.

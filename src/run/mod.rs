@@ -33,7 +33,7 @@ use crate::supervise::{Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::stderr;
-use acquire::Patience;
+use acquire::HeldPolicy;
 use enclosing::EnclosingLocks;
 use outcome::Outcome;
 use renewer::{Renewer, SharedStore};
@@ -66,7 +66,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         }
         ForkSide::Parent(parent) => {
             let end = parent.until_the_end(signals).context("cannot wait for the guardian")?;
-            Ok(takeover::after(end, plan, claim, store))
+            Ok(takeover::complete(end, plan, claim, store))
         }
     }
 }
@@ -156,8 +156,8 @@ impl<'a> Run<'a> {
             prepared.set(VALUE, &value);
             return Ok(grant);
         }
-        let patience = Patience { on_held: self.plan.on_held, held_status: self.plan.held_status };
-        acquire::acquire(store, &self.claim, patience, &self.enclosing, &self.reporter, signals, guardian)
+        let held_policy = HeldPolicy { on_held: self.plan.on_held, held_status: self.plan.held_status };
+        acquire::acquire(store, &self.claim, held_policy, &self.enclosing, &self.reporter, signals, guardian)
     }
 
     /// Starts to renew the lease, if there is one that has to be renewed.

@@ -20,7 +20,7 @@ use crate::text::escape::escaped;
 pub const MAX_LEN: usize = 512;
 
 /// The result of calling the program.
-pub enum Found {
+pub enum NextValue {
     /// The next value.
     Value(String),
     /// This signal ended the wait.
@@ -28,7 +28,7 @@ pub enum Found {
 }
 
 /// Runs `program` with `value` as its only argument, and reads the one line that it prints. The error says what is wrong.
-pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, String> {
+pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<NextValue, String> {
     let shown = escaped(&program.to_string_lossy());
     // In its own process group, so that the processes that it starts can be killed with it.
     let mut command = Command::new(program);
@@ -43,11 +43,11 @@ pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<Found, Str
     if !matches!(end, Ok(Ended::All(..))) {
         kill(&mut child);
     }
-    let found = end.and_then(|end| match end {
-        Ended::All(printed, status) => check(&printed, status).map(Found::Value),
-        Ended::Signal(signal) => Ok(Found::Interrupted(signal)),
+    let next = end.and_then(|end| match end {
+        Ended::All(printed, status) => check(&printed, status).map(NextValue::Value),
+        Ended::Signal(signal) => Ok(NextValue::Interrupted(signal)),
     });
-    found.map_err(|why| format!("{shown}, called with \"{}\", {why}", escaped(value)))
+    next.map_err(|why| format!("{shown}, called with \"{}\", {why}", escaped(value)))
 }
 
 /// The output of a program, or the signal that ended the wait for it.
@@ -99,7 +99,7 @@ fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<E
 }
 
 fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<WakeReason, String> {
-    let woken = Waiter::new(signals).wait_for(source, until, &mut Patient);
+    let woken = Waiter::new(signals).wait_for(source, until, &mut SilentObserver);
     woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
 }
 
@@ -120,12 +120,12 @@ fn check(printed: &[u8], status: ExitStatus) -> Result<String, String> {
     if text.lines().count() > 1 {
         return Err("printed more than one line".into());
     }
-    is_value(text).map_err(|why| format!("printed a value that {why}"))?;
+    check_value(text).map_err(|why| format!("printed a value that {why}"))?;
     Ok(text.to_owned())
 }
 
 /// Checks a value of a sequence: 1 to 512 bytes without control characters. The error says what is wrong with it.
-pub fn is_value(text: &str) -> Result<(), String> {
+pub fn check_value(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Err("is empty".into());
     }
@@ -139,9 +139,9 @@ pub fn is_value(text: &str) -> Result<(), String> {
 }
 
 /// An observer that shows nothing while the program runs.
-struct Patient;
+struct SilentObserver;
 
-impl WaitObserver for Patient {
+impl WaitObserver for SilentObserver {
     fn tick_every(&self) -> Option<Duration> {
         None
     }

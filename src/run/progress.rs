@@ -28,7 +28,7 @@ pub struct Progress<'a> {
     guardian: Option<&'a Guardian>,
     on_terminal: bool,
     began: Moment,
-    told: bool,
+    has_reported: bool,
     /// The store's last answer, and when it came.
     latest: Option<(Held, Moment)>,
 }
@@ -42,15 +42,23 @@ impl<'a> Progress<'a> {
         guardian: Option<&'a Guardian>,
     ) -> Self {
         let on_terminal = reporter.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        Progress { reporter, is_hopeless, guardian, on_terminal, began: Moment::now(), told: false, latest: None }
+        Progress {
+            reporter,
+            is_hopeless,
+            guardian,
+            on_terminal,
+            began: Moment::now(),
+            has_reported: false,
+            latest: None,
+        }
     }
 
     /// Refreshes the line.
     fn draw(&self) {
-        let (true, Some((held, told_at))) = (self.on_terminal && terminal::is_ours(), &self.latest) else { return };
+        let (true, Some((held, answered_at))) = (self.on_terminal && terminal::is_ours(), &self.latest) else { return };
         let Some(width) = terminal::stderr_width() else { return };
         let now = Moment::now();
-        let held = Held { since: held.since.map(|since| since + now.since(*told_at)), ..held.clone() };
+        let held = Held { since: held.since.map(|since| since + now.since(*answered_at)), ..held.clone() };
         let place = held.place.map_or_else(String::new, |place| format!(", number {} in the queue", place + 1));
         let waited = duration::say(now.since(self.began));
         let line = format!("lockrun: waiting {waited}{place}: held by {held}");
@@ -72,9 +80,9 @@ impl Watcher for Progress<'_> {
         if (self.is_hopeless)(held) {
             return ControlFlow::Break(());
         }
-        if !self.told {
-            self.reporter.tell(Event::Waiting(held));
-            self.told = true;
+        if !self.has_reported {
+            self.reporter.report(Event::Waiting(held));
+            self.has_reported = true;
         }
         self.latest = Some((held.clone(), Moment::now()));
         self.draw();
@@ -83,7 +91,7 @@ impl Watcher for Progress<'_> {
 
     fn left_behind(&mut self, what: &str) {
         self.clear();
-        self.reporter.tell(Event::Failed { why: what });
+        self.reporter.report(Event::Failed { why: what });
     }
 }
 

@@ -23,7 +23,7 @@ impl Run<'_> {
         events.for_each(|event| self.reporter.print(&event));
         if finished.stuck {
             let why = "some of the command's processes cannot be killed; the lock is not released";
-            self.reporter.tell(Event::Failed { why });
+            self.reporter.report(Event::Failed { why });
         } else if let Some(released) = released.filter(|_| !is_lost) {
             // Not after a loss, which was already reported: then the release only removes what may be left in the store.
             self.report_released(how, released);
@@ -86,10 +86,10 @@ impl Run<'_> {
     /// Reports whether the lock is free or retained.
     fn report_freed(&self, how: Release, released: &Released) {
         if let Released::Unrecorded(why) = released {
-            self.reporter.tell(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
+            self.reporter.report(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
         }
         let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
-        self.reporter.tell(match (how, released) {
+        self.reporter.report(match (how, released) {
             (_, Released::Unrecorded(_)) => Event::Released { min_hold: Duration::ZERO },
             (Release::Run { retain: Retain::Kept(_), .. }, Released::Retained) => Event::Kept,
             (Release::Run { retain: Retain::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },

@@ -2,7 +2,7 @@
 //!
 //! Pure: it is given the time and the answers. The thread that asks the store is in [`super::renewer`].
 
-use crate::lock::lease::{Answer, Deadline, Due, Lease};
+use crate::lock::lease::{Deadline, Due, Lease, RenewalAnswer};
 use crate::store::{Held, Renewed, StoreError};
 use crate::sys::clock::Moment;
 
@@ -44,18 +44,18 @@ impl Renewal {
     /// Records the store's answer, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the answer moved it.
     pub fn answered(&mut self, sent_at: Moment, answer: Result<Renewed, StoreError>, now: Moment) -> Option<Deadline> {
         let answer = match answer {
-            Ok(Renewed::Mine) => Answer::Mine,
+            Ok(Renewed::Mine) => RenewalAnswer::Mine,
             Ok(Renewed::NotMine(held)) => {
                 self.refusal = Some(format!("it is not ours any more: {}", whose(held)));
-                Answer::NotMine
+                RenewalAnswer::NotMine
             }
             Ok(Renewed::Revoked(by)) => {
                 self.refusal = Some(format!("it was revoked by {by}"));
-                Answer::NotMine
+                RenewalAnswer::NotMine
             }
             Err(error) => {
                 self.failure = Some(error);
-                Answer::Unknown
+                RenewalAnswer::Unknown
             }
         };
         self.lease.answered(sent_at, answer, now)

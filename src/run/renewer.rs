@@ -143,7 +143,7 @@ impl Renewing {
         if let Some(control) = &self.work.control {
             control.lost();
         }
-        self.work.reporter.tell(Event::Lost { why, stops: self.work.control.is_some() });
+        self.work.reporter.report(Event::Lost { why, stops: self.work.control.is_some() });
     }
 
     fn must_stop(&self) -> bool {

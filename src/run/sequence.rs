@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use super::next_value::{self, Found};
+use super::next_value::{self, NextValue};
 use super::outcome::{HELD, Outcome};
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
@@ -58,13 +58,15 @@ pub fn reserve(
     let began = Moment::now();
     let key = escaped(claim.key.as_str());
     let reserved = match &sequence.order {
-        Order::Step { from, step } => count(store, claim, *from, *step),
-        Order::Program { from, program } => search(store, claim, from, |value| after(program, value, signals)),
+        Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
+        Order::Program { from, program } => {
+            reserve_computed(store, claim, from, |value| compute_next(program, value, signals))
+        }
     };
     match reserved {
         Ok((grant, value)) => {
             let waited = Moment::now().since(began);
-            reporter.tell(Event::Acquired { fence: grant.fence, slot: None, value: Some(&value), waited });
+            reporter.report(Event::Acquired { fence: grant.fence, slot: None, value: Some(&value), waited });
             Ok((grant, value))
         }
         Err(Failure::Store(failed)) => {
@@ -72,18 +74,18 @@ pub fn reserve(
             reporter.fail(&error.context(format!("cannot reserve a value of the sequence \"{key}\"")));
             Err(Outcome::StoreFailed)
         }
-        Err(Failure::Nothing(why)) => {
-            reporter.tell(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
+        Err(Failure::NoValue(why)) => {
+            reporter.report(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
             Err(Outcome::Failed)
         }
         Err(Failure::Withheld(span)) => {
             let span = duration::say(span);
             let why = format!("its server has failed over to another one, which reserves nothing for another {span}");
-            reporter.tell(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
+            reporter.report(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
             Err(Outcome::Held(HELD))
         }
         Err(Failure::Interrupted(signal)) => {
-            reporter.tell(Event::Interrupted(signal));
+            reporter.report(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
         }
     }
@@ -92,7 +94,7 @@ pub fn reserve(
 /// Why no value was reserved.
 enum Failure {
     Store(RequestError),
-    Nothing(String),
+    NoValue(String),
     /// After a failover, the store reserves nothing for this long.
     Withheld(Duration),
     Interrupted(i32),
@@ -105,35 +107,37 @@ impl From<RequestError> for Failure {
 }
 
 /// Reserves the next integer, which the store computes.
-fn count(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
+fn reserve_integer(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
     match store.reserve(claim, &Wanted::Next { from, step })? {
         Reserved::Mine(grant, value) => Ok((grant, value)),
         Reserved::NoNext(last) if integer(&last).is_some() => {
-            Err(Failure::Nothing(format!("{last} is the last one: the next would not fit into 64 bits")))
+            Err(Failure::NoValue(format!("{last} is the last one: the next would not fit into 64 bits")))
         }
-        Reserved::NoNext(last) | Reserved::Moved(Some(last)) => {
-            Err(Failure::Nothing(format!("its last value, \"{}\", is not an integer; use --next", escaped(&last))))
+        Reserved::NoNext(last) | Reserved::LastChanged(Some(last)) => {
+            Err(Failure::NoValue(format!("its last value, \"{}\", is not an integer; use --next", escaped(&last))))
         }
         Reserved::Withheld(span) => Err(Failure::Withheld(span)),
-        Reserved::Taken | Reserved::Moved(None) => Err(Failure::Nothing("the store did not compute an integer".into())),
+        Reserved::Taken | Reserved::LastChanged(None) => {
+            Err(Failure::NoValue("the store did not compute an integer".into()))
+        }
     }
 }
 
 /// Returns the value that the program prints for `value`.
-fn after(program: &OsString, value: &str, signals: &Signals) -> Result<String, Failure> {
+fn compute_next(program: &OsString, value: &str, signals: &Signals) -> Result<String, Failure> {
     match next_value::run(program, value, signals) {
-        Ok(Found::Value(next)) => Ok(next),
-        Ok(Found::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
-        Err(why) => Err(Failure::Nothing(why)),
+        Ok(NextValue::Value(next)) => Ok(next),
+        Ok(NextValue::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
+        Err(why) => Err(Failure::NoValue(why)),
     }
 }
 
 /// Tries one candidate after the other until one is free.
-fn search(
+fn reserve_computed(
     store: &mut dyn Sequences,
     claim: &Claim,
     from: &str,
-    mut after: impl FnMut(&str) -> Result<String, Failure>,
+    mut next_after: impl FnMut(&str) -> Result<String, Failure>,
 ) -> Result<(Grant, String), Failure> {
     // Assumes an unused sequence; otherwise the store returns the last value.
     let (mut last, mut candidate, mut steps) = (None, from.to_owned(), 1);
@@ -144,17 +148,17 @@ fn search(
         match store.reserve(claim, &wanted)? {
             Reserved::Mine(grant, value) => return Ok((grant, value)),
             Reserved::Withheld(span) => return Err(Failure::Withheld(span)),
-            Reserved::Taken => (candidate, steps) = (after(&candidate)?, steps + 1),
-            Reserved::Moved(moved) => {
-                candidate = moved.as_deref().map_or_else(|| Ok(from.to_owned()), &mut after)?;
-                (last, steps) = (moved, 1);
+            Reserved::Taken => (candidate, steps) = (next_after(&candidate)?, steps + 1),
+            Reserved::LastChanged(now_last) => {
+                candidate = now_last.as_deref().map_or_else(|| Ok(from.to_owned()), &mut next_after)?;
+                (last, steps) = (now_last, 1);
             }
             Reserved::NoNext(_) => {
-                return Err(Failure::Nothing("the store computed an integer although a value was given".into()));
+                return Err(Failure::NoValue("the store computed an integer although a value was given".into()));
             }
         }
     }
-    Err(Failure::Nothing(format!("all of {CANDIDATES_MAX} candidates are reserved")))
+    Err(Failure::NoValue(format!("all of {CANDIDATES_MAX} candidates are reserved")))
 }
 
 #[cfg(test)]
@@ -179,21 +183,22 @@ mod tests {
         }
     }
 
-    /// Returns what a search finds if the first `reserved` values are reserved, and how often the store was asked.
-    fn search_among(reserved: u32) -> (Result<String, String>, u32) {
+    /// Returns what [`reserve_computed`] finds if the first `reserved` values are reserved, and how often the store was asked.
+    fn reserve_computed_among(reserved: u32) -> (Result<String, String>, u32) {
         let claim = Claim::example();
         let mut store = Full { reserved, asked: 0 };
         let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());
-        let found = search(&mut store, &claim, "1", after).map(|(_, value)| value).map_err(|failure| match failure {
-            Failure::Nothing(why) => why,
-            _ => panic!("it was the store's fault, or a signal's"),
-        });
+        let found =
+            reserve_computed(&mut store, &claim, "1", after).map(|(_, value)| value).map_err(|failure| match failure {
+                Failure::NoValue(why) => why,
+                _ => panic!("it was the store's fault, or a signal's"),
+            });
         (found, store.asked)
     }
 
     #[test]
     fn a_search_ends_after_ten_thousand_candidates() {
-        assert_eq!(search_among(9_999), (Ok("10000".into()), 10_000));
-        assert_eq!(search_among(10_000), (Err("all of 10000 candidates are reserved".into()), 10_000));
+        assert_eq!(reserve_computed_among(9_999), (Ok("10000".into()), 10_000));
+        assert_eq!(reserve_computed_among(10_000), (Err("all of 10000 candidates are reserved".into()), 10_000));
     }
 }

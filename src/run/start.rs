@@ -63,7 +63,7 @@ impl Run<'_> {
         }
         let started = prepared.start(deadline(self.plan, grant.lease_from), self.plan.kill_on_lost);
         let running = started.map_err(NotStarted::Failed)?;
-        self.reporter.tell(Event::Started { program: &self.program() });
+        self.reporter.report(Event::Started { program: &self.program() });
         Ok(running)
     }
 }
@@ -104,7 +104,7 @@ pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How often the guardian checks whether a stopped lockrun was continued.
-const STOPPED: Duration = Duration::from_millis(50);
+const CONTINUED_CHECK: Duration = Duration::from_millis(50);
 
 /// Waits while lockrun is stopped, because nothing must be started for it then. Returns the signal that terminates it, if one has come.
 fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
@@ -113,6 +113,6 @@ fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> 
         if signal.is_some() || !guardian.is_some_and(Guardian::is_stopped) {
             return signal;
         }
-        thread::sleep(STOPPED);
+        thread::sleep(CONTINUED_CHECK);
     }
 }

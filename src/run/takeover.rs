@@ -12,7 +12,7 @@ use crate::sys::stderr;
 
 /// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the guardian may not
 /// have done so. The guardian's own requests may still arrive after that: only the guardian knew whether all were answered.
-pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
+pub(super) fn complete(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     stderr::hurry();
     match end {
         End::Guarded(ending) => Outcome::Ended(ending),
@@ -20,14 +20,14 @@ pub(super) fn after(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Back
             let is_clean = store.cancel(&claim, true);
             let left = left_behind(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
             let why = format!("lockrun's guardian process was killed; the command was not started{left}");
-            Run::new(plan, claim).reporter.tell(Event::Failed { why: &why });
+            Run::new(plan, claim).reporter.report(Event::Failed { why: &why });
             Outcome::Failed
         }
         End::TakenOver(finished) => {
             let run = Run::new(plan, claim);
             if finished.why == Some(Why::Lost) {
                 let why = "lockrun's guardian process was stopped or hung";
-                run.reporter.tell(Event::Lost { why, stops: true });
+                run.reporter.report(Event::Lost { why, stops: true });
             }
             store.expect_late_requests();
             run.finish(&mut *store, finished, Release::at_once(finished.command));

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::store::{
-    Claim, Done, Grant, Held, IfHeld, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_behind,
+    Claim, Grant, Held, IfHeld, RecentSuccess, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_behind,
 };
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -16,7 +16,7 @@ use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 const OUTAGE_MAX: Duration = Duration::from_mins(1);
 
 /// How often the guardian checks whether a stopped lockrun was continued.
-const STOPPED: Duration = Duration::from_millis(100);
+const CONTINUED_CHECK: Duration = Duration::from_millis(100);
 
 /// How to wait for a lock that is held.
 pub struct Wait<'a> {
@@ -46,10 +46,10 @@ pub enum Acquired {
     Mine(Grant),
     /// Another run holds it, and the time for waiting is over, or the watcher refused to wait for this holder.
     Held(Held),
-    /// Another run holds it, and the claim could not join the queue: see [`Tried::QueueFull`].
-    QueueFull(Held),
+    /// Another run holds it, and the claim could not join the queue: see [`Tried::NotQueued`].
+    NotQueued(Held),
     /// The lock is not needed: a run has succeeded recently.
-    Done(Done),
+    NotNeeded(RecentSuccess),
     /// A signal with this number ended the wait.
     Interrupted(i32),
 }
@@ -62,39 +62,39 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreErro
 /// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has been cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, max_waiting, signals, watcher } = wait;
-    let mut attempt = Attempt { store, claim, heard_at: None, held: None, may_hold: false };
-    let acquired = attempt.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
+    let mut waiting = WaitingClaim { store, claim, outage_from: None, held: None, may_hold: false };
+    let acquired = waiting.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
     match acquired {
         // Nothing to cancel: the claim's last request has left the queue, or has not joined it.
-        Ok(Over::Granted(grant)) => Ok(Acquired::Mine(grant)),
-        Ok(Over::OutOfPatience(held)) => Ok(Acquired::Held(held)),
-        Ok(Over::QueueFull(held)) => Ok(Acquired::QueueFull(held)),
-        Ok(Over::NotWanted(done)) => Ok(Acquired::Done(done)),
-        Ok(Over::Hopeless(held)) => {
-            attempt.cancel_or_tell(watcher);
+        Ok(WaitEnd::Granted(grant)) => Ok(Acquired::Mine(grant)),
+        Ok(WaitEnd::TimedOut(held)) => Ok(Acquired::Held(held)),
+        Ok(WaitEnd::NotQueued(held)) => Ok(Acquired::NotQueued(held)),
+        Ok(WaitEnd::NotNeeded(done)) => Ok(Acquired::NotNeeded(done)),
+        Ok(WaitEnd::Hopeless(held)) => {
+            waiting.cancel_or_report(watcher);
             Ok(Acquired::Held(held))
         }
-        Ok(Over::Signal(signal)) => {
-            attempt.cancel_or_tell(watcher);
+        Ok(WaitEnd::Signal(signal)) => {
+            waiting.cancel_or_report(watcher);
             Ok(Acquired::Interrupted(signal))
         }
         Err(failed) => {
-            let is_clean = attempt.heard_at.is_none() && failed.left_nothing || attempt.cancel();
-            Err(failed.after_cancel(claim, is_clean || !attempt.may_hold))
+            let is_clean = waiting.outage_from.is_none() && failed.nothing_to_cancel || waiting.cancel();
+            Err(failed.after_cancel(claim, is_clean || !waiting.may_hold))
         }
     }
 }
 
 /// Why a wait is over.
-enum Over {
+enum WaitEnd {
     /// The lock was acquired.
     Granted(Grant),
     /// The lock was still held when the time for waiting was over, and the claim has left the queue.
-    OutOfPatience(Held),
-    /// The claim could not join the queue: see [`Tried::QueueFull`].
-    QueueFull(Held),
+    TimedOut(Held),
+    /// The claim could not join the queue: see [`Tried::NotQueued`].
+    NotQueued(Held),
     /// A run has succeeded recently.
-    NotWanted(Done),
+    NotNeeded(RecentSuccess),
     /// The watcher refused to wait for this holder, or the store was too busy to answer the last request.
     Hopeless(Held),
     /// A signal with this number came.
@@ -102,92 +102,92 @@ enum Over {
 }
 
 /// A waiting claim.
-struct Attempt<'a> {
+struct WaitingClaim<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
     /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it is busy, or when
     /// the last sleep ended; if none of these has happened, when the store was first found slow. Until it is set, an unreachable store is
     /// an error at once.
-    heard_at: Option<Moment>,
+    outage_from: Option<Moment>,
     /// The holder that the store last named.
     held: Option<Held>,
     /// Whether a try was not answered: it may have acquired the lock, or still do so. A place in the queue alone is not left for ever.
     may_hold: bool,
 }
 
-impl Attempt<'_> {
+impl WaitingClaim<'_> {
     fn wait(
         &mut self,
         until: Option<Moment>,
         max_waiting: Option<u32>,
         waiter: &mut Waiter<'_>,
         watcher: &mut dyn Watcher,
-    ) -> Result<Over, RequestError> {
+    ) -> Result<WaitEnd, RequestError> {
         let mut backoff = Backoff::new();
         loop {
             // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in the queue may be lost.
             while watcher.is_stopped() {
-                if let Some(signal) = pause(STOPPED, waiter, watcher)? {
-                    return Ok(Over::Signal(signal));
+                if let Some(signal) = pause(CONTINUED_CHECK, waiter, watcher)? {
+                    return Ok(WaitEnd::Signal(signal));
                 }
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
             let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };
             let tried = self.store.try_acquire(self.claim, if_held);
-            self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.left_nothing);
+            self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.nothing_to_cancel);
             match tried {
-                Ok(Tried::Mine(grant)) => return Ok(Over::Granted(grant)),
-                Ok(Tried::QueueFull(held)) => return Ok(Over::QueueFull(held)),
-                Ok(Tried::Done(done)) => return Ok(Over::NotWanted(done)),
-                Ok(Tried::Held(held)) if is_last => return Ok(Over::OutOfPatience(held)),
+                Ok(Tried::Mine(grant)) => return Ok(WaitEnd::Granted(grant)),
+                Ok(Tried::NotQueued(held)) => return Ok(WaitEnd::NotQueued(held)),
+                Ok(Tried::NotNeeded(done)) => return Ok(WaitEnd::NotNeeded(done)),
+                Ok(Tried::Held(held)) if is_last => return Ok(WaitEnd::TimedOut(held)),
                 Ok(Tried::Held(held)) => {
-                    self.heard_at = Some(Moment::now());
+                    self.outage_from = Some(Moment::now());
                     if watcher.waiting(&held).is_break() {
-                        return Ok(Over::Hopeless(held));
+                        return Ok(WaitEnd::Hopeless(held));
                     }
                     self.held = Some(held);
                     match self.store.sleep(self.claim, until, waiter, watcher) {
                         Ok(Wakeup::TryAgain) => {
                             // The store has worked until now.
-                            self.heard_at = Some(Moment::now());
+                            self.outage_from = Some(Moment::now());
                             backoff = Backoff::new();
                             continue;
                         }
-                        Ok(Wakeup::Signal(signal)) => return Ok(Over::Signal(signal)),
-                        Err(failed) if failed.trouble == Trouble::Lasting => return Err(failed),
+                        Ok(Wakeup::Signal(signal)) => return Ok(WaitEnd::Signal(signal)),
+                        Err(failed) if failed.trouble == Trouble::Permanent => return Err(failed),
                         // Do not reset the pauses: the store answered before this failed sleep, too.
-                        Err(_) => self.heard_at = Some(Moment::now()),
+                        Err(_) => self.outage_from = Some(Moment::now()),
                     }
                 }
                 Err(failed) if is_last => match (failed.trouble, self.held.take()) {
-                    (Trouble::Busy, Some(held)) => return Ok(Over::Hopeless(held)),
+                    (Trouble::Busy, Some(held)) => return Ok(WaitEnd::Hopeless(held)),
                     _ => return Err(failed),
                 },
-                Err(failed) if !self.bears_with(failed.trouble) => return Err(failed),
+                Err(failed) if !self.tolerates(failed.trouble) => return Err(failed),
                 Err(_) => {}
             }
             if let Some(signal) = pause(backoff.next(), waiter, watcher)? {
-                return Ok(Over::Signal(signal));
+                return Ok(WaitEnd::Signal(signal));
             }
         }
     }
 
     /// Returns whether to try again after a request that failed with this trouble.
-    fn bears_with(&mut self, trouble: Trouble) -> bool {
+    fn tolerates(&mut self, trouble: Trouble) -> bool {
         let now = Moment::now();
         match trouble {
-            Trouble::Lasting => return false,
-            Trouble::Away => {}
+            Trouble::Permanent => return false,
+            Trouble::Unavailable => {}
             // The server is overloaded, or hangs.
-            Trouble::Slow => self.heard_at = self.heard_at.or(Some(now)),
+            Trouble::Slow => self.outage_from = self.outage_from.or(Some(now)),
             // The store works, but too many others request this lock.
-            Trouble::Busy => self.heard_at = Some(now),
+            Trouble::Busy => self.outage_from = Some(now),
         }
-        self.heard_at.is_some_and(|heard_at| now.since(heard_at) < OUTAGE_MAX)
+        self.outage_from.is_some_and(|from| now.since(from) < OUTAGE_MAX)
     }
 
     /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in this case.
-    fn cancel_or_tell(&mut self, watcher: &mut dyn Watcher) {
+    fn cancel_or_report(&mut self, watcher: &mut dyn Watcher) {
         let is_clean = self.cancel();
         if let Some(left) = left_behind(self.claim, is_clean || !self.may_hold) {
             watcher.left_behind(&left);

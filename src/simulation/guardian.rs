@@ -25,7 +25,7 @@ use crate::sys::signals::Signals;
 use crate::sys::wait::WaitObserver;
 
 /// How often a guardian with a grant checks whether a stopped lockrun was continued.
-const STOPPED: Duration = Duration::from_millis(50);
+const CONTINUED_CHECK: Duration = Duration::from_millis(50);
 
 /// The process id of the command, as the guardian reports it to lockrun.
 const COMMAND: i32 = 7;
@@ -110,7 +110,7 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
         if !is_stopped {
             break;
         }
-        port.wait(Some(Moment::now() + STOPPED));
+        port.wait(Some(Moment::now() + CONTINUED_CHECK));
     }
     let deadline = plan.terms.deadline(granted_at);
     if !port.world().runs[run].lockrun.is_alive || Moment::now() >= deadline.term_at {

@@ -75,14 +75,14 @@ impl SimulatedStore {
             let answer = port.world().take_answer(self.end, number);
             match answer {
                 Some(Answer::Refused) => {
-                    let (error, trouble) = (anyhow!("nothing listens there"), Trouble::Away);
-                    return Err(RequestError { error, trouble, left_nothing: !was_in_flight });
+                    let (error, trouble) = (anyhow!("nothing listens there"), Trouble::Unavailable);
+                    return Err(RequestError { error, trouble, nothing_to_cancel: !was_in_flight });
                 }
                 Some(answer) => return Ok(answer),
                 None if Moment::now() >= until => {
                     self.is_in_flight = true;
-                    let (error, trouble) = (anyhow!("no answer in time"), Trouble::Away);
-                    return Err(RequestError { error, trouble, left_nothing: false });
+                    let (error, trouble) = (anyhow!("no answer in time"), Trouble::Unavailable);
+                    return Err(RequestError { error, trouble, nothing_to_cancel: false });
                 }
                 None => port.wait(Some(until)),
             }
@@ -112,10 +112,10 @@ impl Store for SimulatedStore {
         };
         Ok(match acquired {
             Acquired::Mine { fence, slot, .. } => Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }),
-            Acquired::Held { first, place: None, .. } if if_held != IfHeld::Leave => Tried::QueueFull(held(first)),
+            Acquired::Held { first, place: None, .. } if if_held != IfHeld::Leave => Tried::NotQueued(held(first)),
             Acquired::Held { first, .. } => Tried::Held(held(first)),
             Acquired::Cancelled => Tried::Held(Held::default()),
-            Acquired::Done { .. } => unreachable!("runs as often as it can"),
+            Acquired::NotNeeded { .. } => unreachable!("runs as often as it can"),
         })
     }
 
@@ -137,8 +137,8 @@ impl Store for SimulatedStore {
                 }
                 Some(Letter::Granted | Letter::Watch { .. }) => return Ok(Wakeup::TryAgain),
                 Some(Letter::Reset) => {
-                    let (error, trouble) = (anyhow!("the connection was reset"), Trouble::Away);
-                    return Err(RequestError { error, trouble, left_nothing: false });
+                    let (error, trouble) = (anyhow!("the connection was reset"), Trouble::Unavailable);
+                    return Err(RequestError { error, trouble, nothing_to_cancel: false });
                 }
                 Some(Letter::Answer { .. }) => continue,
                 None => {}

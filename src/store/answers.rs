@@ -84,15 +84,15 @@ pub enum Tried {
     Held(Held),
     /// Another run holds the lock, and the claim did not join the queue: too many already wait, or its token already shares the
     /// lock or held it until the store forgot it.
-    QueueFull(Held),
+    NotQueued(Held),
     /// The lock is not needed: a run has succeeded within [`Claim::once_per`](super::Claim::once_per). The claim has left the
     /// queue.
-    Done(Done),
+    NotNeeded(RecentSuccess),
 }
 
 /// A recent successful run, because of which no other is needed. Times are milliseconds of Unix time on the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct RecentSuccess {
     /// When it began.
     pub began_ms: u64,
     /// The time of the answer.
@@ -142,21 +142,21 @@ pub enum Revoked {
     /// The lock is held, but not under the given fence.
     Others(Vec<Held>),
     /// The lock was revoked from every holder that can lose it.
-    Taken {
+    From {
         /// The holders that have lost it, or will.
         from: Vec<Held>,
         /// The holders that keep it.
-        living: Vec<Living>,
+        living: Vec<LivingHolder>,
         /// It is free after this time at the latest, if no holder keeps it.
         free_in: Duration,
         /// Whether a command that will not learn of the revocation may still run under it.
-        untold: bool,
+        may_run_unaware: bool,
     },
 }
 
 /// A holder whose living process on this machine holds the lock: the kernel does not let it be revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Living {
+pub struct LivingHolder {
     /// The holder.
     pub held: Held,
     /// The processes that keep it held, as far as we may see them.
@@ -175,7 +175,7 @@ pub enum Reserved {
     /// Nothing can be reserved for this long, see [`Held::withheld`].
     Withheld(Duration),
     /// The last value is this one, not the one from which the request started.
-    Moved(Option<String>),
+    LastChanged(Option<String>),
 }
 
 /// The status of one key. Times are milliseconds of Unix time on the store's clock.
@@ -188,11 +188,11 @@ pub struct KeyStatus {
     /// The last fencing token issued.
     pub fence: u64,
     /// The holders, the longest first.
-    pub holders: Vec<Holding>,
+    pub holders: Vec<HolderStatus>,
     /// The waiters, the next one first, as far as the store knows the order.
-    pub waiters: Vec<Waiting>,
+    pub waiters: Vec<WaiterStatus>,
     /// The last run that has ended, or lock acquired by hand that was released or revoked.
-    pub last: Option<Past>,
+    pub last: Option<PastRun>,
     /// What is known of successful runs.
     pub success: Option<Success>,
     /// The last used value of its sequence, if it has one.
@@ -211,7 +211,7 @@ impl KeyStatus {
 
 /// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holding {
+pub struct HolderStatus {
     /// Who it is.
     pub who: Holder,
     /// When it acquired the lock.
@@ -236,7 +236,7 @@ pub struct Holding {
 
 /// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaiterStatus {
     /// Who it is.
     pub who: Holder,
     /// When it joined the queue, if that is known.
@@ -245,7 +245,7 @@ pub struct Waiting {
 
 /// A run that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Past {
+pub struct PastRun {
     /// The holder.
     pub who: Holder,
     /// When it acquired the lock.

@@ -17,16 +17,16 @@ pub struct RequestError {
     /// The kind of trouble, which decides whether to try again.
     pub trouble: Trouble,
     /// Whether no request of the claim can have reached the store or can still arrive, so that there is nothing to cancel.
-    pub left_nothing: bool,
+    pub nothing_to_cancel: bool,
 }
 
 /// What keeps a store from answering a request properly. The later ones are the more promising to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
     /// Trouble that does not pass by itself.
-    Lasting,
+    Permanent,
     /// The server is unreachable, silent, starting, or for a moment not the primary.
-    Away,
+    Unavailable,
     /// The server was reached and began to answer, but did not finish in time.
     Slow,
     /// The store replied that it is too busy at the moment.
@@ -36,7 +36,7 @@ pub enum Trouble {
 impl RequestError {
     /// Cancels a `claim` that no earlier reply has answered, and returns why its request failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
-        let is_clean = self.left_nothing || store.cancel(claim, false);
+        let is_clean = self.nothing_to_cancel || store.cancel(claim, false);
         self.after_cancel(claim, is_clean)
     }
 
@@ -65,6 +65,6 @@ pub fn left_behind(claim: &Claim, is_clean: bool) -> Option<String> {
 /// A permanent error. The request may have left something in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
-        RequestError { error, trouble: Trouble::Lasting, left_nothing: false }
+        RequestError { error, trouble: Trouble::Permanent, nothing_to_cancel: false }
     }
 }

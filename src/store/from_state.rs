@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::lock::key::Key;
 use crate::lock::state::{self, Facts, HolderState, LockState, Now, WaiterState};
-use crate::store::{Grant, Held, Holding, KeyStatus, Living, Past, Released, Renewed, Reserved, Revoked, Waiting};
+use crate::store::{
+    Grant, Held, HolderStatus, KeyStatus, LivingHolder, PastRun, Released, Renewed, Reserved, Revoked, WaiterStatus,
+};
 use crate::sys::clock::Moment;
 
 /// Returns a holder as others see it.
@@ -43,20 +45,24 @@ pub(super) fn reserved(reserved: state::Reserved, lease_from: Option<Moment>) ->
         state::Reserved::Mine { fence, slot, value } => Reserved::Mine(Grant { fence, slot, lease_from }, value),
         state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
         state::Reserved::NoNext(last) => Reserved::NoNext(last),
-        state::Reserved::Moved(last) => Reserved::Moved(last),
+        state::Reserved::LastChanged(last) => Reserved::LastChanged(last),
     }
 }
 
 /// Returns the answer to a revocation. `pids_of` returns the processes that keep a lock without a lease.
-pub(super) fn revoked(revoked: state::Revoked, now: Now, pids_of: impl Fn(&state::Living) -> Vec<u32>) -> Revoked {
+pub(super) fn revoked(
+    revoked: state::Revoked,
+    now: Now,
+    pids_of: impl Fn(&state::LivingHolder) -> Vec<u32>,
+) -> Revoked {
     let all = |holders: Vec<state::Held>| holders.into_iter().map(|holder| held(holder, now)).collect();
     let free_in = Duration::from_millis(revoked.free_in_ms(now));
     match revoked {
         state::Revoked::Free => Revoked::Free,
         state::Revoked::Others(others) => Revoked::Others(all(others)),
-        state::Revoked::From { from, living, is_untold, .. } => {
-            let living = living.into_iter().map(|it| Living { pids: pids_of(&it), held: held(it.held, now) });
-            Revoked::Taken { from: all(from), living: living.collect(), free_in, untold: is_untold }
+        state::Revoked::From { from, living, may_run_unaware, .. } => {
+            let living = living.into_iter().map(|it| LivingHolder { pids: pids_of(&it), held: held(it.held, now) });
+            Revoked::From { from: all(from), living: living.collect(), free_in, may_run_unaware }
         }
     }
 }
@@ -66,7 +72,7 @@ pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStat
     let now = facts.now();
     let holding = |holder: &HolderState| {
         let held = held(holder.held(), now);
-        Holding {
+        HolderStatus {
             who: holder.who.clone(),
             since_ms: now.unix_of(holder.since_ms),
             expires_in: held.expires_in,
@@ -80,8 +86,8 @@ pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStat
         }
     };
     let waiting =
-        |waiter: &WaiterState| Waiting { who: waiter.who.clone(), since_ms: Some(now.unix_of(waiter.joined_ms)) };
-    let last = state.last.as_ref().map(|last| Past {
+        |waiter: &WaiterState| WaiterStatus { who: waiter.who.clone(), since_ms: Some(now.unix_of(waiter.joined_ms)) };
+    let last = state.last.as_ref().map(|last| PastRun {
         who: last.who.clone(),
         started_ms: last.started_unix_ms,
         ended_ms: last.ended_unix_ms,

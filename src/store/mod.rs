@@ -68,7 +68,7 @@ pub trait Store: Send {
     /// Requests the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. Repeating the request
     /// under the same token must be safe, whatever the answer was.
     ///
-    /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::left_nothing`].
+    /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::nothing_to_cancel`].
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
 
     /// Sleeps in the queue that the claim joined by its last try: until it should try again, until `until`, or until a signal
@@ -123,7 +123,7 @@ pub trait Sequences {
     /// Reserves an unreserved value of the key's sequence for the claim, by a lease like a lock's. When a run that has used its
     /// value is released, that value becomes the last one, unless one further along in the sequence already is.
     ///
-    /// After an error a value may be reserved all the same: see [`RequestError::left_nothing`].
+    /// After an error a value may be reserved all the same: see [`RequestError::nothing_to_cancel`].
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError>;
 }
 

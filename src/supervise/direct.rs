@@ -23,12 +23,12 @@ pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure>
 }
 
 /// Waits for COMMAND and for signals until the run is over, in a process that is both lockrun and COMMAND's parent. If it has to wait for
-/// processes that cannot be killed, calls `tell_stuck` once with their ids.
+/// processes that cannot be killed, calls `report_stuck` once with their ids.
 pub(super) fn watch(
     supervisor: &mut Supervisor,
     has_terminal: bool,
     signals: &Signals,
-    tell_stuck: &dyn Fn(&[pid_t]),
+    report_stuck: &dyn Fn(&[pid_t]),
 ) -> nix::Result<Finished> {
     let mut stops = JobControl::new(has_terminal, supervisor.missed());
     // Most runs have no time limit and need no timer.
@@ -44,7 +44,7 @@ pub(super) fn watch(
             return Ok(finished);
         }
         if supervisor.is_newly_stuck() {
-            tell_stuck(&supervisor.living());
+            report_stuck(&supervisor.living());
         }
         // COMMAND's state is up to date: it was just reaped.
         if stops.follows(Moment::now(), || true) {

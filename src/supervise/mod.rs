@@ -106,11 +106,11 @@ pub struct Running {
 impl Running {
     /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. Must be called exactly once.
     ///
-    /// If some of COMMAND's processes cannot be killed, calls `tell_stuck` once with their ids, and waits for them while the lock is held.
-    pub fn until_the_end(&mut self, signals: &Signals, tell_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
+    /// If some of COMMAND's processes cannot be killed, calls `report_stuck` once with their ids, and waits for them while the lock is held.
+    pub fn until_the_end(&mut self, signals: &Signals, report_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
         match &mut self.guard {
-            Some(guard) => Ok(guard.watch(&mut self.supervisor, signals, tell_stuck)),
-            None => direct::watch(&mut self.supervisor, self.has_terminal, signals, tell_stuck),
+            Some(guard) => Ok(guard.watch(&mut self.supervisor, signals, report_stuck)),
+            None => direct::watch(&mut self.supervisor, self.has_terminal, signals, report_stuck),
         }
     }
 

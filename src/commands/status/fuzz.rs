@@ -8,7 +8,7 @@ use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::state::{Purpose, Success};
-use crate::store::{Holding, KeyStatus, Past, Waiting};
+use crate::store::{HolderStatus, KeyStatus, PastRun, WaiterStatus};
 
 /// Fuzzes a status with any texts and numbers. The input consists of texts separated by `|`; the first provides the numbers.
 pub fn status(data: &[u8]) {
@@ -25,7 +25,7 @@ pub fn status(data: &[u8]) {
     };
     let half = |at| u32::try_from(number(at) >> 32).unwrap_or_default();
     let who = |at| Holder { host: text(at), pid: half(at), user: text(at + 1), command: text(at + 2) };
-    let holding = |at: usize| Holding {
+    let holding = |at: usize| HolderStatus {
         who: who(at),
         since_ms: number(at),
         expires_in: Some(Duration::from_millis(number(at + 1))).filter(|_| number(at) % 2 == 0),
@@ -47,8 +47,8 @@ pub fn status(data: &[u8]) {
         now_ms: number(1),
         fence: number(2),
         holders: (1..texts.len().min(4)).map(holding).collect(),
-        waiters: (4..texts.len().min(7)).map(|at| Waiting { who: who(at), since_ms: Some(number(at)) }).collect(),
-        last: Some(Past { who: who(5), started_ms: number(3), ended_ms: number(4), ending }),
+        waiters: (4..texts.len().min(7)).map(|at| WaiterStatus { who: who(at), since_ms: Some(number(at)) }).collect(),
+        last: Some(PastRun { who: who(5), started_ms: number(3), ended_ms: number(4), ending }),
         success: Some(Success { began_unix_ms: number(5), until_unix_ms: Some(number(6)) }),
         value: texts.get(6).cloned(),
         withheld: Some(Duration::from_millis(number(7))),

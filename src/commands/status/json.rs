@@ -8,7 +8,7 @@ use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::state::Purpose;
-use crate::store::{Holding, KeyStatus, Past, Waiting};
+use crate::store::{HolderStatus, KeyStatus, PastRun, WaiterStatus};
 use crate::text::escape::json_for_terminals;
 
 /// Returns the JSON text, with a newline at the end.
@@ -31,7 +31,7 @@ fn key(status: &KeyStatus) -> Value {
     })
 }
 
-fn holder(holding: &Holding, now_ms: u64) -> Value {
+fn holder(holding: &HolderStatus, now_ms: u64) -> Value {
     with(
         &holding.who,
         json!({
@@ -57,7 +57,7 @@ fn held_as(purpose: Purpose) -> &'static str {
     }
 }
 
-fn waiter(waiting: &Waiting, now_ms: u64) -> Value {
+fn waiter(waiting: &WaiterStatus, now_ms: u64) -> Value {
     with(
         &waiting.who,
         json!({
@@ -67,7 +67,7 @@ fn waiter(waiting: &Waiting, now_ms: u64) -> Value {
     )
 }
 
-fn past(past: &Past) -> Value {
+fn past(past: &PastRun) -> Value {
     let (status, signal) = match past.ending {
         Some(Ending::Exited(status)) => (Some(status), None),
         Some(Ending::Signaled(signal)) => (None, Some(signal)),
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn every_field_is_documented() {
         let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
-        let holding = Holding {
+        let holding = HolderStatus {
             who: who.clone(),
             since_ms: 1,
             expires_in: None,
@@ -134,8 +134,8 @@ mod tests {
             revoked: false,
             token: None,
         };
-        let waiting = Waiting { who: who.clone(), since_ms: None };
-        let past = Past { who, started_ms: 1, ended_ms: 2, ending: None };
+        let waiting = WaiterStatus { who: who.clone(), since_ms: None };
+        let past = PastRun { who, started_ms: 1, ended_ms: 2, ending: None };
         let key_status = KeyStatus::never_used(Key::new("k".as_ref()).expect("a key"));
         for (of, object) in [
             ("field of a lock", key(&key_status)),

@@ -101,13 +101,13 @@ mod tests {
     use super::*;
     use crate::lock::holder::Holder;
     use crate::lock::key::Key;
-    use crate::store::Past;
+    use crate::store::PastRun;
 
     #[test]
     fn each_key_has_a_line_in_each_family_that_applies() {
         let key = Key::new("a\"b\\c".as_ref()).expect("is a key");
         let ending = Some(Ending::Signaled(9));
-        let last = Some(Past { who: Holder::default(), started_ms: 1_000, ended_ms: 3_500, ending });
+        let last = Some(PastRun { who: Holder::default(), started_ms: 1_000, ended_ms: 3_500, ending });
         let text = text(&[KeyStatus { now_ms: 5_000, last, ..KeyStatus::never_used(key) }]);
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(

@@ -4,7 +4,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::format::{between, ending, span};
 use crate::lock::state::Purpose;
-use crate::store::{Holding, KeyStatus};
+use crate::store::{HolderStatus, KeyStatus};
 use crate::text::colour::Colour;
 use crate::text::escape::escaped;
 
@@ -81,7 +81,7 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
 }
 
 /// Returns how a holder holds the lock, in a word or two.
-fn state(holding: &Holding) -> &'static str {
+fn state(holding: &HolderStatus) -> &'static str {
     match (holding.revoked, holding.purpose, holding.is_shared) {
         (true, _, _) => "revoked",
         (false, Purpose::Hand, _) => "by hand",
@@ -157,7 +157,7 @@ mod tests {
 
     fn held(key: &str, command: &str) -> KeyStatus {
         let who = Holder { host: "web-1".into(), pid: 7, user: "deploy".into(), command: command.into() };
-        let holding = Holding {
+        let holding = HolderStatus {
             who,
             since_ms: 1_000,
             expires_in: Some(Duration::from_secs(24)),

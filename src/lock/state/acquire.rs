@@ -60,7 +60,7 @@ impl Seen {
     /// was acquired by hand or kept is held as before, unless other holders may have been beside it, which nobody knows.
     pub fn purpose_put_back(&self) -> Purpose {
         match self.held.purpose {
-            purpose @ (Purpose::Hand | Purpose::Kept) if self.held.is_alone => purpose,
+            purpose @ (Purpose::Hand | Purpose::Kept) if self.held.is_exclusive => purpose,
             _ => Purpose::Forgotten,
         }
     }
@@ -89,7 +89,7 @@ pub enum Acquired {
         ended_unix_ms: u64,
     },
     /// The lock is not needed: a run has succeeded within [`Claim::once_per`].
-    Done {
+    NotNeeded {
         /// When that run began, in Unix time.
         began_unix_ms: u64,
     },
@@ -108,7 +108,7 @@ impl LockState {
         let now = facts.now();
         let token = &ask.claim.token;
         if self.is_cancelled(token, now, facts) {
-            return Ok(self.unchanged(Acquired::Cancelled, Vec::new()));
+            return Ok(self.finish_with(Acquired::Cancelled, Vec::new()));
         }
         self.drop_ended(Some(token), now, facts);
         let is_not_as_asked = |holder: &HolderState| {
@@ -122,7 +122,7 @@ impl LockState {
             let begins_lease = self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, lease, .. } = &self.holders[at];
             let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
-            return Ok(Applied { begins_lease, ..self.applied(mine, now, facts) });
+            return Ok(Applied { begins_lease, ..self.finish(mine, now, facts) });
         }
         if self.waiters.iter().any(|it| it.token == *token && it.mode != ask.claim.mode) {
             // It now wants another mode than the one it waits for.
@@ -130,12 +130,12 @@ impl LockState {
         }
         if let Some(began_unix_ms) = self.done_since(ask.claim.once_per, now) {
             self.leave(token);
-            return Ok(self.applied(Acquired::Done { began_unix_ms }, now, facts));
+            return Ok(self.finish(Acquired::NotNeeded { began_unix_ms }, now, facts));
         }
         if let Some(seen) = ask.seen.filter(|seen| self.has_forgotten(seen, now)) {
             self.put_back(seen, now, facts);
         }
-        let granted = self.heard_of(token);
+        let granted = self.mark_responsive(token);
         let mode = ask.claim.mode;
         let may_have = granted.is_some() || self.has_room(mode) && self.is_next(token, facts);
         if may_have {
@@ -143,7 +143,7 @@ impl LockState {
             if let Some(slot) = granted.or_else(|| self.free_slot(mode, facts)) {
                 self.leave(token);
                 self.hold(ask, mode, slot, fence, None, facts);
-                return Ok(self.applied(Acquired::Mine { fence, slot, leased: ask.leased }, now, facts));
+                return Ok(self.finish(Acquired::Mine { fence, slot, leased: ask.leased }, now, facts));
             }
         }
         let place = match ask.on_held {
@@ -160,7 +160,7 @@ impl LockState {
     fn refused(&mut self, place: Option<usize>, now: Now, facts: &impl Facts) -> Applied<Acquired> {
         let granted = self.hand_off(now, facts);
         let first = self.first_held(now, facts);
-        self.unchanged(Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }, granted)
+        self.finish_with(Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }, granted)
     }
 
     /// Returns whether the store has forgotten a holder that a waiter has seen: no hold has ended since, and the only holders
@@ -272,6 +272,6 @@ impl LockState {
     /// Returns when the latest hold ended, in milliseconds of Unix time; 0 if none is known. It rises with each hold that ends,
     /// whatever the clock says.
     pub fn ended_unix_ms(&self) -> u64 {
-        self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.lost_unix_ms)
+        self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.unrecorded_end_unix_ms)
     }
 }

@@ -55,15 +55,15 @@ impl LockState {
         let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, facts));
         let Some(at) = at else {
             let held = self.first_held(now, facts);
-            return self.unchanged(Renewed::NotMine(held), Vec::new());
+            return self.finish_with(Renewed::NotMine(held), Vec::new());
         };
         let holder = &mut self.holders[at];
         if holder.purpose == Purpose::Forgotten {
-            return self.unchanged(Renewed::NotMine(None), Vec::new());
+            return self.finish_with(Renewed::NotMine(None), Vec::new());
         }
         if let Some(by) = &holder.revoked_by {
             let by = by.clone();
-            return self.unchanged(Renewed::Revoked(by), Vec::new());
+            return self.finish_with(Renewed::Revoked(by), Vec::new());
         }
         if let Some(lease) = &mut holder.lease {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
@@ -76,7 +76,7 @@ impl LockState {
                 *lease = renewed;
             }
         }
-        Applied { begins_lease: true, ..self.unchanged(Renewed::Mine, Vec::new()) }
+        Applied { begins_lease: true, ..self.finish_with(Renewed::Mine, Vec::new()) }
     }
 
     /// Renews the lease of the run under `token` for `ttl` from now. If the run is over and the lock is kept, this request was
@@ -86,7 +86,7 @@ impl LockState {
         self.void_other_epochs(facts);
         let is_kept = |holder: &HolderState| holder.purpose == Purpose::Kept && holder.is_in_force(now, facts);
         if self.position(token).is_some_and(|at| is_kept(&self.holders[at])) {
-            return self.unchanged(Renewed::NotMine(None), Vec::new());
+            return self.finish_with(Renewed::NotMine(None), Vec::new());
         }
         self.renew(token, Some(ttl), facts)
     }
@@ -131,7 +131,7 @@ impl LockState {
             |waiter: &super::WaiterState| Some(&waiter.token) == asking || facts.presence(waiter) != Presence::Gone;
         self.waiters.retain(is_there);
         for waiter in &mut self.waiters {
-            waiter.end_grant_unless_in_time(now);
+            waiter.expire_grant(now);
         }
         self.cancelled.retain(|cancelled| now.ms < cancelled.until_ms);
     }

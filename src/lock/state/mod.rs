@@ -45,7 +45,7 @@ pub use fence::FenceExhausted;
 pub use lease::{Lease, Renewed, millis};
 pub use queue::{CLAIM_WINDOW_MS, Cancelled, WaiterState};
 pub use release::{Release, Released, Retain};
-pub use revoke::{Living, Revoked};
+pub use revoke::{LivingHolder, Revoked};
 pub use sequence::{Reserved, Wanted, integer};
 
 /// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix time.
@@ -72,8 +72,8 @@ pub struct LockState {
     /// nothing else was known, a kept lock, or an expired lease (for which it is just after the acquisition, see `drop_ended`).
     /// Always later than every earlier end. 0 if no such hold has ended since the last run. If the clock shows the last run's
     /// end as no later than an earlier end, this is just after that one instead, so that [`LockState::ended_unix_ms`] rises.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub lost_unix_ms: u64,
+    #[serde(rename = "lost_unix_ms", skip_serializing_if = "is_zero")]
+    pub unrecorded_end_unix_ms: u64,
     /// What has succeeded. A later run that failed does not hide it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
@@ -309,7 +309,7 @@ pub struct Held {
     /// What it holds the lock for.
     pub purpose: Purpose,
     /// Whether it claimed the lock for itself alone: neither shared nor as one of several slots.
-    pub is_alone: bool,
+    pub is_exclusive: bool,
     /// Its fencing token; 0 if it has none yet.
     pub fence: u64,
     /// Its token, only to be compared: it is a secret.
@@ -317,13 +317,14 @@ pub struct Held {
 }
 
 impl LockState {
-    /// Finishes an operation: hands the free lock or slots off.
-    fn applied<T>(&mut self, answer: T, now: Now, facts: &impl Facts) -> Applied<T> {
+    /// Finishes an operation: hands off what is free, and returns `answer`.
+    fn finish<T>(&mut self, answer: T, now: Now, facts: &impl Facts) -> Applied<T> {
         let granted = self.hand_off(now, facts);
-        self.unchanged(answer, granted)
+        self.finish_with(answer, granted)
     }
 
-    fn unchanged<T>(&mut self, answer: T, granted: Vec<Token>) -> Applied<T> {
+    /// Finishes an operation without another hand-off; `granted` are the waiters to which it has granted the lock.
+    fn finish_with<T>(&mut self, answer: T, granted: Vec<Token>) -> Applied<T> {
         let has_times = self.holders.iter().any(|holder| holder.lease.is_some());
         if !has_times && self.waiters.is_empty() && self.cancelled.is_empty() {
             self.epoch.clear();
@@ -358,7 +359,7 @@ impl HolderState {
             ends_ms: lease.and_then(|lease| lease.ends_ms),
             ttl_ms: lease.and_then(|lease| lease.ttl_ms),
             purpose: self.purpose,
-            is_alone: !self.is_shared && !self.has_slots,
+            is_exclusive: !self.is_shared && !self.has_slots,
             fence: self.fence,
             token: self.token.clone(),
         }

@@ -65,7 +65,7 @@ impl WaiterState {
             ends_ms: Some(grant.ends_ms),
             ttl_ms: None,
             purpose: Purpose::default(),
-            is_alone: self.mode == Mode::EXCLUSIVE,
+            is_exclusive: self.mode == Mode::EXCLUSIVE,
             fence: 0,
             token: self.token.clone(),
         })
@@ -73,7 +73,7 @@ impl WaiterState {
 
     /// Ends a grant that was not claimed in time. The waiter keeps its place, because it may only have been cut off. But others
     /// pass it by until it asks again; otherwise each hand-off would wait for it.
-    pub(super) fn end_grant_unless_in_time(&mut self, now: Now) {
+    pub(super) fn expire_grant(&mut self, now: Now) {
         if self.grant.is_some_and(|grant| grant.ends_ms <= now.ms) {
             self.grant = None;
             self.is_unresponsive = true;
@@ -104,7 +104,7 @@ impl LockState {
         self.drop_ended(None, now, facts);
         match self.position(token) {
             Some(at) if self.holders[at].request.as_ref() != request => {
-                return self.applied(false, now, facts);
+                return self.finish(false, now, facts);
             }
             Some(at) => {
                 self.holders.remove(at);
@@ -113,13 +113,13 @@ impl LockState {
             None => self.leave(token),
         }
         if is_in_flight {
-            self.refuse_from_now_on(token, now, facts);
+            self.refuse_late_requests(token, now, facts);
         }
-        self.applied(true, now, facts)
+        self.finish(true, now, facts)
     }
 
     /// Refuses requests under this token that arrive late.
-    pub(super) fn refuse_from_now_on(&mut self, token: &Token, now: Now, facts: &impl Facts) {
+    pub(super) fn refuse_late_requests(&mut self, token: &Token, now: Now, facts: &impl Facts) {
         self.epoch = facts.epoch();
         self.cancelled.retain(|cancelled| cancelled.token != *token);
         self.cancelled.push(Cancelled { token: token.clone(), until_ms: now.ms.saturating_add(IN_FLIGHT_MS) });
@@ -162,7 +162,7 @@ impl LockState {
 
     /// Notes that a waiter has asked, so it is alive. Returns its granted slot, if it has one that is still free: a store may
     /// have overlooked the grant and given the slot to another.
-    pub(super) fn heard_of(&mut self, token: &Token) -> Option<u32> {
+    pub(super) fn mark_responsive(&mut self, token: &Token) -> Option<u32> {
         let at = self.waiters.iter().position(|waiter| waiter.token == *token)?;
         self.waiters[at].is_unresponsive = false;
         let grant = self.waiters[at].grant.take()?;

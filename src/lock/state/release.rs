@@ -77,10 +77,10 @@ impl LockState {
             }
         };
         if is_in_flight {
-            self.refuse_from_now_on(token, now, facts);
+            self.refuse_late_requests(token, now, facts);
         }
         self.drop_ended(None, now, facts);
-        self.applied(answer, now, facts)
+        self.finish(answer, now, facts)
     }
 
     /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the command
@@ -144,7 +144,7 @@ impl LockState {
     /// Records that a hold has ended at `unix_ms`; otherwise a waiter that saw it would think that the store has forgotten it.
     /// Two ends always differ, even if the clock shows the same time or was set back.
     pub(super) fn note_end(&mut self, unix_ms: u64) {
-        self.lost_unix_ms = self.ended_unix_ms().saturating_add(1).max(unix_ms);
+        self.unrecorded_end_unix_ms = self.ended_unix_ms().saturating_add(1).max(unix_ms);
     }
 
     /// Records an ended hold as the last run. A kept lock's run was recorded when it ended, and its result stays.
@@ -153,7 +153,7 @@ impl LockState {
         self.note_end(now.unix_ms);
         if holder.purpose != Purpose::Kept {
             if before < now.unix_ms {
-                self.lost_unix_ms = 0;
+                self.unrecorded_end_unix_ms = 0;
             }
             self.last = Some(LastRun {
                 who: holder.who.clone(),

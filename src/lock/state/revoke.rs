@@ -15,17 +15,17 @@ pub enum Revoked {
         /// The holders that have lost it, or will.
         from: Vec<Held>,
         /// The holders that keep it, because a living process holds it.
-        living: Vec<Living>,
+        living: Vec<LivingHolder>,
         /// When the last revoked lease ends under which a command may still run, if there is one.
         free_at_ms: Option<u64>,
         /// Whether a command may still run under a lease that is gone, without learning of the revocation.
-        is_untold: bool,
+        may_run_unaware: bool,
     },
 }
 
 /// A holder whose living process holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Living {
+pub struct LivingHolder {
     /// The holder as others see it.
     pub held: Held,
     /// Its slot.
@@ -52,13 +52,13 @@ impl LockState {
         if !self.holders.iter().any(is_meant) {
             let others: Vec<Held> = self.holders.iter().map(HolderState::held).collect();
             let answer = if others.is_empty() { Revoked::Free } else { Revoked::Others(others) };
-            return self.applied(answer, now, facts);
+            return self.finish(answer, now, facts);
         }
-        let (mut from, mut living, mut free_at_ms, mut is_untold) = (Vec::new(), Vec::new(), None, false);
+        let (mut from, mut living, mut free_at_ms, mut may_run_unaware) = (Vec::new(), Vec::new(), None, false);
         for mut holder in std::mem::take(&mut self.holders) {
             let Some(lease) = holder.lease.filter(|_| is_meant(&holder)) else {
                 if is_meant(&holder) {
-                    living.push(Living { held: holder.held(), slot: holder.slot });
+                    living.push(LivingHolder { held: holder.held(), slot: holder.slot });
                 }
                 self.holders.push(holder);
                 continue;
@@ -70,11 +70,11 @@ impl LockState {
                 holder.revoked_by = Some(by.clone());
                 self.holders.push(holder);
             } else {
-                is_untold |= runs;
+                may_run_unaware |= runs;
                 self.record(&holder, None, now);
             }
         }
-        self.applied(Revoked::From { from, living, free_at_ms, is_untold }, now, facts)
+        self.finish(Revoked::From { from, living, free_at_ms, may_run_unaware }, now, facts)
     }
 }
 
@@ -89,8 +89,8 @@ impl Revoked {
     pub fn made_again(self, second: &Self) -> Self {
         match self {
             // A holder that is not found any more may have lost the lock by the first one.
-            Revoked::From { from, living, is_untold, .. } => {
-                Revoked::From { from, living, free_at_ms: second.free_at_ms(), is_untold }
+            Revoked::From { from, living, may_run_unaware, .. } => {
+                Revoked::From { from, living, free_at_ms: second.free_at_ms(), may_run_unaware }
             }
             Revoked::Free | Revoked::Others(_) => self,
         }

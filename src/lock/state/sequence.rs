@@ -42,7 +42,7 @@ pub enum Reserved {
     /// This value is not an integer, or the next one would be out of range.
     NoNext(String),
     /// The last value is this one, not the one from which the request started.
-    Moved(Option<String>),
+    LastChanged(Option<String>),
     /// The request was cancelled before it arrived.
     Cancelled,
 }
@@ -65,7 +65,7 @@ impl LockState {
         let now = facts.now();
         let token = &ask.claim.token;
         if self.is_cancelled(token, now, facts) {
-            return Ok(self.unchanged(Reserved::Cancelled, Vec::new()));
+            return Ok(self.finish_with(Reserved::Cancelled, Vec::new()));
         }
         // What has ended goes to the waiters first: they were there before.
         self.drop_ended(Some(token), now, facts);
@@ -73,17 +73,17 @@ impl LockState {
         if let Some(at) = self.position(token) {
             if self.holders[at].purpose == Purpose::Forgotten {
                 // The store has forgotten its reservation, too.
-                return Ok(self.unchanged(Reserved::Cancelled, granted));
+                return Ok(self.finish_with(Reserved::Cancelled, granted));
             }
             let begins_lease = self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, value, .. } = &self.holders[at];
             let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
             let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
-            return Ok(Applied { begins_lease, ..self.unchanged(mine, granted) });
+            return Ok(Applied { begins_lease, ..self.finish_with(mine, granted) });
         }
         let value = match self.choose_value(wanted) {
             Ok(value) => value,
-            Err(refused) => return Ok(self.unchanged(refused, granted)),
+            Err(refused) => return Ok(self.finish_with(refused, granted)),
         };
         let fence = self.next_fence(now)?;
         // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is exclusive
@@ -92,7 +92,7 @@ impl LockState {
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
         self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), facts);
-        Ok(self.unchanged(mine, granted))
+        Ok(self.finish_with(mine, granted))
     }
 
     /// Returns the value reserved under this token.
@@ -108,7 +108,7 @@ impl LockState {
         let reserved: Vec<_> = self.holders.iter().filter_map(|holder| holder.value.as_ref()).collect();
         let is_reserved = |value: &str| reserved.iter().any(|reserved| reserved.value == value);
         match wanted {
-            Wanted::Value { after, .. } if after.as_ref() != last => Err(Reserved::Moved(last.cloned())),
+            Wanted::Value { after, .. } if after.as_ref() != last => Err(Reserved::LastChanged(last.cloned())),
             Wanted::Value { value, .. } if is_reserved(value) => Err(Reserved::Taken),
             Wanted::Value { value, steps, .. } => {
                 Ok(Value { value: value.clone(), place: place.saturating_add(u64::from(*steps)) })

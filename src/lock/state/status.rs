@@ -49,7 +49,7 @@ impl LockState {
                 || self.waiters.iter().any(|waiter| facts.presence(waiter) != Presence::Gone)
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
         // A fence is usually the time at which it was issued.
-        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.lost_unix_ms);
+        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.unrecorded_end_unix_ms);
         let is_old = used_at.saturating_add(millis(unused_for)) <= now.unix_ms;
         let is_done = self.success.is_some_and(|success| success.until_unix_ms > Some(now.unix_ms));
         !is_used && !is_done && self.sequence.is_none() && self.fence <= now.unix_ms && is_old

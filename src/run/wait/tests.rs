@@ -116,9 +116,9 @@ const MINE: Answer = Ok(Tried::Mine(GRANT));
 const HELD: Answer =
     Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, withheld: None, place: None, token: None }));
 
-fn failed<T>(is_transient: bool, left_nothing: bool) -> Result<T, RequestError> {
-    let trouble = if is_transient { Trouble::Away } else { Trouble::Lasting };
-    Err(RequestError { error: anyhow!("the store fails"), trouble, left_nothing })
+fn failed<T>(is_transient: bool, nothing_to_cancel: bool) -> Result<T, RequestError> {
+    let trouble = if is_transient { Trouble::Unavailable } else { Trouble::Permanent };
+    Err(RequestError { error: anyhow!("the store fails"), trouble, nothing_to_cancel })
 }
 
 /// Waits until `until` for a lock in a store with these answers. Returns the result, with an error as text, and the store.
@@ -169,21 +169,21 @@ fn a_signal_leaves_the_queue() {
 
 #[test]
 fn a_store_that_was_never_heard_of_is_not_waited_for() {
-    for (left_nothing, cancelled) in [(true, 0), (false, 1)] {
-        let (acquired, store) = wait_for_ever([failed(true, left_nothing)]);
+    for (nothing_to_cancel, cancelled) in [(true, 0), (false, 1)] {
+        let (acquired, store) = wait_for_ever([failed(true, nothing_to_cancel)]);
         assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), cancelled));
     }
 }
 
 #[test]
 fn an_outage_is_sat_out() {
-    let outage = [false, true].map(|left_nothing| failed(true, left_nothing));
+    let outage = [false, true].map(|nothing_to_cancel| failed(true, nothing_to_cancel));
     let (acquired, store) = wait_for_ever([HELD].into_iter().chain(outage).chain([HELD, MINE]));
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
 }
 
 fn busy() -> Answer {
-    Err(RequestError { error: anyhow!("the store is busy"), trouble: Trouble::Busy, left_nothing: true })
+    Err(RequestError { error: anyhow!("the store is busy"), trouble: Trouble::Busy, nothing_to_cancel: true })
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_store_that_is_busy_is_waited_for() {
 }
 
 fn slow() -> Answer {
-    Err(RequestError { error: anyhow!("the store is slow"), trouble: Trouble::Slow, left_nothing: false })
+    Err(RequestError { error: anyhow!("the store is slow"), trouble: Trouble::Slow, nothing_to_cancel: false })
 }
 
 #[test]
@@ -210,12 +210,17 @@ fn a_long_sleep_is_no_outage() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [failed(true, true), HELD, slow(), MINE].into(), ..Scripted::default() };
     let claim = Claim::example();
-    let mut attempt =
-        Attempt { store: &mut store, claim: &claim, heard_at: Some(Moment::now()), held: None, may_hold: false };
+    let mut waiting = WaitingClaim {
+        store: &mut store,
+        claim: &claim,
+        outage_from: Some(Moment::now()),
+        held: None,
+        may_hold: false,
+    };
     let mut onlooker = Onlooker::new(true);
-    let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut onlooker);
-    assert!(matches!(waited, Ok(Over::Granted(GRANT))));
-    let woken_at = attempt.heard_at.expect("it was heard of");
+    let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker);
+    assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
+    let woken_at = waiting.outage_from.expect("it was heard of");
     assert!(Moment::now().since(woken_at) < OUTAGE_MAX);
 }
 
@@ -224,9 +229,9 @@ fn patience_with_a_slow_store_ends() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [slow()].into(), ..Scripted::default() };
     let claim = Claim::example();
-    let heard_at = Some(Moment::from_boot(Duration::ZERO));
-    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None, may_hold: false };
-    let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
+    let outage_from = Some(Moment::from_boot(Duration::ZERO));
+    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
+    let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(
         waited.is_err(),
         "it goes on waiting for a store that was slow when the machine was started, and ever since"
@@ -262,9 +267,9 @@ fn patience_with_an_outage_ends() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [failed(true, true)].into(), ..Scripted::default() };
     let claim = Claim::example();
-    let heard_at = Some(Moment::from_boot(Duration::ZERO));
-    let mut attempt = Attempt { store: &mut store, claim: &claim, heard_at, held: None, may_hold: false };
-    let waited = attempt.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
+    let outage_from = Some(Moment::from_boot(Duration::ZERO));
+    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
+    let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
 }
 

@@ -173,17 +173,17 @@ impl Failure {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.trouble() != Trouble::Lasting
+        self.trouble() != Trouble::Permanent
     }
 
     /// Returns what kind of trouble it is.
     pub(super) fn trouble(&self) -> Trouble {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(500..) => Trouble::Away,
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(500..) => Trouble::Unavailable,
             Failure::Contended => Trouble::Busy,
             Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.is_passing() => Trouble::Away,
-            _ => Trouble::Lasting,
+            Failure::Refused(refusal) if refusal.is_passing() => Trouble::Unavailable,
+            _ => Trouble::Permanent,
         }
     }
 

@@ -238,10 +238,10 @@ impl Found {
     /// Returns whether the asking client holds the lock alone, and no waiter that was read is granted the lock, called or
     /// passed over.
     pub(super) fn is_held_alone_by(&self, asking: &Token) -> bool {
-        let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
+        let is_exclusive = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
         let is_alive = matches!(&self.lives[..], [life] if life.token == *asking);
         let is_quiet = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
-        is_alone && is_alive && self.rows.iter().all(is_quiet)
+        is_exclusive && is_alive && self.rows.iter().all(is_quiet)
     }
 
     /// Returns whether this holder is missing from the record.

@@ -35,7 +35,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
 use crate::lock::token::Token;
-use crate::store::Done;
+use crate::store::RecentSuccess;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -144,7 +144,7 @@ impl EtcdStore {
         RequestError {
             error: self.explain(failure),
             trouble: failure.trouble(),
-            left_nothing: !self.client.may_be_done && self.own_row.is_none(),
+            nothing_to_cancel: !self.client.may_be_done && self.own_row.is_none(),
         }
     }
 
@@ -190,10 +190,10 @@ impl Store for EtcdStore {
                 self.leave();
                 Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }))
             }
-            Acquired::Done { began_unix_ms } => {
+            Acquired::NotNeeded { began_unix_ms } => {
                 self.leave();
                 self.tidy();
-                Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
+                Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
                 let before = self.place.take();
@@ -205,7 +205,7 @@ impl Store for EtcdStore {
                     self.tidy();
                 }
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
-                Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
+                Ok(if is_full { Tried::NotQueued(held) } else { Tried::Held(held) })
             }
             // A claim is cancelled only when it is given up, and is not made again.
             Acquired::Cancelled => Ok(Tried::Held(Held::default())),
@@ -220,7 +220,7 @@ impl Store for EtcdStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // No request for the lock was sent.
-        let failed = |store: &Self, failure| RequestError { left_nothing: true, ..store.failed(&failure) };
+        let failed = |store: &Self, failure| RequestError { nothing_to_cancel: true, ..store.failed(&failure) };
         self.sleep_in_queue(until, waiter, observer).map_err(|failure| failed(self, failure))
     }
 

@@ -118,13 +118,13 @@ impl Store for FileStore {
                     }
                     return Ok(Tried::Held(held));
                 }
-                Found::QueueFull(held) => {
+                Found::NotQueued(held) => {
                     self.place = None;
-                    return Ok(Tried::QueueFull(held));
+                    return Ok(Tried::NotQueued(held));
                 }
-                Found::Done(done) => {
+                Found::NotNeeded(done) => {
                     self.place = None;
-                    return Ok(Tried::Done(done));
+                    return Ok(Tried::NotNeeded(done));
                 }
                 Found::Vanished => self.place = None,
             }

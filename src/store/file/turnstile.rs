@@ -11,7 +11,7 @@ use super::directory::Directory;
 use super::lock_file::LockFile;
 use super::{answers, ask, clock, no_fence};
 use crate::lock::state::{self, Facts as _};
-use crate::store::{Claim, Done, Grant, Held, IfHeld, Mode, StoreError, Wakeup, from_state};
+use crate::store::{Claim, Grant, Held, IfHeld, Mode, RecentSuccess, StoreError, Wakeup, from_state};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
@@ -29,9 +29,9 @@ pub(super) enum Found {
     /// No slot is free, or other runs are ahead.
     Held(Held),
     /// The same, and the claim did not join the queue, because it is full.
-    QueueFull(Held),
+    NotQueued(Held),
     /// No slot is needed: a run has succeeded recently.
-    Done(Done),
+    NotNeeded(RecentSuccess),
     /// The file has lost its name: the lock is another file now.
     Vanished,
 }
@@ -90,7 +90,7 @@ impl Place {
                 if self.waits_at.is_none() {
                     self.waits_at = self.file.take_place(max_waiting)?;
                 }
-                Ok(if self.waits_at.is_some() { Found::Held(held) } else { Found::QueueFull(held) })
+                Ok(if self.waits_at.is_some() { Found::Held(held) } else { Found::NotQueued(held) })
             }
             (found, _) => {
                 // Explicitly: COMMAND will inherit the descriptor, and would keep the place.
@@ -107,7 +107,7 @@ impl Place {
         self.file.look(|state, facts| {
             let now = facts.now();
             if let Some(began_ms) = state.done_since(claim.once_per, now) {
-                return Ok(Found::Done(Done { began_ms, now_ms: now.unix_ms }));
+                return Ok(Found::NotNeeded(RecentSuccess { began_ms, now_ms: now.unix_ms }));
             }
             Ok(Found::Held(state.first_held(now, facts).map(|held| from_state::held(held, now)).unwrap_or_default()))
         })
@@ -160,8 +160,8 @@ impl Place {
                     self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
                     Found::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
                 }
-                state::Acquired::Done { began_unix_ms: began_ms } => {
-                    Found::Done(Done { began_ms, now_ms: facts.now().unix_ms })
+                state::Acquired::NotNeeded { began_unix_ms: began_ms } => {
+                    Found::NotNeeded(RecentSuccess { began_ms, now_ms: facts.now().unix_ms })
                 }
                 // Does not occur: no request to a file can be in flight.
                 state::Acquired::Cancelled => Found::Held(Held::default()),

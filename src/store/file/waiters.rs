@@ -10,7 +10,7 @@ use nix::sys::stat::{FileStat, fstat, major, minor};
 
 use super::lock_file::LockFile;
 use crate::lock::holder::Holder;
-use crate::store::{StoreError, Waiting};
+use crate::store::{StoreError, WaiterStatus};
 
 /// The kernel's list of locks and of the processes that wait for them.
 pub(super) struct Waiters(String);
@@ -24,9 +24,9 @@ pub(super) fn all() -> Result<Waiters, StoreError> {
 
 impl Waiters {
     /// Returns the processes that wait for this file: first the one at the turnstile, then the others in no particular order.
-    pub(super) fn of(&self, file: &LockFile) -> Result<Vec<Waiting>, StoreError> {
+    pub(super) fn of(&self, file: &LockFile) -> Result<Vec<WaiterStatus>, StoreError> {
         let pids = self.pids(file)?;
-        Ok(pids.into_iter().map(|pid| Waiting { who: Holder::of_process(pid), since_ms: None }).collect())
+        Ok(pids.into_iter().map(|pid| WaiterStatus { who: Holder::of_process(pid), since_ms: None }).collect())
     }
 
     fn pids(&self, file: &LockFile) -> Result<Vec<u32>, StoreError> {

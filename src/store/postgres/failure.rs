@@ -261,19 +261,19 @@ impl Failure {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.trouble() != Trouble::Lasting
+        self.trouble() != Trouble::Permanent
     }
 
     /// Returns what kind of trouble it is.
     pub(super) fn trouble(&self) -> Trouble {
         match self {
             Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
-                Trouble::Away
+                Trouble::Unavailable
             }
             Failure::Slow | Failure::Unconfirmed | Failure::TooLate => Trouble::Slow,
             Failure::RowBusy => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_busy() => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.is_transient() => Trouble::Away,
+            Failure::Refused(refusal) if refusal.is_transient() => Trouble::Unavailable,
             Failure::NoHost { trouble, .. } => *trouble,
             Failure::Refused(_)
             | Failure::Unwritten
@@ -288,7 +288,7 @@ impl Failure {
             | Failure::Revoked
             | Failure::FenceEnds(_)
             | Failure::NewerTables(_)
-            | Failure::ForeignTable(_) => Trouble::Lasting,
+            | Failure::ForeignTable(_) => Trouble::Permanent,
         }
     }
 

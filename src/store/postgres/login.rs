@@ -67,7 +67,7 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
     };
     let why: Vec<String> = failures.iter().map(explain).collect();
     let troubles = failures.iter().map(|(_, failure)| failure.trouble());
-    let trouble = troubles.max().unwrap_or(Trouble::Away);
+    let trouble = troubles.max().unwrap_or(Trouble::Unavailable);
     Err(Failure::NoHost { why: why.join("; "), trouble })
 }
 

@@ -40,7 +40,7 @@ use crate::lock::lease::Ttl;
 use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
 use crate::lock::token::Token;
 use crate::net::tls::Tls;
-use crate::store::Done;
+use crate::store::RecentSuccess;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -147,7 +147,7 @@ impl PostgresStore {
                 self.may_be_done = true;
                 let failed = self.failed(&failure);
                 // The store has answered once, so a waiter tries again.
-                let trouble = if failed.trouble == Trouble::Away { Trouble::Slow } else { failed.trouble };
+                let trouble = if failed.trouble == Trouble::Unavailable { Trouble::Slow } else { failed.trouble };
                 Err(RequestError { trouble, ..failed })
             }
         }
@@ -172,7 +172,7 @@ impl PostgresStore {
         RequestError {
             error: self.explain(failure),
             trouble: failure.trouble(),
-            left_nothing: !self.may_be_done && self.place.is_none(),
+            nothing_to_cancel: !self.may_be_done && self.place.is_none(),
         }
     }
 }
@@ -237,9 +237,9 @@ impl Store for PostgresStore {
                     Confirmed::Lost(held) => Tried::Held(held),
                 })
             }
-            Acquired::Done { began_unix_ms } => {
+            Acquired::NotNeeded { began_unix_ms } => {
                 self.place = None;
-                Ok(Tried::Done(Done { began_ms: began_unix_ms, now_ms }))
+                Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
                 let before = self.place.take();
@@ -247,7 +247,7 @@ impl Store for PostgresStore {
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
-                Ok(if is_full { Tried::QueueFull(held) } else { Tried::Held(held) })
+                Ok(if is_full { Tried::NotQueued(held) } else { Tried::Held(held) })
             }
             // A claim is only cancelled once it is given up, so no request for it follows.
             Acquired::Cancelled => Ok(Tried::Held(Held::default())),
@@ -262,7 +262,7 @@ impl Store for PostgresStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // This request does not ask for the lock.
-        let failed = |store: &Self, failure| RequestError { left_nothing: true, ..store.failed(&failure) };
+        let failed = |store: &Self, failure| RequestError { nothing_to_cancel: true, ..store.failed(&failure) };
         self.sleep_in_queue(claim, until, waiter, observer).map_err(|failure| failed(self, failure))
     }
 

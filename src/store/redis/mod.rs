@@ -152,8 +152,8 @@ impl RedisStore {
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: failure.explain(&self.server),
-            trouble: if failure.is_transient() { Trouble::Away } else { Trouble::Lasting },
-            left_nothing: failure.is_unasked() && !self.in_flight,
+            trouble: if failure.is_transient() { Trouble::Unavailable } else { Trouble::Permanent },
+            nothing_to_cancel: failure.is_unasked() && !self.in_flight,
         }
     }
 
@@ -226,15 +226,15 @@ impl Store for RedisStore {
                     self.place = Some(Place::after(before, first.as_deref(), ended_unix_ms, look_in));
                 } else {
                     self.forget(claim);
-                    return Ok(Tried::QueueFull(held));
+                    return Ok(Tried::NotQueued(held));
                 }
                 Ok(Tried::Held(held))
             }
-            Ok(AcquireReply::Done(done, handed)) => {
+            Ok(AcquireReply::NotNeeded(done, handed)) => {
                 self.place = None;
                 self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
                 self.forget(claim);
-                Ok(Tried::Done(done))
+                Ok(Tried::NotNeeded(done))
             }
             Err(failure) => Err(self.failed(&failure)),
         }
@@ -252,7 +252,7 @@ impl Store for RedisStore {
         script::take_hashes(self.scope.is_some());
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // No request for the lock was sent.
-            RequestError { left_nothing: true, ..self.failed(&failure) }
+            RequestError { nothing_to_cancel: true, ..self.failed(&failure) }
         })
     }
 
@@ -319,14 +319,14 @@ impl Store for RedisStore {
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let only = fence.map(|fence| fence.to_string()).unwrap_or_default();
         let naming = self.bare_script(&REVOKE, key).arg("").arg("").arg(u8::from(now)).arg(only).take();
-        let named = reply::read_named(&self.answer(&naming)?).map_err(|strange| self.is_strange(strange))?;
+        let named = reply::read_targets(&self.answer(&naming)?).map_err(|strange| self.is_strange(strange))?;
         let mut script = self.bare_script(&REVOKE, key);
         let script = script.arg(&named.names).arg(json!(by).to_string()).arg(u8::from(now)).arg("").take();
         self.has_resent = false;
         let reply = self.answer(&script)?;
-        let (revoked, handed) = reply::read_taking(&reply).map_err(|strange| self.is_strange(strange))?;
+        let (revoked, handed) = reply::read_revocation(&reply).map_err(|strange| self.is_strange(strange))?;
         self.confirm_handoff(key, handed, Moment::now() + self.timeout);
-        Ok(if self.has_resent { named.with(revoked) } else { revoked })
+        Ok(if self.has_resent { named.merged_with(revoked) } else { revoked })
     }
 }
 

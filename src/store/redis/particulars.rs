@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::state::{Purpose, Success};
-use crate::store::Past;
+use crate::store::PastRun;
 
 /// The particulars of a holder or a waiter.
 #[derive(Default)]
@@ -58,11 +58,11 @@ pub(super) fn purpose(info: &Json) -> Purpose {
 }
 
 /// Reads the last run; `None` if its holder is not known.
-pub(super) fn past(text: &[u8]) -> Option<Past> {
+pub(super) fn past(text: &[u8]) -> Option<PastRun> {
     let last: Json = serde_json::from_slice(text).ok()?;
     let status = number(&last["status"]).and_then(|status| u8::try_from(status).ok());
     let signal = number(&last["signal"]).and_then(|signal| i32::try_from(signal).ok());
-    Some(Past {
+    Some(PastRun {
         who: holder(&last["who"])?,
         started_ms: number(&last["started"]).unwrap_or_default(),
         ended_ms: number(&last["ended"])?,

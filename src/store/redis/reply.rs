@@ -8,7 +8,9 @@ use super::particulars::{Info, past, success};
 use crate::lock::key::Key;
 use crate::lock::state;
 use crate::lock::token::Token;
-use crate::store::{Done, Grant, Held, Holding, KeyStatus, Released, Renewed, Reserved, Revoked, Waiting};
+use crate::store::{
+    Grant, Held, HolderStatus, KeyStatus, RecentSuccess, Released, Renewed, Reserved, Revoked, WaiterStatus,
+};
 use crate::sys::clock::Moment;
 
 /// A reply that none of our scripts gives.
@@ -21,7 +23,7 @@ pub(super) enum AcquireReply {
     /// It is ours.
     Mine(Grant, Option<Handoff>),
     /// It is not wanted.
-    Done(Done, Option<Handoff>),
+    NotNeeded(RecentSuccess, Option<Handoff>),
     /// It is not ours.
     NotMine {
         /// The holder.
@@ -75,8 +77,8 @@ impl AcquireReply {
             }
             [Value::Int(2), Value::Int(began), Value::Int(now), granted, notified] => {
                 let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
-                let done = Done { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? };
-                Ok(AcquireReply::Done(done, handed(granted, notified)))
+                let done = RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? };
+                Ok(AcquireReply::NotNeeded(done, handed(granted, notified)))
             }
             _ => Err(UnexpectedReply),
         }
@@ -108,43 +110,43 @@ pub(super) fn read_confirmation(reply: &Value) -> Option<Handoff> {
 
 /// The holders that a revocation is to hit.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct RevocationTargets {
     /// Their names, as `revoke.lua` gives and takes them.
     pub(super) names: Vec<u8>,
     from: Vec<Held>,
-    untold: bool,
+    may_run_unaware: bool,
 }
 
-impl Named {
+impl RevocationTargets {
     /// Returns the outcome of a revocation that was sent twice, from the reply to the second request: the first one may have
     /// taken the lock from these holders.
-    pub(super) fn with(self, revoked: Revoked) -> Revoked {
-        let Named { from, untold, .. } = self;
+    pub(super) fn merged_with(self, revoked: Revoked) -> Revoked {
+        let RevocationTargets { from, may_run_unaware, .. } = self;
         match revoked {
             Revoked::Free | Revoked::Others(_) if from.is_empty() => revoked,
             Revoked::Free | Revoked::Others(_) => {
-                Revoked::Taken { from, living: Vec::new(), free_in: Duration::ZERO, untold }
+                Revoked::From { from, living: Vec::new(), free_in: Duration::ZERO, may_run_unaware }
             }
-            Revoked::Taken { living, free_in, .. } => Revoked::Taken { from, living, free_in, untold },
+            Revoked::From { living, free_in, .. } => Revoked::From { from, living, free_in, may_run_unaware },
         }
     }
 }
 
 /// Reads the reply of `revoke.lua` without names. Fails if it is none.
-pub(super) fn read_named(reply: &Value) -> Result<Named, UnexpectedReply> {
+pub(super) fn read_targets(reply: &Value) -> Result<RevocationTargets, UnexpectedReply> {
     let [Value::BulkString(names), from, Value::Int(untold)] = fields(reply) else { return Err(UnexpectedReply) };
-    Ok(Named { names: names.clone(), from: read_holders(from), untold: *untold > 0 })
+    Ok(RevocationTargets { names: names.clone(), from: read_holders(from), may_run_unaware: *untold > 0 })
 }
 
 /// Reads the reply of `revoke.lua` with names: the outcome, and the waiters that were granted the lock. Fails if it is none.
-pub(super) fn read_taking(reply: &Value) -> Result<(Revoked, Option<Handoff>), UnexpectedReply> {
+pub(super) fn read_revocation(reply: &Value) -> Result<(Revoked, Option<Handoff>), UnexpectedReply> {
     match fields(reply) {
         [Value::Int(0)] => Ok((Revoked::Free, None)),
         [Value::Int(1), others] => Ok((Revoked::Others(read_holders(others)), None)),
         [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, notified] => {
             let free_in = millis(*free_in).unwrap_or_default();
             Ok((
-                Revoked::Taken { from: read_holders(taken), living: Vec::new(), free_in, untold: *untold > 0 },
+                Revoked::From { from: read_holders(taken), living: Vec::new(), free_in, may_run_unaware: *untold > 0 },
                 handed(granted, notified),
             ))
         }
@@ -161,7 +163,7 @@ pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserve
         [Value::Int(0)] => Ok(Reserved::Taken),
         [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(UnexpectedReply)?)),
         [Value::Int(4), Value::Int(span)] => Ok(Reserved::Withheld(millis(*span).unwrap_or_default())),
-        [Value::Int(3), last] => Ok(Reserved::Moved(text(last).filter(|last| !last.is_empty()))),
+        [Value::Int(3), last] => Ok(Reserved::LastChanged(text(last).filter(|last| !last.is_empty()))),
         _ => Err(UnexpectedReply),
     }
 }
@@ -177,7 +179,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
             return None;
         };
         let info = Info::read(info);
-        Some(Holding {
+        Some(HolderStatus {
             who: info.who.unwrap_or_default(),
             since_ms: now_ms.saturating_sub(u64::try_from(*held_for).unwrap_or_default()),
             expires_in: millis(*expires_in),
@@ -193,7 +195,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
     let waiter = |waiter: &Value| {
         let Value::BulkString(info) = waiter else { return None };
         let info = Info::read(info);
-        Some(Waiting { who: info.who.unwrap_or_default(), since_ms: info.joined })
+        Some(WaiterStatus { who: info.who.unwrap_or_default(), since_ms: info.joined })
     };
     let last = text(last).unwrap_or_default();
     Ok(KeyStatus {
@@ -262,8 +264,8 @@ fn read_first(holder: &Value) -> Option<state::Held> {
     let ends_ms =
         u64::try_from(*expires_in).ok().map(|left| since_ms.saturating_add_signed(*since).saturating_add(left));
     let ttl_ms = Some(ttl).filter(|ttl| *ttl > 0);
-    let is_alone = !has_slots && slots != Some(0);
-    Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, is_alone, fence, token: read_token(token)? })
+    let is_exclusive = !has_slots && slots != Some(0);
+    Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, is_exclusive, fence, token: read_token(token)? })
 }
 
 fn handed(granted: &Value, notified: &Value) -> Option<Handoff> {

@@ -170,12 +170,12 @@ impl Guard {
     }
 
     /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND counts as ended. If it has
-    /// to wait for processes that cannot be killed, calls `tell_stuck` once with their ids.
+    /// to wait for processes that cannot be killed, calls `report_stuck` once with their ids.
     pub(super) fn watch(
         &mut self,
         supervisor: &mut Supervisor,
         signals: &Signals,
-        tell_stuck: &dyn Fn(&[pid_t]),
+        report_stuck: &dyn Fn(&[pid_t]),
     ) -> Finished {
         // Only now, so that COMMAND does not inherit the priority.
         priority::raise();
@@ -209,7 +209,7 @@ impl Guard {
                 break finished;
             }
             if supervisor.is_newly_stuck() {
-                tell_stuck(&supervisor.living());
+                report_stuck(&supervisor.living());
             }
             if let Some(deadline) = supervisor.has_killed() {
                 self.allow_until(deadline.after_kill());

@@ -80,7 +80,7 @@ impl History {
                 assert!(self.clients[client].refused_until > self.now());
                 self.has_looked = false;
             }
-            Acquired::Done { .. } => panic!("it is to run in any case"),
+            Acquired::NotNeeded { .. } => panic!("it is to run in any case"),
         }
     }
 

@@ -350,7 +350,7 @@ fn ends_rise_whatever_the_clock_says() {
         assert!(ended > before, "{ended}");
         before = ended;
     }
-    assert_eq!((before, lock.state.lost_unix_ms), (START + 1000, 0));
+    assert_eq!((before, lock.state.unrecorded_end_unix_ms), (START + 1000, 0));
 }
 
 #[test]

@@ -130,14 +130,14 @@ fn a_late_release_never_overwrites_how_a_later_run_ended() {
     let ended = lock.state.last.clone();
     lock.pass(1000);
     assert_eq!(lock.release("a", Release::at_once(None)), Released::NotMine(None));
-    assert_eq!((&lock.state.last, lock.state.lost_unix_ms), (&ended, START + 31_000));
+    assert_eq!((&lock.state.last, lock.state.unrecorded_end_unix_ms), (&ended, START + 31_000));
 }
 
 #[test]
 fn a_run_of_which_nothing_is_known_is_noted_as_lost() {
     let mut lock = Lock::new();
     assert_eq!(lock.release("a", DONE), Released::NotMine(None));
-    assert_eq!((lock.last(), lock.state.lost_unix_ms), (None, START));
+    assert_eq!((lock.last(), lock.state.unrecorded_end_unix_ms), (None, START));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_success_by_a_clock_that_was_wrong_gives_way() {
     lock.world.now = Now::unix(START);
     assert_eq!(slot(&lock.ask(&ask(&once("b")))), Some(0));
     lock.release("b", DONE);
-    assert_eq!(lock.ask(&ask(&once("c"))), Acquired::Done { began_unix_ms: START });
+    assert_eq!(lock.ask(&ask(&once("c"))), Acquired::NotNeeded { began_unix_ms: START });
     // The period of a success stays, whatever runs in the meantime.
     lock.pass(1_000);
     lock.acquire("d", 1);

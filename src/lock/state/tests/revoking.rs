@@ -22,7 +22,7 @@ fn a_revoked_run_holds_the_lock_until_it_ends_and_cannot_renew_it() {
     let revoked = lock.revoke(None, false);
     assert_eq!(revoked.free_in_ms(lock.world.now), 29_000);
     assert!(
-        matches!(revoked, Revoked::From { from, living, is_untold: false, .. } if from.len() == 1 && living.is_empty())
+        matches!(revoked, Revoked::From { from, living, may_run_unaware: false, .. } if from.len() == 1 && living.is_empty())
     );
     assert_eq!((lock.holders(), lock.granted.len()), (vec!["a"], 0));
     assert_eq!(lock.renew("a", None), Renewed::Revoked(who("admin")));
@@ -44,7 +44,7 @@ fn a_revocation_at_once_frees_the_lock() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     lock.wait("b", 1);
-    assert!(matches!(lock.revoke(None, true), Revoked::From { is_untold: true, free_at_ms: None, .. }));
+    assert!(matches!(lock.revoke(None, true), Revoked::From { may_run_unaware: true, free_at_ms: None, .. }));
     assert_eq!((&lock.granted[..], lock.last()), (&["b".to_owned()][..], Some(("a", None))));
     lock.claim("b");
     assert!(matches!(lock.renew("a", None), Renewed::NotMine(Some(_))));
@@ -54,10 +54,10 @@ fn a_revocation_at_once_frees_the_lock() {
 fn a_lock_by_hand_or_without_end_is_free_at_once() {
     let mut lock = Lock::new();
     lock.by_hand("a");
-    assert!(matches!(lock.revoke(None, false), Revoked::From { is_untold: false, free_at_ms: None, .. }));
+    assert!(matches!(lock.revoke(None, false), Revoked::From { may_run_unaware: false, free_at_ms: None, .. }));
     let endless = Claim { ttl: Ttl::None, ..claim("b", 1) };
     lock.ask(&ask(&endless));
-    assert!(matches!(lock.revoke(None, false), Revoked::From { is_untold: true, free_at_ms: None, .. }));
+    assert!(matches!(lock.revoke(None, false), Revoked::From { may_run_unaware: true, free_at_ms: None, .. }));
     assert_eq!(lock.holders(), [""; 0]);
 }
 
@@ -67,7 +67,7 @@ fn a_kept_lock_is_revoked_and_its_result_stays() {
     lock.acquire("a", 1);
     lock.release("a", keep(Ttl::None));
     lock.pass(1000);
-    assert!(matches!(lock.revoke(None, false), Revoked::From { is_untold: false, .. }));
+    assert!(matches!(lock.revoke(None, false), Revoked::From { may_run_unaware: false, .. }));
     assert_eq!((lock.holders(), lock.last()), (vec![], Some(("a", Some(Ending::Exited(3))))));
 }
 

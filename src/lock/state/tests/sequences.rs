@@ -77,7 +77,7 @@ fn a_value_that_was_searched_must_follow_the_last_one() {
     assert_eq!(lock.reserve("b", &value("x", None, 1)), Reserved::Taken);
     assert!(matches!(lock.reserve("b", &value("y", None, 2)), Reserved::Mine { slot: 1, .. }));
     lock.release("b", USED);
-    assert_eq!(lock.reserve("c", &value("y", None, 2)), Reserved::Moved(Some("y".into())));
+    assert_eq!(lock.reserve("c", &value("y", None, 2)), Reserved::LastChanged(Some("y".into())));
     assert_eq!(lock.reserve("c", &Wanted::Next { from: 0, step: 1 }), Reserved::NoNext("y".into()));
     assert_eq!(lock.state.sequence.as_ref().map(|sequence| sequence.place), Some(2));
 }

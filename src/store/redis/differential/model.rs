@@ -20,7 +20,7 @@ use crate::lock::state::{
 };
 use crate::lock::token::Token;
 use crate::store::redis::{millis, release_args, seen_json, slots, ttl_ms};
-use crate::store::{Holding, KeyStatus, Past, Waiting};
+use crate::store::{HolderStatus, KeyStatus, PastRun, WaiterStatus};
 
 /// The state of a history so far, and what to ask Redis.
 pub(super) struct Model<'a> {
@@ -185,7 +185,7 @@ impl<'a> Model<'a> {
                 let place = if *waits { format!(", place {place}") } else { String::new() };
                 Answer { holder: self.named(first.as_ref()), ..Answer::new(format!("not mine{place}")) }
             }
-            Acquired::Done { began_unix_ms } => {
+            Acquired::NotNeeded { began_unix_ms } => {
                 self.seen.remove(token);
                 Answer::new(format!("done by one that began at {began_unix_ms}"))
             }
@@ -224,7 +224,7 @@ impl<'a> Model<'a> {
             Reserved::Mine { fence, value, .. } => format!("mine: fence {fence}, value {value}"),
             Reserved::Taken => "taken".into(),
             Reserved::NoNext(last) => format!("nothing after {last}"),
-            Reserved::Moved(last) => format!("moved to {}", last.as_deref().unwrap_or_default()),
+            Reserved::LastChanged(last) => format!("moved to {}", last.as_deref().unwrap_or_default()),
             Reserved::Cancelled => "cancelled".into(),
         };
         let is_left = applied.answer == Reserved::Cancelled;
@@ -311,8 +311,8 @@ impl<'a> Model<'a> {
         let (words, is_left) = match &applied.answer {
             Revoked::Free => ("free".into(), true),
             Revoked::Others(others) => (format!("others: {:?}", all(others)), true),
-            Revoked::From { from, is_untold, .. } => {
-                (format!("from: {:?}, free in {free_in}, untold {is_untold}", all(from)), false)
+            Revoked::From { from, may_run_unaware, .. } => {
+                (format!("from: {:?}, free in {free_in}, untold {may_run_unaware}", all(from)), false)
             }
         };
         let granted = self.granted(&applied.granted, is_left);
@@ -348,7 +348,7 @@ impl<'a> Model<'a> {
 
     fn status(&self) -> Answer {
         let now = self.facts.now;
-        let holding = |holder: &crate::lock::state::HolderState| Holding {
+        let holding = |holder: &crate::lock::state::HolderState| HolderStatus {
             who: holder.who.clone(),
             since_ms: holder.since_ms.min(now),
             expires_in: holder
@@ -363,14 +363,14 @@ impl<'a> Model<'a> {
             revoked: holder.revoked_by.is_some(),
             token: Some(holder.token.clone()),
         };
-        let waiting = |waiter: &WaiterState| Waiting { who: waiter.who.clone(), since_ms: Some(waiter.joined_ms) };
+        let waiting = |waiter: &WaiterState| WaiterStatus { who: waiter.who.clone(), since_ms: Some(waiter.joined_ms) };
         Answer::status(KeyStatus {
             key: Key::new("k".as_ref()).expect("is a key"),
             now_ms: now,
             fence: self.state.fence,
             holders: self.state.holders_in_force(&self.facts).into_iter().map(holding).collect(),
             waiters: self.state.living_waiters(&self.facts).into_iter().map(waiting).collect(),
-            last: self.state.last.as_ref().map(|last| Past {
+            last: self.state.last.as_ref().map(|last| PastRun {
                 who: last.who.clone(),
                 started_ms: last.started_unix_ms,
                 ended_ms: last.ended_unix_ms,

@@ -171,13 +171,13 @@ mod tests {
         const HOSTS: &str = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";
         for url in [format!("redis+sentinel://{HOSTS}/service"), format!("redis+cluster://{HOSTS}")] {
             let failed = failed_at(&url, [b"", b""]);
-            assert_eq!(failed.trouble, Trouble::Away, "{url}: {:#}", failed.error);
+            assert_eq!(failed.trouble, Trouble::Unavailable, "{url}: {:#}", failed.error);
             for words in ["closed the connection", "requires a password"] {
                 assert!(failed.error.to_string().contains(words), "{url}: {:#}", failed.error);
             }
             // One of three is not enough.
             for answers in [[LOCKED_OUT, LOCKED_OUT], [b"", LOCKED_OUT], [LOCKED_OUT, b""]] {
-                assert_eq!(failed_at(&url, answers).trouble, Trouble::Lasting, "{url}");
+                assert_eq!(failed_at(&url, answers).trouble, Trouble::Permanent, "{url}");
             }
         }
     }
