@@ -12,7 +12,7 @@ use super::outcome::Outcome;
 use super::start::NotStarted;
 use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
-use crate::supervise::{Finished, StartFailure, Why, why_not_executed};
+use crate::supervise::{Finished, StartFailure, StopReason, why_not_executed};
 use crate::text::escape::escaped;
 
 /// The most stuck processes that a message names.
@@ -83,11 +83,11 @@ impl Run<'_> {
     /// Returns the events that report how COMMAND ended.
     pub(super) fn end_events(&self, finished: Finished) -> impl Iterator<Item = Event<'static>> + Clone {
         let reason = match finished.why {
-            Some(Why::Lost) => Some(Reason::Lost),
-            Some(Why::TimedOut) => Some(Reason::TimedOut(self.plan.max_runtime.unwrap_or_default())),
-            Some(Why::Unguarded) => Some(Reason::Unguarded),
-            Some(Why::Orphaned) => Some(Reason::Orphaned),
-            Some(Why::LeftBehind) | None => None,
+            Some(StopReason::Lost) => Some(Reason::Lost),
+            Some(StopReason::TimedOut) => Some(Reason::TimedOut(self.plan.max_runtime.unwrap_or_default())),
+            Some(StopReason::Unguarded) => Some(Reason::Unguarded),
+            Some(StopReason::Orphaned) => Some(Reason::Orphaned),
+            Some(StopReason::LeftBehind) | None => None,
         };
         reason.map(Event::Killed).into_iter().chain([Event::Finished(finished.command)])
     }

@@ -3,7 +3,7 @@
 //! The exit statuses are part of the command line's contract: scripts depend on them.
 
 use crate::lock::ending::Ending;
-use crate::supervise::{Finished, Why};
+use crate::supervise::{Finished, StopReason};
 
 /// Every way a run of lockrun can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +43,12 @@ impl Outcome {
     /// Returns the outcome of a run whose COMMAND has `finished` in this way.
     pub fn of(finished: Finished) -> Self {
         match (finished.why, finished.command) {
-            (Some(Why::Lost), _) => Outcome::Lost,
-            (Some(Why::TimedOut), _) => Outcome::TimedOut,
-            (Some(Why::LeftBehind) | None, Some(ending)) => Outcome::Ended(ending),
-            (Some(Why::Unguarded | Why::Orphaned), _) | (Some(Why::LeftBehind) | None, None) => Outcome::Failed,
+            (Some(StopReason::Lost), _) => Outcome::Lost,
+            (Some(StopReason::TimedOut), _) => Outcome::TimedOut,
+            (Some(StopReason::LeftBehind) | None, Some(ending)) => Outcome::Ended(ending),
+            (Some(StopReason::Unguarded | StopReason::Orphaned), _) | (Some(StopReason::LeftBehind) | None, None) => {
+                Outcome::Failed
+            }
         }
     }
 

@@ -8,13 +8,13 @@ use super::start::NotStarted;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::store::{Release, Released, Retain, Store, StoreError};
-use crate::supervise::{Finished, Why};
+use crate::supervise::{Finished, StopReason};
 use crate::sys::clock::Moment;
 
 impl Run<'_> {
     /// Releases the lock, and reports how COMMAND ended.
     pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release) {
-        let is_lost = finished.why == Some(Why::Lost);
+        let is_lost = finished.why == Some(StopReason::Lost);
         let how = if is_lost { Release::at_once(finished.command) } else { how };
         let events = self.end_events(finished);
         events.clone().for_each(|event| self.reporter.log(&event));

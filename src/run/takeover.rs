@@ -5,27 +5,27 @@ use super::outcome::Outcome;
 use crate::config::plan::Plan;
 use crate::report::event::Event;
 use crate::store::{Backend, Claim, Release, left_behind};
-use crate::supervise::Why;
-use crate::supervise::guardian::watched_by_lockrun::End;
+use crate::supervise::StopReason;
+use crate::supervise::guardian::watched_by_lockrun::GuardianEnd;
 use crate::sys::clock::Moment;
 use crate::sys::stderr;
 
 /// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the guardian may not
 /// have done so. The guardian's own requests may still arrive after that: only the guardian knew whether all were answered.
-pub(super) fn complete(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
+pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     stderr::hurry();
     match end {
-        End::Guarded(ending) => Outcome::Ended(ending),
-        End::Gone => {
+        GuardianEnd::Completed(ending) => Outcome::Ended(ending),
+        GuardianEnd::NotStarted => {
             let is_clean = store.cancel(&claim, true);
             let left = left_behind(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
             let why = format!("lockrun's guardian process was killed; the command was not started{left}");
             Run::new(plan, claim).reporter.report(Event::Failed { why: &why });
             Outcome::Failed
         }
-        End::TakenOver(finished) => {
+        GuardianEnd::TakenOver(finished) => {
             let run = Run::new(plan, claim);
-            if finished.why == Some(Why::Lost) {
+            if finished.why == Some(StopReason::Lost) {
                 let why = "lockrun's guardian process was stopped or hung";
                 run.reporter.report(Event::Lost { why, stops: true });
             }
@@ -33,7 +33,7 @@ pub(super) fn complete(end: End, plan: &Plan, claim: Claim, mut store: Box<dyn B
             run.finish(&mut *store, finished, Release::at_once(finished.command));
             Outcome::of(finished)
         }
-        End::Unreleased(finished) => {
+        GuardianEnd::Unreleased(finished) => {
             // If the guardian has already released the lock, releasing it again changes nothing.
             if !finished.stuck {
                 let run = Run::new(plan, claim);

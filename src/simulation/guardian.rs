@@ -19,7 +19,7 @@ use crate::run::renewal::{Next, Renewal};
 use crate::run::wait::{self, Acquired, Wait, Watcher};
 use crate::store::{Grant, Held, Release, Retain, Store as _, Tried};
 use crate::supervise::guardian::GuardianMessage;
-use crate::supervise::{Finished, Launch, Supervisor, Why};
+use crate::supervise::{Finished, Launch, StopReason, Supervisor};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::WaitObserver;
@@ -118,8 +118,8 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
     }
     let mut world = port.world();
     world.runs[run].is_wake_set = true;
-    world.set_last_line(run, deadline);
-    world.runs[run].link.push_back(GuardianMessage::Allowed(deadline));
+    world.set_watchdog(run, deadline);
+    world.runs[run].link.push_back(GuardianMessage::LeasedUntil(deadline));
     drop(world);
     port.step();
     // The process that becomes the command checks the clock again.
@@ -145,8 +145,8 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
     let port = Port::current();
     let allow_until = |deadline: Deadline| {
         let mut world = port.world();
-        world.set_last_line(run, deadline);
-        world.send_to_lockrun(run, GuardianMessage::Allowed(deadline));
+        world.set_watchdog(run, deadline);
+        world.send_to_lockrun(run, GuardianMessage::LeasedUntil(deadline));
     };
     let mut orphaned = false;
     let finished = loop {
@@ -160,18 +160,18 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
                     supervisor.renewed(deadline);
                     allow_until(deadline);
                 }
-                Some(None) => supervisor.end(Why::Lost, Moment::now()),
+                Some(None) => supervisor.end(StopReason::Lost, Moment::now()),
                 None => break,
             }
         }
         if !orphaned && !port.world().runs[run].lockrun.is_alive {
             orphaned = true;
-            supervisor.end(Why::Orphaned, Moment::now());
+            supervisor.end(StopReason::Orphaned, Moment::now());
         }
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             break finished;
         }
-        if let Some(deadline) = supervisor.has_killed() {
+        if let Some(deadline) = supervisor.take_unreported_kill() {
             allow_until(deadline.after_kill());
         }
         port.wait(supervisor.wakes_at());
@@ -179,7 +179,7 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
     let mut world = port.world();
     world.command_is_over(run, finished);
     let its = &mut world.runs[run];
-    (its.last_line, its.is_wake_set) = (None, false);
+    (its.watchdog_at, its.is_wake_set) = (None, false);
     its.link.push_back(GuardianMessage::Finished(finished));
     finished
 }
@@ -252,7 +252,7 @@ fn take_back(run: RunId, shared: &Mutex<Option<SimulatedStore>>) -> SimulatedSto
 pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Finished, how: Release) {
     if finished.stuck {
         Port::current().world().say(run, "does not release the lock: something cannot be killed");
-    } else if finished.why == Some(Why::Lost) {
+    } else if finished.why == Some(StopReason::Lost) {
         release(store, run, plan, Release::at_once(finished.command));
     } else {
         release(store, run, plan, how);

@@ -8,7 +8,7 @@ use super::store::SimulatedStore;
 use super::world::{RunId, Side};
 use crate::store::{Release, Store as _};
 use crate::supervise::guardian::{GuardianMessage, Oversight, Stage};
-use crate::supervise::{Finished, Supervisor, Why};
+use crate::supervise::{Finished, StopReason, Supervisor};
 use crate::sys::clock::Moment;
 
 /// The process of lockrun.
@@ -78,7 +78,7 @@ fn take_over(run: RunId, oversight: &Oversight) {
     let is_late = oversight.takes_over_at().is_some_and(|at| now >= at);
     port.world().say(run, "lockrun takes over");
     port.world().kill(run, Side::Guardian);
-    let why = if is_late { Why::Lost } else { Why::Unguarded };
+    let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
     let mut supervisor = Supervisor::ending(SimulatedTree { run, side: Side::Lockrun }, now);
     let finished = loop {
         if let Some(finished) = supervisor.proceed(Moment::now()) {

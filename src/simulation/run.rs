@@ -74,7 +74,7 @@ pub struct Run {
     /// The fence of its grant, once it has one.
     pub fence: Option<u64>,
     /// When the kernel's timer kills the guardian, if it is set.
-    pub last_line: Option<Nanos>,
+    pub watchdog_at: Option<Nanos>,
     /// Whether the kernel continues lockrun when the guardian dies.
     pub is_wake_set: bool,
     /// The actor that uses the shared store at the moment.

@@ -37,7 +37,7 @@ pub enum Event {
     /// One of a command's processes starts another one.
     Fork { run: RunId },
     /// The kernel's timer goes off, if it is still set for this time.
-    LastLine { run: RunId, set_for: Nanos },
+    Watchdog { run: RunId, set_for: Nanos },
     /// A run begins on this lane.
     Start { lane: usize },
     /// Something goes wrong.
@@ -188,8 +188,8 @@ impl World {
             Event::Closed { store } => self.closed(store),
             Event::Death { run, process, how } => self.process_dies(run, process, how),
             Event::Fork { run } => self.forks(run),
-            Event::LastLine { run, set_for } => {
-                if self.runs[run].last_line == Some(set_for) {
+            Event::Watchdog { run, set_for } => {
+                if self.runs[run].watchdog_at == Some(set_for) {
                     self.say(run, "the timer kills the guardian");
                     self.kill(run, Side::Guardian);
                 }
@@ -246,7 +246,7 @@ impl World {
             renewals: VecDeque::new(),
             command: Command::default(),
             fence: None,
-            last_line: None,
+            watchdog_at: None,
             is_wake_set: false,
             store_user: None,
             undisturbed_since: 0,
@@ -360,7 +360,7 @@ impl World {
         let its = &mut self.runs[run];
         match side {
             Side::Guardian => {
-                its.last_line = None;
+                its.watchdog_at = None;
                 its.store_user = None;
                 if std::mem::take(&mut its.is_wake_set) && its.lockrun.is_alive && its.lockrun.is_stopped {
                     self.say(run, "the kernel continues lockrun");
@@ -403,10 +403,10 @@ impl World {
     }
 
     /// Sets the kernel's timer that kills the guardian.
-    pub fn set_last_line(&mut self, run: RunId, deadline: Deadline) {
+    pub fn set_watchdog(&mut self, run: RunId, deadline: Deadline) {
         let at = self.hosts[self.runs[run].host].global(fires_at(deadline));
-        self.runs[run].last_line = Some(at);
-        self.schedule(at, Event::LastLine { run, set_for: at });
+        self.runs[run].watchdog_at = Some(at);
+        self.schedule(at, Event::Watchdog { run, set_for: at });
     }
 
     /// Returns the next message in a store's mailbox.

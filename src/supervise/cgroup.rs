@@ -25,25 +25,25 @@ pub(super) struct Cgroup {
     procs: Option<File>,
 }
 
-/// Where a cgroup may be created: below lockrun's own cgroup, if that was delegated.
+/// The cgroup below which one for COMMAND may be created: lockrun's own, if that was delegated.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ParentCgroup {
     path: PathBuf,
     /// lockrun's own cgroup, as /proc shows it.
     shown: String,
 }
 
-impl Place {
-    /// Returns the place, if there is one. Changes nothing.
+impl ParentCgroup {
+    /// Returns the parent cgroup, if there is one. Changes nothing.
     pub(super) fn find() -> Option<Self> {
         let shown = own_cgroup()?;
         let path = mount_of_cgroups()?.join(&shown);
-        (is_delegated(&path) && path.join("cgroup.kill").exists()).then_some(Place { path, shown })
+        (is_delegated(&path) && path.join("cgroup.kill").exists()).then_some(ParentCgroup { path, shown })
     }
 
-    /// Creates a cgroup there, under a name that no other run has. Returns `None` if that fails, or if lockrun has been moved to another
+    /// Creates a cgroup in it, under a name that no other run has. Returns `None` if that fails, or if lockrun has been moved to another
     /// cgroup since: the limits on lockrun must apply to COMMAND.
-    pub(super) fn make(&self) -> Option<Cgroup> {
+    pub(super) fn create(&self) -> Option<Cgroup> {
         if own_cgroup().as_ref() != Some(&self.shown) {
             return None;
         }

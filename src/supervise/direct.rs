@@ -30,15 +30,15 @@ pub(super) fn watch(
     signals: &Signals,
     report_stuck: &dyn Fn(&[pid_t]),
 ) -> nix::Result<Finished> {
-    let mut stops = JobControl::new(has_terminal, supervisor.missed());
+    let mut job = JobControl::new(has_terminal, supervisor.missed());
     // Most runs have no time limit and need no timer.
     let mut alarm: Option<Alarm> = None;
     loop {
-        for signal in stops.take_pending(signals) {
+        for signal in job.take_pending(signals) {
             supervisor.forward(signal);
         }
-        if let Some(motion) = supervisor.reap() {
-            stops.moved(motion);
+        if let Some(job_state) = supervisor.reap() {
+            job.state_changed(job_state);
         }
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);
@@ -47,7 +47,7 @@ pub(super) fn watch(
             report_stuck(&supervisor.living());
         }
         // COMMAND's state is up to date: it was just reaped.
-        if stops.follows(Moment::now(), || true) {
+        if job.must_stop(Moment::now(), || true) {
             signals::stop_self();
             continue;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use libc::c_int;
 use nix::unistd::{getpid, getsid};
 
-use super::tree::Motion;
+use super::tree::JobState;
 use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Caught, Missed, Signals};
 
@@ -21,9 +21,9 @@ pub(super) struct JobControl {
     leads_session: bool,
     /// The last request to stop, if lockrun has neither stopped nor been continued since.
     requested_at: Option<Moment>,
-    command: Motion,
-    /// Whether `command` has changed since the last call of [`JobControl::follows`].
-    is_new: bool,
+    command: JobState,
+    /// Whether `command` has changed since the last call of [`JobControl::must_stop`].
+    has_changed: bool,
     /// The signals that arrived before COMMAND, or the guardian, existed.
     missed: Missed,
 }
@@ -32,7 +32,14 @@ impl JobControl {
     /// Returns the state of a run whose COMMAND, or guardian, has `missed` these signals.
     pub(super) fn new(has_terminal: bool, missed: Missed) -> Self {
         let leads_session = getsid(None) == Ok(getpid());
-        JobControl { has_terminal, leads_session, requested_at: None, command: Motion::Running, is_new: false, missed }
+        JobControl {
+            has_terminal,
+            leads_session,
+            requested_at: None,
+            command: JobState::Running,
+            has_changed: false,
+            missed,
+        }
     }
 
     /// Reads the pending signals, and returns those to relay to COMMAND.
@@ -59,9 +66,9 @@ impl JobControl {
     }
 
     /// Records that COMMAND was stopped or continued.
-    pub(super) fn moved(&mut self, command: Motion) {
+    pub(super) fn state_changed(&mut self, command: JobState) {
         self.command = command;
-        self.is_new = true;
+        self.has_changed = true;
     }
 
     /// Returns whether lockrun must stop now because COMMAND has stopped.
@@ -70,20 +77,20 @@ impl JobControl {
     /// SIGSTOP. On a terminal, a stop by TSTP, TTIN or TTOU counts even without a request: the shell waits for lockrun, and shows
     /// its prompt only when lockrun stops. A SIGSTOP without a request does not count: its sender will continue COMMAND alone.
     ///
-    /// Calls `is_stopped` last, to ask whether COMMAND is stopped at this moment: [`JobControl::moved`] may have been called late.
-    pub(super) fn follows(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
-        let is_new = std::mem::take(&mut self.is_new);
-        let Motion::Stopped { by_terminal } = self.command else { return false };
+    /// Calls `is_stopped` last, to ask whether COMMAND is stopped at this moment: [`JobControl::state_changed`] may have been called late.
+    pub(super) fn must_stop(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
+        let has_changed = std::mem::take(&mut self.has_changed);
+        let JobState::Stopped { by_terminal } = self.command else { return false };
         let requested = self.requested_at.is_some_and(|at| now.since(at) < TAKES_EFFECT_WITHIN);
-        let follows = (requested || is_new && by_terminal && self.has_terminal) && is_stopped();
-        if follows {
+        let must_stop = (requested || has_changed && by_terminal && self.has_terminal) && is_stopped();
+        if must_stop {
             self.requested_at = None;
         }
-        follows
+        must_stop
     }
 
     /// Returns whether lockrun must stop although COMMAND has not started. Each request counts once.
-    pub(super) fn stops_alone(&mut self) -> bool {
+    pub(super) fn must_stop_without_command(&mut self) -> bool {
         self.requested_at.take().is_some()
     }
 }
@@ -93,8 +100,8 @@ mod tests {
     use super::*;
 
     const TSTP: Caught = Caught { signal: libc::SIGTSTP, sent: false };
-    const BY_STOP: Motion = Motion::Stopped { by_terminal: false };
-    const BY_TERMINAL: Motion = Motion::Stopped { by_terminal: true };
+    const BY_STOP: JobState = JobState::Stopped { by_terminal: false };
+    const BY_TERMINAL: JobState = JobState::Stopped { by_terminal: true };
 
     fn at(seconds: u64) -> Moment {
         Moment::from_boot(Duration::from_secs(100 + seconds))
@@ -113,19 +120,19 @@ mod tests {
                 let mut job = job(has_terminal);
                 if requested_first {
                     job.take(TSTP, at(0));
-                    assert!(!job.follows(at(0), || true), "COMMAND goes on");
-                    job.moved(stop);
+                    assert!(!job.must_stop(at(0), || true), "COMMAND goes on");
+                    job.state_changed(stop);
                 } else {
-                    job.moved(stop);
+                    job.state_changed(stop);
                     let at_once = has_terminal && stop == BY_TERMINAL;
-                    assert_eq!(job.follows(at(0), || true), at_once);
+                    assert_eq!(job.must_stop(at(0), || true), at_once);
                     job.take(TSTP, at(1));
                 }
                 assert!(
-                    job.follows(at(2), || true),
+                    job.must_stop(at(2), || true),
                     "{stop:?}, on a terminal: {has_terminal}, requested first: {requested_first}"
                 );
-                assert!(!job.follows(at(2), || true), "once");
+                assert!(!job.must_stop(at(2), || true), "once");
             }
         }
     }
@@ -134,22 +141,22 @@ mod tests {
     fn a_ctrl_z_that_was_not_obeyed_is_forgotten() {
         let mut late = job(true);
         late.take(TSTP, at(0));
-        late.moved(BY_STOP);
-        assert!(!late.follows(at(1), || false), "it goes on already");
-        assert!(!late.follows(at(11), || true));
+        late.state_changed(BY_STOP);
+        assert!(!late.must_stop(at(1), || false), "it goes on already");
+        assert!(!late.must_stop(at(11), || true));
         late.take(TSTP, at(12));
-        assert!(late.follows(at(12), || true), "the next one counts");
+        assert!(late.must_stop(at(12), || true), "the next one counts");
         let mut continued = job(true);
         continued.take(TSTP, at(0));
         continued.take(Caught { signal: libc::SIGCONT, sent: true }, at(1));
-        continued.moved(BY_STOP);
-        assert!(!continued.follows(at(1), || true));
+        continued.state_changed(BY_STOP);
+        assert!(!continued.must_stop(at(1), || true));
         let mut over = job(true);
-        over.moved(BY_STOP);
-        assert!(!over.follows(at(0), || true), "there was no request");
-        over.moved(Motion::Running);
+        over.state_changed(BY_STOP);
+        assert!(!over.must_stop(at(0), || true), "there was no request");
+        over.state_changed(JobState::Running);
         over.take(TSTP, at(1));
-        assert!(!over.follows(at(1), || true), "COMMAND goes on");
+        assert!(!over.must_stop(at(1), || true), "COMMAND goes on");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use exit::{end_as, end_now};
 pub use interpreter::why_not_executed;
 pub use process::are_visible as processes_are_visible;
 pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
-pub use supervisor::{Finished, Why};
+pub use supervisor::{Finished, StopReason};
 #[cfg(test)]
 pub use supervisor::{Processes, Supervisor};
 

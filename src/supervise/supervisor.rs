@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use super::tree::{Motion, Tree};
+use super::tree::{JobState, Tree};
 use super::{Descendants, Launch};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
@@ -27,7 +27,7 @@ const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum StopReason {
     /// The lease was lost, or expired.
     Lost,
     /// The `--max-runtime` was exceeded.
@@ -46,7 +46,7 @@ pub struct Finished {
     /// How COMMAND's own process ended; `None` if it could not be killed, or another process reaped it.
     pub command: Option<Ending>,
     /// Why processes were ended; `None` if COMMAND ended by itself and left none to end.
-    pub why: Option<Why>,
+    pub why: Option<StopReason>,
     /// Whether some processes could not be killed.
     pub stuck: bool,
 }
@@ -77,7 +77,7 @@ pub struct Supervisor<P = Tree> {
     /// The lease was lost or has expired: the remaining processes no longer hold the lock.
     is_lost: bool,
     stage: Stage,
-    /// The first KILL was sent, and [`Supervisor::has_killed`] has not reported it yet.
+    /// The first KILL was sent, and [`Supervisor::take_unreported_kill`] has not reported it yet.
     unreported_kill: bool,
     /// [`Supervisor::is_newly_stuck`] has reported that some processes are stuck.
     has_reported_stuck: bool,
@@ -90,11 +90,11 @@ enum Stage {
     /// Nothing ends them.
     Running,
     /// TERM was sent. KILL is sent at `kill_at`, or earlier if the lease demands it.
-    Terminating { why: Why, kill_at: Moment },
+    Terminating { why: StopReason, kill_at: Moment },
     /// KILL was sent, and is sent again at `again_at`. Processes that remain at `stuck_at` count as stuck.
-    Killing { why: Why, again_at: Moment, stuck_at: Moment },
+    Killing { why: StopReason, again_at: Moment, stuck_at: Moment },
     /// The remaining processes cannot be killed. KILL is still repeated, at `again_at`.
-    Stuck { why: Why, again_at: Moment },
+    Stuck { why: StopReason, again_at: Moment },
 }
 
 impl<P: Processes> Supervisor<P> {
@@ -126,7 +126,7 @@ impl<P: Processes> Supervisor<P> {
             unreported_kill: false,
             has_reported_stuck: false,
         };
-        supervisor.end(Why::Unguarded, now);
+        supervisor.end(StopReason::Unguarded, now);
         supervisor
     }
 
@@ -164,9 +164,9 @@ impl<P: Processes> Supervisor<P> {
         self.is_lost |= self.lease.is_some_and(|lease| now >= lease.term_at);
         if matches!(self.stage, Stage::Running) {
             if self.is_lost {
-                self.end(Why::Lost, now);
+                self.end(StopReason::Lost, now);
             } else if self.stop_at.is_some_and(|stop_at| now >= stop_at) {
-                self.end(Why::TimedOut, now);
+                self.end(StopReason::TimedOut, now);
             }
         }
         match self.stage {
@@ -195,18 +195,18 @@ impl<P: Processes> Supervisor<P> {
     }
 
     /// Returns the deadline of the lease, if there is one, when KILL has begun since the last call. Repeated rounds do not count.
-    pub fn has_killed(&mut self) -> Option<Deadline> {
-        let has_killed = std::mem::take(&mut self.unreported_kill);
-        self.lease.filter(|_| has_killed)
+    pub fn take_unreported_kill(&mut self) -> Option<Deadline> {
+        let take_unreported_kill = std::mem::take(&mut self.unreported_kill);
+        self.lease.filter(|_| take_unreported_kill)
     }
 
     /// Begins to end everything: TERM now, and KILL `kill_after` later, or earlier if the lease demands it. If lockrun or the guardian
     /// is dead, KILL is due at once, even if the ending has begun already.
-    pub fn end(&mut self, why: Why, now: Moment) {
-        self.is_lost |= why == Why::Lost;
+    pub fn end(&mut self, why: StopReason, now: Moment) {
+        self.is_lost |= why == StopReason::Lost;
         let kill_at = match why {
-            Why::Orphaned | Why::Unguarded => now,
-            _ if self.is_closing() => return,
+            StopReason::Orphaned | StopReason::Unguarded => now,
+            _ if self.is_ending_command() => return,
             _ => now + self.kill_after,
         };
         if kill_at > now {
@@ -233,7 +233,7 @@ impl<P: Processes> Supervisor<P> {
             return Some(Finished { command: Some(command), why: None, stuck: false });
         }
         if self.descendants == Descendants::Kill {
-            self.end(Why::LeftBehind, now);
+            self.end(StopReason::LeftBehind, now);
         }
         None
     }
@@ -246,13 +246,13 @@ impl<P: Processes> Supervisor<P> {
 
     /// Returns whether the remaining processes keep the lock held. Those that COMMAND left behind do so only with
     /// [`Descendants::Wait`] or [`Descendants::Kill`].
-    fn holds(&self, why: Why) -> bool {
-        let can_hold = !self.is_lost && why != Why::Unguarded;
+    fn holds(&self, why: StopReason) -> bool {
+        let can_hold = !self.is_lost && why != StopReason::Unguarded;
         can_hold && (self.tree.ended().is_none() || self.descendants != Descendants::Leave)
     }
 
     /// Returns whether COMMAND is being ended.
-    pub(super) fn is_closing(&self) -> bool {
+    pub(super) fn is_ending_command(&self) -> bool {
         !matches!(self.stage, Stage::Running)
     }
 
@@ -279,9 +279,9 @@ impl Supervisor {
     }
 
     /// Reaps children that have ended, and notes those that have stopped. Returns whether COMMAND runs or is stopped, if that has changed.
-    pub(super) fn reap(&mut self) -> Option<Motion> {
+    pub(super) fn reap(&mut self) -> Option<JobState> {
         self.tree.reap();
-        self.tree.has_moved()
+        self.tree.take_job_state_change()
     }
 
     /// Leaves the remaining processes alone.

@@ -34,9 +34,9 @@ pub struct Tree {
     /// How COMMAND ended, once it was reaped.
     ended: Option<Ending>,
     /// Whether COMMAND is stopped, as last reported by the kernel.
-    motion: Motion,
-    /// A change of `motion` that [`Tree::has_moved`] has not returned yet.
-    unreported: Option<Motion>,
+    job_state: JobState,
+    /// A change of `job_state` that [`Tree::take_job_state_change`] has not returned yet.
+    unreported: Option<JobState>,
     /// No process of the tree is left.
     gone: bool,
     /// The signals that arrived before COMMAND was started.
@@ -44,12 +44,12 @@ pub struct Tree {
     /// COMMAND's own cgroup, if it was started in one.
     cgroup: Option<Cgroup>,
     /// The descendants that this process had before. They are left alone.
-    before: Preexisting,
+    preexisting: Preexisting,
 }
 
 /// Whether COMMAND runs or is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Motion {
+pub enum JobState {
     Running,
     Stopped {
         /// By TSTP, TTIN or TTOU; otherwise by SIGSTOP, which a terminal never sends.
@@ -61,7 +61,7 @@ impl Tree {
     /// Makes this process a child subreaper and starts COMMAND.
     pub(super) fn start(exec: &mut Exec, setup: Setup, mut cgroup: Option<Cgroup>) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let before = Preexisting::note(setup.own_group);
+        let preexisting = Preexisting::note(setup.own_group);
         let missed = Missed::until_now();
         let started = exec.spawn(setup);
         if let Some(cgroup) = &mut cgroup {
@@ -77,29 +77,29 @@ impl Tree {
             own_group: setup.own_group,
             own_child: true,
             ended: None,
-            motion: Motion::Running,
+            job_state: JobState::Running,
             unreported: None,
             gone: false,
             missed,
             cgroup,
-            before,
+            preexisting,
         })
     }
 
     /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one.
-    pub(super) fn adopt(command: pid_t, own_group: bool, before: Preexisting) -> Self {
+    pub(super) fn adopt(command: pid_t, own_group: bool, preexisting: Preexisting) -> Self {
         Tree {
             command,
             group: if own_group { command } else { own_group_id() },
             own_group,
             own_child: false,
             ended: None,
-            motion: Motion::Running,
+            job_state: JobState::Running,
             unreported: None,
             gone: false,
             missed: Missed::default(),
             cgroup: None,
-            before,
+            preexisting,
         }
     }
 
@@ -132,7 +132,7 @@ impl Tree {
     /// group: then COMMAND has been continued already, and may even have been stopped again by the next Ctrl-Z, which a relayed CONT
     /// must not undo.
     fn wants_continuing(&mut self) -> bool {
-        let was_stopped = matches!(self.motion, Motion::Stopped { .. });
+        let was_stopped = matches!(self.job_state, JobState::Stopped { .. });
         let heard = self.reap();
         was_stopped && !heard
     }
@@ -185,7 +185,7 @@ impl Tree {
                     // Preexisting children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
                     let may_be_gone = self.ended.is_some() || !self.own_child;
                     let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
-                    self.gone = may_be_gone && !self.before.is_empty() && is_all_dead();
+                    self.gone = may_be_gone && !self.preexisting.is_empty() && is_all_dead();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -196,15 +196,15 @@ impl Tree {
                 pid if pid != self.command || self.ended.is_some() => {}
                 _ => {
                     heard = true;
-                    let motion = if libc::WIFSTOPPED(status) {
-                        Motion::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
+                    let job_state = if libc::WIFSTOPPED(status) {
+                        JobState::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
                     } else {
-                        Motion::Running
+                        JobState::Running
                     };
-                    if motion != Motion::Running || motion != self.motion {
-                        self.unreported = Some(motion);
+                    if job_state != JobState::Running || job_state != self.job_state {
+                        self.unreported = Some(job_state);
                     }
-                    self.motion = motion;
+                    self.job_state = job_state;
                     self.ended = ending(status);
                 }
             }
@@ -219,7 +219,7 @@ impl Tree {
     }
 
     /// Returns whether COMMAND runs or is stopped; `None` if that has not changed since the last call.
-    pub(super) fn has_moved(&mut self) -> Option<Motion> {
+    pub(super) fn take_job_state_change(&mut self) -> Option<JobState> {
         self.unreported.take()
     }
 
@@ -254,7 +254,7 @@ impl Tree {
 
     /// Returns all descendants of this process that may be COMMAND's, including zombies; `None` if /proc does not show them.
     fn all(&self) -> Option<Vec<Process>> {
-        process::descendants(own_pid(), |process| self.before.includes(process))
+        process::descendants(own_pid(), |process| self.preexisting.includes(process))
     }
 }
 

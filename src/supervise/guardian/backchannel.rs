@@ -12,8 +12,8 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, 
 
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
-use crate::supervise::supervisor::{Finished, Why};
-use crate::supervise::tree::Motion;
+use crate::supervise::supervisor::{Finished, StopReason};
+use crate::supervise::tree::JobState;
 use crate::sys::clock::Moment;
 
 /// A message from the renewer to the guardian's main thread.
@@ -31,13 +31,13 @@ pub enum GuardianMessage {
     /// The lock was acquired, and COMMAND is about to start. The lease does not end COMMAND.
     Granted,
     /// The lease now has this deadline, which ends COMMAND. The first such message means that COMMAND is about to start.
-    Allowed(Deadline),
+    LeasedUntil(Deadline),
     /// COMMAND is executing, with this process id.
     Started(i32),
     /// COMMAND could not be started: the lock is about to be released.
     NotStarted,
     /// COMMAND was stopped or continued.
-    Moved(Motion),
+    JobStateChanged(JobState),
     /// COMMAND has ended: the lock is about to be released.
     Finished(Finished),
     /// The run is over: lockrun must end in this way.
@@ -72,10 +72,10 @@ mod code {
     pub const LOST: u64 = 2;
 
     pub const GRANTED: u64 = 1;
-    pub const ALLOWED: u64 = 2;
+    pub const LEASED_UNTIL: u64 = 2;
     pub const STARTED: u64 = 3;
     pub const NOT_STARTED: u64 = 4;
-    pub const MOVED: u64 = 5;
+    pub const JOB_STATE_CHANGED: u64 = 5;
     pub const FINISHED: u64 = 6;
     pub const OVER: u64 = 7;
 }
@@ -194,15 +194,19 @@ impl RenewerMessage {
 impl GuardianMessage {
     pub(super) fn encode(self) -> Frame {
         match self {
-            GuardianMessage::Allowed(deadline) => deadline_frame(code::ALLOWED, deadline),
+            GuardianMessage::LeasedUntil(deadline) => deadline_frame(code::LEASED_UNTIL, deadline),
             GuardianMessage::Started(pid) => [code::STARTED, pid.into_word(), 0, 0],
-            GuardianMessage::Moved(Motion::Running) => [code::MOVED, 0, 0, 0],
-            GuardianMessage::Moved(Motion::Stopped { by_terminal }) => [code::MOVED, 1, u64::from(by_terminal), 0],
+            GuardianMessage::JobStateChanged(JobState::Running) => [code::JOB_STATE_CHANGED, 0, 0, 0],
+            GuardianMessage::JobStateChanged(JobState::Stopped { by_terminal }) => {
+                [code::JOB_STATE_CHANGED, 1, u64::from(by_terminal), 0]
+            }
             GuardianMessage::Over(ending) => [code::OVER, ending_word(Some(ending)), 0, 0],
             GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
             GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
             GuardianMessage::Finished(Finished { command, why, stuck }) => {
-                let why = why.and_then(|why| WHYS.iter().position(|known| *known == why)).map_or(0, |at| at as u64 + 1);
+                let why = why
+                    .and_then(|why| STOP_REASONS.iter().position(|known| *known == why))
+                    .map_or(0, |at| at as u64 + 1);
                 [code::FINISHED, ending_word(command), why, u64::from(stuck)]
             }
         }
@@ -210,16 +214,18 @@ impl GuardianMessage {
 
     pub(super) fn decode(frame: Frame) -> Option<Self> {
         Some(match frame[0] {
-            code::ALLOWED => GuardianMessage::Allowed(deadline(frame)),
+            code::LEASED_UNTIL => GuardianMessage::LeasedUntil(deadline(frame)),
             code::STARTED => GuardianMessage::Started(int(frame[1])),
-            code::MOVED if frame[1] == 0 => GuardianMessage::Moved(Motion::Running),
-            code::MOVED => GuardianMessage::Moved(Motion::Stopped { by_terminal: frame[2] != 0 }),
+            code::JOB_STATE_CHANGED if frame[1] == 0 => GuardianMessage::JobStateChanged(JobState::Running),
+            code::JOB_STATE_CHANGED => {
+                GuardianMessage::JobStateChanged(JobState::Stopped { by_terminal: frame[2] != 0 })
+            }
             code::OVER => GuardianMessage::Over(ending(frame[1])?),
             code::GRANTED => GuardianMessage::Granted,
             code::NOT_STARTED => GuardianMessage::NotStarted,
             code::FINISHED => GuardianMessage::Finished(Finished {
                 command: ending(frame[1]),
-                why: usize::try_from(frame[2]).ok().and_then(|at| WHYS.get(at.checked_sub(1)?)).copied(),
+                why: usize::try_from(frame[2]).ok().and_then(|at| STOP_REASONS.get(at.checked_sub(1)?)).copied(),
                 stuck: frame[3] != 0,
             }),
             _ => return None,
@@ -228,7 +234,8 @@ impl GuardianMessage {
 }
 
 /// The reasons, in the order of their numbers in a message.
-const WHYS: [Why; 5] = [Why::Lost, Why::TimedOut, Why::Orphaned, Why::Unguarded, Why::LeftBehind];
+const STOP_REASONS: [StopReason; 5] =
+    [StopReason::Lost, StopReason::TimedOut, StopReason::Orphaned, StopReason::Unguarded, StopReason::LeftBehind];
 
 /// Encodes an ending; 0 stands for none.
 fn ending_word(ending: Option<Ending>) -> u64 {
@@ -299,18 +306,19 @@ mod tests {
         let (one, other) = Link::pair().expect("sockets");
         let commands = [None, Some(Ending::Exited(255)), Some(Ending::Signaled(9))];
         let ends = commands.iter().flat_map(|command| {
-            let whys = WHYS.iter().map(|why| Some(*why)).chain([None]);
-            whys.map(|why| GuardianMessage::Finished(Finished { command: *command, why, stuck: true }))
+            let reasons = STOP_REASONS.iter().map(|why| Some(*why)).chain([None]);
+            reasons.map(|why| GuardianMessage::Finished(Finished { command: *command, why, stuck: true }))
         });
         let over = [Ending::Exited(0), Ending::Signaled(15)].map(GuardianMessage::Over);
         let starts = [
             GuardianMessage::Granted,
-            GuardianMessage::Allowed(deadline),
+            GuardianMessage::LeasedUntil(deadline),
             GuardianMessage::Started(i32::MAX),
             GuardianMessage::NotStarted,
         ];
-        let motions = [Motion::Running, Motion::Stopped { by_terminal: true }, Motion::Stopped { by_terminal: false }];
-        for message in ends.chain(over).chain(starts).chain(motions.map(GuardianMessage::Moved)) {
+        let job_states =
+            [JobState::Running, JobState::Stopped { by_terminal: true }, JobState::Stopped { by_terminal: false }];
+        for message in ends.chain(over).chain(starts).chain(job_states.map(GuardianMessage::JobStateChanged)) {
             other.send(message);
             assert_eq!(one.next_message(), Ok(Some(message)));
         }

@@ -7,8 +7,8 @@ pub mod watched_by_lockrun;
 mod backchannel;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod last_line;
 mod oversight;
+mod watchdog;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,16 +21,16 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
 #[cfg(test)]
-pub use last_line::fires_at;
-#[cfg(test)]
 pub use oversight::{Oversight, Stage};
+#[cfg(test)]
+pub use watchdog::fires_at;
 
-use super::cgroup::{Cgroup, Place};
+use super::cgroup::{Cgroup, ParentCgroup};
 use super::entry;
 use super::exit;
 use super::process;
 use super::spawn::{Exec, Failure, Setup};
-use super::supervisor::{Finished, Supervisor, Why};
+use super::supervisor::{Finished, StopReason, Supervisor};
 use super::tree::Tree;
 use super::{Launch, Running};
 use crate::lock::ending::Ending;
@@ -41,13 +41,13 @@ use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 pub use backchannel::GuardianMessage;
 use backchannel::{Link, RenewerChannel, RenewerMessage};
-use last_line::{LastLine, Wake};
+use watchdog::{WakePipe, Watchdog};
 
 /// The guardian's own state.
 pub struct Guardian {
     lockrun: Lockrun,
     has_terminal: bool,
-    wake: Arc<Wake>,
+    wake: Arc<WakePipe>,
 }
 
 /// The guardian's view of lockrun.
@@ -61,7 +61,7 @@ struct Lockrun {
 
 impl Guardian {
     /// Makes this process, which lockrun (process id `pid`) has just forked, the guardian.
-    fn new(link: Link, wake: Wake, pid: pid_t, has_terminal: bool) -> Self {
+    fn new(link: Link, wake: WakePipe, pid: pid_t, has_terminal: bool) -> Self {
         // A name and a command line of its own, so that neither `killall -9 lockrun` nor `pkill -9 -f lockrun` kills both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
@@ -91,11 +91,11 @@ pub(super) struct Guard {
     /// The main thread's end of the renewer's channel, and the renewer's.
     renewer: (RenewerChannel, RenewerChannel),
     /// Present until COMMAND has ended.
-    last_line: Option<LastLine>,
+    watchdog: Option<Watchdog>,
     /// Where COMMAND's cgroup may be created. Taken when COMMAND starts.
-    place: Option<Place>,
+    parent_cgroup: Option<ParentCgroup>,
     /// Whether COMMAND is being ended.
-    is_closing: Arc<AtomicBool>,
+    is_ending_command: Arc<AtomicBool>,
 }
 
 impl Guard {
@@ -106,9 +106,9 @@ impl Guard {
             has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
-            last_line: Some(LastLine::prepare(Arc::clone(&guardian.wake)).map_err(Failure::NoTimer)?),
-            place: Place::find(),
-            is_closing: Arc::default(),
+            watchdog: Some(Watchdog::prepare(Arc::clone(&guardian.wake)).map_err(Failure::NoTimer)?),
+            parent_cgroup: ParentCgroup::find(),
+            is_ending_command: Arc::default(),
         })
     }
 
@@ -129,13 +129,13 @@ impl Guard {
             return Err(Failure::TooLate);
         }
         let ends_at = deadline.filter(|_| ends_command);
-        if let Some(last_line) = &mut self.last_line {
-            last_line.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
+        if let Some(watchdog) = &mut self.watchdog {
+            watchdog.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
         }
         // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND's processes.
-        lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::Allowed));
-        let place = self.place.take();
-        let cgroup = place.as_ref().and_then(Place::make);
+        lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::LeasedUntil));
+        let parent_cgroup = self.parent_cgroup.take();
+        let cgroup = parent_cgroup.as_ref().and_then(ParentCgroup::create);
         let setup = Setup {
             own_group: !self.has_terminal,
             dies_with_parent: true,
@@ -157,16 +157,16 @@ impl Guard {
     }
 
     /// Moves the moment at which the timer or lockrun kills this process.
-    fn allow_until(&mut self, deadline: Deadline) {
+    fn set_deadline(&mut self, deadline: Deadline) {
         // If the timer cannot be moved, it fires early, which is safe.
-        let _ = self.last_line.as_mut().map(|last_line| last_line.renewed(deadline));
-        self.lockrun.link.send_now(GuardianMessage::Allowed(deadline));
+        let _ = self.watchdog.as_mut().map(|watchdog| watchdog.renewed(deadline));
+        self.lockrun.link.send_now(GuardianMessage::LeasedUntil(deadline));
     }
 
     /// Returns the handle through which the renewer reports.
     pub(super) fn control(&self) -> Control {
-        let is_closing = Arc::clone(&self.is_closing);
-        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone(), is_closing }
+        let is_ending_command = Arc::clone(&self.is_ending_command);
+        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone(), is_ending_command }
     }
 
     /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND counts as ended. If it has
@@ -193,17 +193,17 @@ impl Guard {
                 match message {
                     RenewerMessage::Renewed(deadline) => {
                         supervisor.renewed(deadline);
-                        self.allow_until(deadline);
+                        self.set_deadline(deadline);
                     }
-                    RenewerMessage::Lost => supervisor.end(Why::Lost, Moment::now()),
+                    RenewerMessage::Lost => supervisor.end(StopReason::Lost, Moment::now()),
                 }
             }
             if !orphaned && self.lockrun.is_dead() {
                 orphaned = true;
-                supervisor.end(Why::Orphaned, Moment::now());
+                supervisor.end(StopReason::Orphaned, Moment::now());
             }
-            if let Some(motion) = supervisor.reap() {
-                self.lockrun.link.send_now(GuardianMessage::Moved(motion));
+            if let Some(job_state) = supervisor.reap() {
+                self.lockrun.link.send_now(GuardianMessage::JobStateChanged(job_state));
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
@@ -211,11 +211,11 @@ impl Guard {
             if supervisor.is_newly_stuck() {
                 report_stuck(&supervisor.living());
             }
-            if let Some(deadline) = supervisor.has_killed() {
-                self.allow_until(deadline.after_kill());
+            if let Some(deadline) = supervisor.take_unreported_kill() {
+                self.set_deadline(deadline.after_kill());
             }
-            self.is_closing.store(supervisor.is_closing(), Ordering::Relaxed);
-            // If the alarm cannot be set, the last line ends COMMAND.
+            self.is_ending_command.store(supervisor.is_ending_command(), Ordering::Relaxed);
+            // If the alarm cannot be set, the watchdog ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
             let (alarm, renewer) = (readable(&self.alarm), readable(&self.renewer.0));
             // A closed link would be readable for ever.
@@ -225,7 +225,7 @@ impl Guard {
                 poll(&mut [readable(signals), alarm, renewer, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
-        self.last_line = None;
+        self.watchdog = None;
         supervisor.dismiss();
         self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
@@ -237,8 +237,8 @@ impl Guard {
 pub struct Control {
     lockrun: Lockrun,
     guardian: RenewerChannel,
-    /// See [`Guard::is_closing`].
-    is_closing: Arc<AtomicBool>,
+    /// See [`Guard::is_ending_command`].
+    is_ending_command: Arc<AtomicBool>,
 }
 
 impl Control {
@@ -255,7 +255,7 @@ impl Control {
     /// Returns whether the lease must not be renewed because lockrun is stopped. Always `false` while COMMAND is being ended: processes
     /// that are still there may be stuck, and keep the lease.
     pub fn is_stopped(&self) -> bool {
-        !self.is_closing.load(Ordering::Relaxed) && self.lockrun.is_stopped()
+        !self.is_ending_command.load(Ordering::Relaxed) && self.lockrun.is_stopped()
     }
 }
 

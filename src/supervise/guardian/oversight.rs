@@ -5,7 +5,7 @@
 use libc::pid_t;
 
 use super::backchannel::GuardianMessage;
-use super::last_line;
+use super::watchdog;
 use crate::lock::lease::Deadline;
 use crate::supervise::supervisor::Finished;
 use crate::sys::clock::Moment;
@@ -46,7 +46,7 @@ impl Oversight {
     pub fn note(&mut self, message: GuardianMessage) {
         match message {
             GuardianMessage::Granted => self.stage = Stage::Granted,
-            GuardianMessage::Allowed(deadline) => {
+            GuardianMessage::LeasedUntil(deadline) => {
                 self.deadline = Some(deadline);
                 if self.stage == Stage::Waiting {
                     self.stage = Stage::Granted;
@@ -57,14 +57,14 @@ impl Oversight {
             GuardianMessage::Finished(finished) => {
                 *self = Oversight { stage: Stage::Finished(finished), deadline: None };
             }
-            GuardianMessage::Moved(_) | GuardianMessage::Over(_) => {}
+            GuardianMessage::JobStateChanged(_) | GuardianMessage::Over(_) => {}
         }
     }
 
     /// Returns when to take over if the guardian has not reported the end of COMMAND by then, because it is stopped or hangs.
     pub fn takes_over_at(&self) -> Option<Moment> {
         let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
-        self.deadline.filter(|_| may_run).map(last_line::fires_at)
+        self.deadline.filter(|_| may_run).map(watchdog::fires_at)
     }
 }
 
@@ -89,12 +89,12 @@ mod tests {
     fn a_command_that_may_run_is_taken_over_shortly_after_its_guardian_should_have_killed_it() {
         let mut oversight = Oversight::new();
         assert_eq!((oversight.stage(), oversight.takes_over_at()), (Stage::Waiting, None));
-        oversight.note(GuardianMessage::Allowed(deadline(at(0))));
+        oversight.note(GuardianMessage::LeasedUntil(deadline(at(0))));
         assert_eq!(oversight.stage(), Stage::Granted);
         oversight.note(GuardianMessage::Started(7));
-        oversight.note(GuardianMessage::Allowed(deadline(at(10))));
+        oversight.note(GuardianMessage::LeasedUntil(deadline(at(10))));
         assert_eq!(oversight.stage(), Stage::Running(7));
-        assert_eq!(oversight.takes_over_at(), Some(last_line::fires_at(deadline(at(10)))));
+        assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(10)))));
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
             (GuardianMessage::Finished(finished), Stage::Finished(finished)),
         ] {
             let mut oversight = Oversight::new();
-            oversight.note(GuardianMessage::Allowed(deadline(at(0))));
+            oversight.note(GuardianMessage::LeasedUntil(deadline(at(0))));
             oversight.note(message);
             assert_eq!((oversight.stage(), oversight.takes_over_at()), (stage, None));
         }

@@ -10,7 +10,7 @@
 //!
 //! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND started become
 //! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, lockrun kills it before the lease
-//! ends. If lockrun is stopped as well, a timer kills the guardian, and the kernel continues lockrun: see [`super::last_line`].
+//! ends. If lockrun is stopped as well, a timer kills the guardian, and the kernel continues lockrun: see [`super::watchdog`].
 
 #![allow(unsafe_code)]
 
@@ -23,14 +23,14 @@ use nix::sys::prctl;
 
 use super::Guardian;
 use super::backchannel::{GuardianMessage, Link};
-use super::last_line::Wake;
 use super::oversight::{Oversight, Stage};
+use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
 use crate::supervise::direct::watch;
 use crate::supervise::job::JobControl;
 use crate::supervise::preexisting::Preexisting;
 use crate::supervise::process::{self, Process};
-use crate::supervise::supervisor::{Finished, Supervisor, Why};
+use crate::supervise::supervisor::{Finished, StopReason, Supervisor};
 use crate::supervise::terminal;
 use crate::supervise::tree::{Child, Tree};
 use crate::sys::clock::Moment;
@@ -55,17 +55,17 @@ pub struct Parent {
     has_terminal: bool,
     /// The signals that arrived before the guardian was forked.
     missed: Missed,
-    before: Preexisting,
+    preexisting: Preexisting,
     oversight: Oversight,
 }
 
 /// How the guardian ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum GuardianEnd {
     /// It has done all its work, and lockrun must end in this way.
-    Guarded(Ending),
+    Completed(Ending),
     /// It was killed before COMMAND could start, or after COMMAND could not be started.
-    Gone,
+    NotStarted,
     /// It was killed, perhaps by lockrun, while COMMAND may have been running. COMMAND's processes are dead now, except stuck ones.
     TakenOver(Finished),
     /// It was killed after it reported how COMMAND ended, and perhaps before it released the lock.
@@ -75,9 +75,9 @@ pub enum End {
 /// Forks the guardian. Must be called while the process has one thread.
 pub fn fork() -> nix::Result<ForkSide> {
     let (ours, theirs) = Link::pair()?;
-    let wake = Wake::new()?;
+    let wake = WakePipe::new()?;
     let has_terminal = terminal::is_controlling();
-    let before = Preexisting::note(!has_terminal);
+    let preexisting = Preexisting::note(!has_terminal);
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
@@ -95,17 +95,17 @@ pub fn fork() -> nix::Result<ForkSide> {
         guardian: Child(forked),
         has_terminal,
         missed,
-        before,
+        preexisting,
         oversight: Oversight::new(),
     }))
 }
 
 impl Parent {
     /// Relays signals and waits until the run is over. Takes over if the guardian dies, is stopped or hangs.
-    pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<End> {
-        let mut stops = JobControl::new(self.has_terminal, self.missed);
+    pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<GuardianEnd> {
+        let mut job = JobControl::new(self.has_terminal, self.missed);
         loop {
-            for signal in stops.take_pending(signals) {
+            for signal in job.take_pending(signals) {
                 self.guardian.signal(signal);
                 // A stopped guardian would not handle the signal. If there is a time for taking over from it, lockrun waits for that.
                 if self.oversight.takes_over_at().is_none() && signals::is_fatal(signal) {
@@ -119,8 +119,8 @@ impl Parent {
                 match self.link.next_message() {
                     Ok(None) if !ended => break,
                     // The guardian has nothing left to do, so killing it now does no harm.
-                    Ok(Some(GuardianMessage::Over(ending))) => return Ok(End::Guarded(ending)),
-                    Ok(Some(GuardianMessage::Moved(motion))) => stops.moved(motion),
+                    Ok(Some(GuardianMessage::Over(ending))) => return Ok(GuardianEnd::Completed(ending)),
+                    Ok(Some(GuardianMessage::JobStateChanged(job_state))) => job.state_changed(job_state),
                     Ok(Some(message)) => {
                         self.oversight.note(message);
                         if let GuardianMessage::Started(_) = message {
@@ -129,16 +129,16 @@ impl Parent {
                     }
                     Ok(None) | Err(_) => {
                         return match self.oversight.stage() {
-                            Stage::Waiting => Ok(End::Gone),
-                            Stage::Finished(finished) => Ok(End::Unreleased(finished)),
+                            Stage::Waiting => Ok(GuardianEnd::NotStarted),
+                            Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished)),
                             Stage::Granted | Stage::Running(_) => self.take_over(signals),
                         };
                     }
                 }
             }
             // While the guardian waits for the lock, there is no COMMAND whose stop to wait for.
-            if stops.follows(Moment::now(), || self.command_is_stopped())
-                || self.oversight.stage() == Stage::Waiting && stops.stops_alone()
+            if job.must_stop(Moment::now(), || self.command_is_stopped())
+                || self.oversight.stage() == Stage::Waiting && job.must_stop_without_command()
             {
                 signals::stop_self();
                 continue;
@@ -161,20 +161,20 @@ impl Parent {
     }
 
     /// Kills the guardian and all its descendants, which become children of lockrun.
-    fn take_over(self, signals: &Signals) -> nix::Result<End> {
+    fn take_over(self, signals: &Signals) -> nix::Result<GuardianEnd> {
         let now = Moment::now();
         let is_late = self.oversight.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
         // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.
         std::mem::forget(self.guardian);
-        let why = if is_late { Why::Lost } else { Why::Unguarded };
+        let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
         let command = if let Stage::Running(command) = self.oversight.stage() { command } else { 0 };
-        let tree = Tree::adopt(command, !self.has_terminal, self.before);
+        let tree = Tree::adopt(command, !self.has_terminal, self.preexisting);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;
-        Ok(End::TakenOver(Finished { why: Some(why), ..finished }))
+        Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }))
     }
 }
 

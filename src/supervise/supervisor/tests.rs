@@ -69,7 +69,7 @@ fn the_lock_is_held_for_what_cannot_be_killed() {
     assert!(its.wakes_at().is_some_and(|wakes_at| wakes_at <= deadline(999).term_at));
     let (ended, finished) = works(&mut its, 1000..1100, false).expect("the lease lapses");
     assert!(at(ended) >= deadline(999).term_at && at(ended - 1) < deadline(999).term_at, "{ended}");
-    assert_eq!((finished.why, finished.stuck), (Some(Why::TimedOut), true));
+    assert_eq!((finished.why, finished.stuck), (Some(StopReason::TimedOut), true));
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn a_lock_that_is_lost_is_not_held() {
     for orphaned in [false, true] {
         let mut its = supervisor(Descendants::Leave);
         assert_eq!(works(&mut its, 0..5, true), None);
-        its.end(Why::Lost, at(5));
+        its.end(StopReason::Lost, at(5));
         if orphaned {
-            its.end(Why::Orphaned, at(5));
+            its.end(StopReason::Orphaned, at(5));
         }
         let (ended, finished) = works(&mut its, 5..100, true).expect("it is given up");
         assert!(ended < 30 && finished.stuck, "{ended} {finished:?}");
@@ -93,7 +93,7 @@ fn a_lease_that_is_over_does_not_wake_it_again_and_again() {
     assert!(its.is_newly_stuck());
     // The lease expires before the processes, which are being killed again, count as stuck again.
     assert_eq!(works(&mut its, 100..115, false), None);
-    its.end(Why::Orphaned, at(115));
+    its.end(StopReason::Orphaned, at(115));
     assert_eq!(works(&mut its, 115..130, false), None);
     let lapsed_at = deadline(99).term_at;
     assert!(lapsed_at < at(129));

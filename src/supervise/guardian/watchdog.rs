@@ -1,4 +1,4 @@
-//! The last line of defence: COMMAND ends in time even if lockrun and its guardian are stopped or hang.
+//! The watchdog, the last line of defence: COMMAND ends in time even if lockrun and its guardian are stopped or hang.
 //!
 //! A stopped process cannot act, but the kernel can act on it:
 //!
@@ -47,18 +47,18 @@ pub fn fires_at(deadline: Deadline) -> Moment {
 }
 
 /// The pipe between lockrun and its guardian. Nothing is ever written to it.
-pub(super) struct Wake {
+pub(super) struct WakePipe {
     reading: OwnedFd,
     _writing: OwnedFd,
 }
 
-impl Wake {
+impl WakePipe {
     /// Creates the pipe, before the guardian is forked. Fails if the process has no descriptor left.
     pub(super) fn new() -> nix::Result<Self> {
         let (reading, writing) = pipe2(OFlag::O_CLOEXEC)?;
         set(&reading, F_SETSIG, libc::SIGCONT)?;
         set(&reading, libc::F_SETFL, libc::O_ASYNC)?;
-        Ok(Wake { reading, _writing: writing })
+        Ok(WakePipe { reading, _writing: writing })
     }
 
     /// Returns the end that lockrun keeps open, and closes the other one.
@@ -74,17 +74,17 @@ impl Wake {
 }
 
 /// The guardian's timer and its end of the pipe. Dropping this disarms both.
-pub(super) struct LastLine {
-    wake: Arc<Wake>,
+pub(super) struct Watchdog {
+    wake: Arc<WakePipe>,
     timer: Timer,
 }
 
-impl LastLine {
+impl Watchdog {
     /// Creates the timer, in the guardian. Fails with `EAGAIN` if the limit on pending signals, which includes timers, is reached,
     /// and with another error where the system has no such timer or a sandbox forbids it.
-    pub(super) fn prepare(wake: Arc<Wake>) -> nix::Result<Self> {
+    pub(super) fn prepare(wake: Arc<WakePipe>) -> nix::Result<Self> {
         let kill = SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 };
-        Ok(LastLine { wake, timer: Timer::new(ClockId::CLOCK_BOOTTIME, SigEvent::new(kill))? })
+        Ok(Watchdog { wake, timer: Timer::new(ClockId::CLOCK_BOOTTIME, SigEvent::new(kill))? })
     }
 
     /// Arms the pipe, and the timer if there is a `deadline`, for a COMMAND that is about to start.
@@ -100,7 +100,7 @@ impl LastLine {
     }
 }
 
-impl Drop for LastLine {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         // Dropping the timer deletes it.
         self.wake.set_process(0);
