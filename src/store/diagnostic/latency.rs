@@ -20,14 +20,14 @@ const DRIFT: u32 = 100;
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     sent: Moment,
-    heard: Moment,
+    received: Moment,
     /// What the server's clock showed, since 1970.
     server: Duration,
 }
 
 impl Sample {
     fn took(&self) -> Duration {
-        self.heard.since(self.sent)
+        self.received.since(self.sent)
     }
 }
 
@@ -41,12 +41,12 @@ pub(in crate::store) fn diagnose<E>(
     for _ in 0..SAMPLES {
         let sent = Moment::now();
         let answer = ask()?;
-        let heard = Moment::now();
-        samples.extend(answer.map(|server| Sample { sent, heard, server }));
+        let received = Moment::now();
+        samples.extend(answer.map(|server| Sample { sent, received, server }));
         sleep(PAUSE);
     }
     let mut diagnostics = judge_latency(&samples, timeout);
-    diagnostics.extend(judge_evenness(&samples));
+    diagnostics.extend(judge_clock_rate(&samples));
     diagnostics.extend(samples.last().map(|last| compare(last, Moment::now(), SystemTime::now())));
     Ok(diagnostics)
 }
@@ -70,7 +70,7 @@ fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Diagnostic> {
 }
 
 /// Judges whether the server's clock runs as fast as ours.
-fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
+fn judge_clock_rate(samples: &[Sample]) -> Option<Diagnostic> {
     let best = |samples: &[Sample]| samples.iter().min_by_key(|sample| sample.took()).copied();
     let first = best(samples.get(..END)?)?;
     let last = best(samples.get(samples.len() - END..)?)?;
@@ -98,7 +98,7 @@ fn judge_evenness(samples: &[Sample]) -> Option<Diagnostic> {
 /// Compares the server's clock with that of this machine, which shows `wall` at `now`.
 fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Diagnostic {
     let wall = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let ours = wall.saturating_sub(now.since(sample.heard));
+    let ours = wall.saturating_sub(now.since(sample.received));
     let apart = ours.abs_diff(sample.server);
     Diagnostic::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks"))
 }
@@ -116,29 +116,29 @@ mod tests {
             let sent = PAUSE * number;
             Sample {
                 sent: Moment::from_boot(sent),
-                heard: Moment::from_boot(sent + took),
+                received: Moment::from_boot(sent + took),
                 server: Duration::from_secs(1_700_000_000) + there(sent + took / 2),
             }
         };
         (0..21).map(at).collect()
     }
 
-    fn evenness(took: Duration, there: impl Fn(Duration) -> Duration) -> Level {
-        judge_evenness(&series(took, there)).expect("is enough").level
+    fn clock_rate(took: Duration, there: impl Fn(Duration) -> Duration) -> Level {
+        judge_clock_rate(&series(took, there)).expect("is enough").level
     }
 
     #[test]
     fn a_clock_that_steps_or_drifts_is_found() {
-        assert_eq!(evenness(MS, |here| here), Level::Ok);
-        assert_eq!(evenness(MS, |here| here * 1005 / 1000), Level::Ok);
-        assert_eq!(evenness(MS, |here| here * 105 / 100), Level::Fail);
-        assert_eq!(evenness(MS, |here| here * 95 / 100), Level::Fail);
+        assert_eq!(clock_rate(MS, |here| here), Level::Ok);
+        assert_eq!(clock_rate(MS, |here| here * 1005 / 1000), Level::Ok);
+        assert_eq!(clock_rate(MS, |here| here * 105 / 100), Level::Fail);
+        assert_eq!(clock_rate(MS, |here| here * 95 / 100), Level::Fail);
         let half = Duration::from_millis(500);
-        assert_eq!(evenness(MS, |here| if here > half { here + half } else { here }), Level::Fail);
+        assert_eq!(clock_rate(MS, |here| if here > half { here + half } else { here }), Level::Fail);
         let back = Duration::from_mins(1);
-        assert_eq!(evenness(MS, |here| if here > half { here } else { here + back }), Level::Fail);
+        assert_eq!(clock_rate(MS, |here| if here > half { here } else { here + back }), Level::Fail);
         // Over a slow network a small difference cannot be detected.
-        assert_eq!(evenness(MS * 100, |here| here * 105 / 100), Level::Ok);
+        assert_eq!(clock_rate(MS * 100, |here| here * 105 / 100), Level::Ok);
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(level(MS * 400), Level::Ok);
         assert_eq!(level(MS * 600), Level::Warn);
         let mut samples = series(MS, |here| here);
-        samples[7].heard = samples[7].sent + MS * 3000;
+        samples[7].received = samples[7].sent + MS * 3000;
         assert_eq!(judge_latency(&samples, Duration::from_secs(5))[0].level, Level::Warn);
     }
 
@@ -156,7 +156,7 @@ mod tests {
     fn clocks_are_compared_at_one_moment() {
         let sample = series(MS, |here| here)[0];
         let wall = SystemTime::UNIX_EPOCH + sample.server + Duration::from_secs(8);
-        let said = compare(&sample, sample.heard + Duration::from_secs(5), wall).text;
+        let said = compare(&sample, sample.received + Duration::from_secs(5), wall).text;
         assert!(said.contains("3.0s apart"), "{said}");
     }
 }

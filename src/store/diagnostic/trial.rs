@@ -16,14 +16,14 @@ const TTL: Duration = Duration::from_mins(1);
 
 /// Tries the lock `key`, which nobody else may use. The caller must remove what this leaves in the store, even after a failure.
 pub(in crate::store) fn diagnose(store: &mut dyn Store, key: &Key) -> Diagnostic {
-    match hand_over(store, key) {
+    match hand_off(store, key) {
         Ok(()) => Diagnostic::ok("a lock was acquired, renewed, handed to a waiter and released"),
         Err(error) => Diagnostic::unusable(format!("a lock could not be tried out: {error:#}"), ""),
     }
 }
 
 /// One claim acquires the lock, another waits for it and gets it.
-fn hand_over(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
+fn hand_off(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     let claim = || Claim {
         key: key.clone(),
         token: Token::random(),

@@ -30,7 +30,7 @@ const OTHERS_AT_ALL: u32 = 0o077;
 
 /// The mode of a group's directory: files created there belong to the group. It is not sticky, because in a sticky directory the kernel may
 /// refuse to open another user's file with `O_CREAT`, even to root (fs.protected_regular).
-const SHARED: u32 = 0o2770;
+const GROUP_MODE: u32 = 0o2770;
 
 /// The mode bits that must be set on a group's lock file.
 const GROUP_USES: u32 = 0o060;
@@ -41,7 +41,7 @@ pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that no
 
 /// The sticky bit, set on lock files. systemd-tmpfiles(8) removes old files below /tmp and elsewhere, whether they are locked or not, but
 /// keeps files that have it.
-const KEPT: Mode = Mode::S_ISVTX;
+const STICKY: Mode = Mode::S_ISVTX;
 
 /// Who may use a lock directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Access {
     /// directory itself.
     pub(super) fn check_path(&self, path: &Path) -> Result<(), StoreError> {
         let Some(group) = self.group() else { return Ok(()) };
-        if !group.has_us().context("cannot find out the groups of this user")? {
+        if !group.includes_us().context("cannot find out the groups of this user")? {
             bail!(
                 "cannot use the lock directory {}: uid {} is not a member of {group}; let root add the user (usermod -a -G {} USER, in \
                  force from the next login on)",
@@ -110,7 +110,7 @@ impl Access {
             Access::Group(group) => return check_shared(group, directory, path, stat),
         };
         let path = escaped_path(path);
-        if stat.st_mode & 0o7777 == SHARED {
+        if stat.st_mode & 0o7777 == GROUP_MODE {
             let group = Group::numbered(stat.st_gid);
             bail!(
                 "refuses the lock directory {path}: {group} shares it; to use its locks, add ?group={} to the store's URL",
@@ -118,7 +118,7 @@ impl Access {
             );
         }
         // A directory for all users, such as /tmp: its mode is right, so do not advise changing it.
-        if stat.st_mode & forbidden != 0 && stat.st_mode & KEPT.bits() != 0 {
+        if stat.st_mode & forbidden != 0 && stat.st_mode & STICKY.bits() != 0 {
             bail!(
                 "refuses the lock directory {path}: others can write to it (mode {:04o}); name one below it that is yours alone, such \
                  as file:{path}/locks",
@@ -156,7 +156,7 @@ impl Access {
     }
 
     fn file_mode(&self) -> Mode {
-        let owner = KEPT | Mode::S_IRUSR | Mode::S_IWUSR;
+        let owner = STICKY | Mode::S_IRUSR | Mode::S_IWUSR;
         match self {
             Access::Owner | Access::OwnerOfNamed => owner,
             Access::Group(_) => owner | Mode::S_IRGRP | Mode::S_IWGRP,
@@ -205,7 +205,7 @@ impl Access {
 
 /// Returns the command that creates a directory for the group.
 fn installing(group: &Group, path: &Path) -> String {
-    format!("install -d -o root -g {} -m {SHARED:o} {}", word(&group.spelled()), path_word(path))
+    format!("install -d -o root -g {} -m {GROUP_MODE:o} {}", word(&group.spelled()), path_word(path))
 }
 
 /// Returns the end of a message: the commands that make root's directory at `path` fit for the group. Returns nothing if root should not
@@ -217,7 +217,7 @@ fn fitting(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> 
         return String::new();
     }
     let (group, path) = (word(&group.spelled()), path_word(path));
-    format!("; if it is meant for that, let root run: chgrp {group} {path} && chmod {SHARED:o} {path}")
+    format!("; if it is meant for that, let root run: chgrp {group} {path} && chmod {GROUP_MODE:o} {path}")
 }
 
 /// Returns whether the open directory is empty; `false` if it cannot be read.
@@ -245,8 +245,8 @@ fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat
     if stat.st_gid != group.gid() {
         return unfit(&format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid)));
     }
-    if mode != SHARED {
-        return unfit(&format!("its mode is {mode:04o}; a group's directory has {SHARED:o}"));
+    if mode != GROUP_MODE {
+        return unfit(&format!("its mode is {mode:04o}; a group's directory has {GROUP_MODE:o}"));
     }
     let readable = openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
     let has_list = readable.and_then(|directory| acl::has_any(&directory));

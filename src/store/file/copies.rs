@@ -22,10 +22,10 @@ const MARK: &[u8] = b"lockrun ";
 const HEADER: usize = 4 * 17;
 
 /// The lowest offset of a copy that is not at the beginning of the file. So small that two copies of an ordinary record share a page.
-const FIRST_PLACE: usize = 1024;
+const LOWEST_OFFSET: usize = 1024;
 
 /// The size in bytes of a file with two copies of an ordinary record, which is the smallest size of any file.
-pub(super) const LEAST_SIZE: u64 = 2 * FIRST_PLACE as u64;
+pub(super) const LEAST_SIZE: u64 = 2 * LOWEST_OFFSET as u64;
 
 /// The greatest size of a file in bytes: room for two copies with ten thousand holders. A file that others can write must not fill this
 /// process's memory.
@@ -39,7 +39,7 @@ pub(super) struct Copies(Vec<u8>);
 
 /// Where the copy that counts is, and the size of the file. All zero if there is no copy yet, except perhaps `size`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct CopyLocation {
     pub(super) at: usize,
     end: usize,
     serial: u64,
@@ -52,18 +52,18 @@ pub(super) enum Damage {
     /// The file was not written by lockrun.
     Foreign,
     /// The file is shorter than it was.
-    Cut,
+    Truncated,
     /// No copy is whole.
     Torn,
     /// The copy that counts is whole, but cannot be parsed as a record.
-    Strange,
+    Unparsable,
     /// The file is longer than any that lockrun writes.
-    Long,
+    TooLong,
 }
 
 /// A copy, as described by its first line.
 struct Copy<'f> {
-    place: Place,
+    location: CopyLocation,
     checksum: u64,
     /// The bytes that the checksum covers: the rest of the first line, and the record.
     summed: &'f [u8],
@@ -96,23 +96,26 @@ impl Copies {
         Copies(contents)
     }
 
-    /// Returns the record that counts, and its place; an empty record if the file is empty or has only zeros.
-    pub(super) fn newest(&self) -> Result<(Place, &[u8]), Damage> {
+    /// Returns the record that counts, and its location; an empty record if the file is empty or has only zeros.
+    pub(super) fn newest(&self) -> Result<(CopyLocation, &[u8]), Damage> {
         let file = self.0.as_slice();
         if is_foreign(file) {
             return Err(Damage::Foreign);
         }
         if file.len() > GREATEST_SIZE {
-            return Err(Damage::Long);
+            return Err(Damage::TooLong);
         }
-        let later = std::iter::successors(Some(FIRST_PLACE), |at| at.checked_mul(2)).take_while(|at| *at < file.len());
+        let later =
+            std::iter::successors(Some(LOWEST_OFFSET), |at| at.checked_mul(2)).take_while(|at| *at < file.len());
         let mut copies: Vec<Copy> = std::iter::once(0).chain(later).filter_map(|at| Copy::at(at, file)).collect();
-        copies.sort_unstable_by_key(|copy| std::cmp::Reverse(copy.place.serial));
+        copies.sort_unstable_by_key(|copy| std::cmp::Reverse(copy.location.serial));
         match copies.iter().find(|copy| copy.is_whole()) {
-            Some(copy) if copy.place.size > file.len() => Err(Damage::Cut),
-            Some(copy) => Ok((Place { size: file.len(), ..copy.place }, copy.record())),
+            Some(copy) if copy.location.size > file.len() => Err(Damage::Truncated),
+            Some(copy) => Ok((CopyLocation { size: file.len(), ..copy.location }, copy.record())),
             // The file was created or extended, and then the power failed or the process was killed.
-            None if file.iter().all(|byte| *byte == 0) => Ok((Place { size: file.len(), ..Place::default() }, &[])),
+            None if file.iter().all(|byte| *byte == 0) => {
+                Ok((CopyLocation { size: file.len(), ..CopyLocation::default() }, &[]))
+            }
             None => Err(Damage::Torn),
         }
     }
@@ -134,9 +137,9 @@ impl<'f> Copy<'f> {
         let start = at + MARK.len();
         let end = (start + HEADER).checked_add(usize::try_from(length).ok()?)?;
         let summed = file.get(start + HEADER / 4..end)?;
-        let place = Place { at, end, serial, size: usize::try_from(size).ok()? };
+        let location = CopyLocation { at, end, serial, size: usize::try_from(size).ok()? };
         // No copy could follow the greatest serial, and lockrun can never have written that many.
-        (serial < u64::MAX).then_some(Copy { place, checksum, summed })
+        (serial < u64::MAX).then_some(Copy { location, checksum, summed })
     }
 
     fn is_whole(&self) -> bool {
@@ -148,7 +151,7 @@ impl<'f> Copy<'f> {
     }
 }
 
-impl Place {
+impl CopyLocation {
     /// Writes `record` as the next copy. If that fails, the present copy still counts.
     pub(super) fn write(self, file: &File, record: &[u8]) -> io::Result<()> {
         let (next, copy) = self.next(record);
@@ -173,12 +176,12 @@ impl Place {
         Ok(())
     }
 
-    /// Returns the place and the bytes of the next copy.
-    pub(super) fn next(self, record: &[u8]) -> (Place, Vec<u8>) {
+    /// Returns the location and the bytes of the next copy.
+    pub(super) fn next(self, record: &[u8]) -> (CopyLocation, Vec<u8>) {
         let length = MARK.len() + HEADER + record.len() + 1;
         let fits_in_front = length <= self.at || self.end == 0;
-        let at = if fits_in_front { 0 } else { self.end.next_power_of_two().max(FIRST_PLACE) };
-        let size = (at + length).next_power_of_two().max(2 * FIRST_PLACE).max(self.size);
+        let at = if fits_in_front { 0 } else { self.end.next_power_of_two().max(LOWEST_OFFSET) };
+        let size = (at + length).next_power_of_two().max(2 * LOWEST_OFFSET).max(self.size);
         let serial = self.serial + 1;
         let mut summed = format!("{serial:016x} {size:016x} {:016x}\n", record.len()).into_bytes();
         summed.extend_from_slice(record);
@@ -186,7 +189,7 @@ impl Place {
         copy.extend_from_slice(format!("{:016x} ", checksum(&summed)).as_bytes());
         copy.append(&mut summed);
         copy.push(b'\n');
-        (Place { at, end: at + length, serial, size }, copy)
+        (CopyLocation { at, end: at + length, serial, size }, copy)
     }
 }
 
@@ -205,9 +208,9 @@ mod tests {
         lengths.iter().zip(b'a'..).map(|(length, letter)| vec![letter; *length]).collect()
     }
 
-    fn newest(file: &[u8]) -> Result<(Place, Vec<u8>), Damage> {
+    fn newest(file: &[u8]) -> Result<(CopyLocation, Vec<u8>), Damage> {
         let copies = Copies(file.to_vec());
-        copies.newest().map(|(place, record)| (place, record.to_vec()))
+        copies.newest().map(|(location, record)| (location, record.to_vec()))
     }
 
     /// Returns the record that counts.
@@ -216,15 +219,15 @@ mod tests {
     }
 
     /// Returns the file with the first `written` bytes of the next copy.
-    fn torn(file: &[u8], next: Place, copy: &[u8], written: usize) -> Vec<u8> {
+    fn torn(file: &[u8], next: CopyLocation, copy: &[u8], written: usize) -> Vec<u8> {
         let mut file = file.to_vec();
         file.resize(next.size, 0);
         file[next.at..next.at + written].copy_from_slice(&copy[..written]);
         file
     }
 
-    /// A file before a copy is written, the copy's place, the copy, and the record in it.
-    type Step = (Vec<u8>, Place, Vec<u8>, Vec<u8>);
+    /// A file before a copy is written, the copy's location, the copy, and the record in it.
+    type Step = (Vec<u8>, CopyLocation, Vec<u8>, Vec<u8>);
 
     /// Returns the steps by which the records are written to a file, one after the other.
     fn story() -> Vec<Step> {
@@ -233,8 +236,8 @@ mod tests {
         for record in records() {
             let mut repeats = true;
             while repeats {
-                let (place, _) = newest(&file).expect("it is whole");
-                let (next, copy) = place.next(&record);
+                let (location, _) = newest(&file).expect("it is whole");
+                let (next, copy) = location.next(&record);
                 states.push((file.clone(), next, copy.clone(), record.clone()));
                 repeats = next.size > file.len() && next.at > 0;
                 file = torn(&file, next, &copy, copy.len());
@@ -246,10 +249,10 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_was_written() {
         let file = tempfile::tempfile().expect("a temporary file");
-        assert_eq!(Copies::read(&file).expect("reads").newest(), Ok((Place::default(), &[][..])));
+        assert_eq!(Copies::read(&file).expect("reads").newest(), Ok((CopyLocation::default(), &[][..])));
         for record in records() {
-            let (place, _) = Copies::read(&file).expect("reads").newest().expect("it is whole");
-            place.write(&file, &record).expect("writes");
+            let (location, _) = Copies::read(&file).expect("reads").newest().expect("it is whole");
+            location.write(&file, &record).expect("writes");
             let copies = Copies::read(&file).expect("reads");
             assert_eq!(copies.newest().expect("it is whole").1, record);
         }
@@ -302,7 +305,7 @@ mod tests {
             let after = torn(&before, next, &copy, copy.len());
             for length in 1..after.len() {
                 let seen = read(&after[..length]);
-                assert!(matches!(seen, Err(Damage::Cut | Damage::Torn)), "{next:?} {length}: {seen:?}");
+                assert!(matches!(seen, Err(Damage::Truncated | Damage::Torn)), "{next:?} {length}: {seen:?}");
             }
             assert_eq!(read(&after[..0]), Ok(Vec::new()));
         }
@@ -311,11 +314,11 @@ mod tests {
     #[test]
     fn nothing_too_long_is_read_or_written() {
         let file = tempfile::tempfile().expect("a temporary file");
-        assert!(Place::default().write(&file, &vec![b'x'; GREATEST_SIZE]).is_err());
+        assert!(CopyLocation::default().write(&file, &vec![b'x'; GREATEST_SIZE]).is_err());
         assert_eq!(file.metadata().expect("it is there").len(), 0, "nothing was written");
-        Place::default().write(&file, b"record").expect("writes");
+        CopyLocation::default().write(&file, b"record").expect("writes");
         file.set_len(1 << 40).expect("a file with a hole");
-        assert_eq!(Copies::read(&file).expect("reads").newest(), Err(Damage::Long));
+        assert_eq!(Copies::read(&file).expect("reads").newest(), Err(Damage::TooLong));
         file.set_len(GREATEST_SIZE as u64).expect("a shorter one");
         assert_eq!(Copies::read(&file).expect("reads").newest().expect("it is whole").1, b"record");
     }

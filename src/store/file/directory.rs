@@ -51,19 +51,19 @@ impl Directory {
     pub(super) fn open(named: Option<&Path>, access: &Access) -> Result<Option<Self>, StoreError> {
         let path = path_of(named)?;
         access.check_path(&path)?;
-        Ok(Self::reach(&path, access, access.group().is_some())?.ok())
+        Ok(Self::open_at(&path, access, access.group().is_some())?.ok())
     }
 
     /// Does the same, but creates the directory if it does not exist.
     pub(super) fn open_or_create(named: Option<&Path>, access: &Access) -> Result<Self, StoreError> {
         let path = path_of(named)?;
         access.check_path(&path)?;
-        Self::reach(&path, access, true)?.map_err(|error| cannot_create(&path, &error))
+        Self::open_at(&path, access, true)?.map_err(|error| cannot_create(&path, &error))
     }
 
     /// Opens the directory at `path`, or creates it if it `may_create`. The inner error says that it does not exist or cannot be created,
     /// the outer one that it cannot or must not be used, or that it is a group's and does not exist.
-    pub(super) fn reach(path: &Path, access: &Access, may_create: bool) -> Result<io::Result<Self>, StoreError> {
+    pub(super) fn open_at(path: &Path, access: &Access, may_create: bool) -> Result<io::Result<Self>, StoreError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut created = false;
         let fd = loop {

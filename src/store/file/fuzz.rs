@@ -55,8 +55,8 @@ fn sealed(lines: &[u8]) -> Vec<u8> {
 fn contents(data: &[u8]) {
     const NEXT: &[u8] = b"{\"fence\":7}";
     let copies = Copies::of(data.to_vec());
-    let Ok((place, _)) = copies.newest() else { return };
-    let (next, copy) = place.next(NEXT);
+    let Ok((location, _)) = copies.newest() else { return };
+    let (next, copy) = location.next(NEXT);
     let mut file = data.to_vec();
     file.resize(file.len().max(next.size), 0);
     file[next.at..next.at + copy.len()].copy_from_slice(&copy);

@@ -50,7 +50,7 @@ impl Group {
     }
 
     /// Returns whether this process has the rights of a member. Root always counts as one.
-    pub(super) fn has_us(&self) -> nix::Result<bool> {
+    pub(super) fn includes_us(&self) -> nix::Result<bool> {
         Ok(geteuid().is_root() || getegid() == self.gid || getgroups()?.contains(&self.gid))
     }
 }

@@ -43,7 +43,7 @@ const SLOTS: i64 = 1 << 41;
 
 /// How long to wait for the record. Reading or changing it takes microseconds; a process that is stopped meanwhile must not block the
 /// others without an error.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The flags for opening a lock file. Another user may have put something else there: with these, open(2) neither follows a link nor waits.
 const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
@@ -118,7 +118,7 @@ impl LockFile {
 
     /// Enters the turnstile unless another run stays at it. Waits for a run that is only passing. Returns whether it entered.
     pub(super) fn enter_now(&self) -> nix::Result<bool> {
-        self.enter_within(PATIENCE)
+        self.enter_within(RECORD_TIMEOUT)
     }
 
     /// Does the same, but waits no longer than `patience` for a run that is only passing.

@@ -47,7 +47,7 @@ use access::Access;
 use directory::Directory;
 use facts::KernelFacts;
 use lock_file::LockFile;
-use turnstile::{Found, Place};
+use turnstile::{PendingClaim, SlotReply};
 use unreadable::Unreadable;
 
 pub(super) use url::KIND;
@@ -62,7 +62,7 @@ pub struct FileStore {
     directory: Option<PathBuf>,
     access: Access,
     /// Where a claim waits, if one does.
-    place: Option<Place>,
+    pending: Option<PendingClaim>,
     locked: Option<Locked>,
 }
 
@@ -76,7 +76,7 @@ struct Locked {
 impl FileStore {
     /// Creates the store in `directory`, or in the default one, for the users that `access` allows.
     fn new(directory: Option<PathBuf>, access: Access) -> Self {
-        FileStore { directory, access, place: None, locked: None }
+        FileStore { directory, access, pending: None, locked: None }
     }
 
     /// Returns the directory, if it exists. Only acquiring a lock creates it.
@@ -99,34 +99,34 @@ impl FileStore {
 impl Store for FileStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         for _ in 0..VANISHED_MAX {
-            let place = match &mut self.place {
-                Some(place) => place,
+            let pending = match &mut self.pending {
+                Some(pending) => pending,
                 none => {
                     let directory = Directory::open_or_create(self.directory.as_deref(), &self.access)?;
-                    none.insert(Place::at(directory, claim)?)
+                    none.insert(PendingClaim::at(directory, claim)?)
                 }
             };
-            match place.ask(claim, if_held)? {
-                Found::Mine(grant) => {
-                    let file = self.place.take().map(Place::into_file).filter(|_| grant.lease_from.is_none());
+            match pending.ask(claim, if_held)? {
+                SlotReply::Mine(grant) => {
+                    let file = self.pending.take().map(PendingClaim::into_file).filter(|_| grant.lease_from.is_none());
                     self.locked = file.map(|file| Locked { file, slot: grant.slot });
                     return Ok(Tried::Mine(grant));
                 }
-                Found::Held(held) => {
+                SlotReply::Held(held) => {
                     if if_held == IfHeld::Leave {
-                        self.place = None;
+                        self.pending = None;
                     }
                     return Ok(Tried::Held(held));
                 }
-                Found::NotQueued(held) => {
-                    self.place = None;
+                SlotReply::NotQueued(held) => {
+                    self.pending = None;
                     return Ok(Tried::NotQueued(held));
                 }
-                Found::NotNeeded(done) => {
-                    self.place = None;
+                SlotReply::NotNeeded(done) => {
+                    self.pending = None;
                     return Ok(Tried::NotNeeded(done));
                 }
-                Found::Vanished => self.place = None,
+                SlotReply::Vanished => self.pending = None,
             }
         }
         Err(vanishes(&self.directory_for_a_lock()?, &claim.key))
@@ -139,8 +139,8 @@ impl Store for FileStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
-        let Some(place) = &mut self.place else { return Ok(Wakeup::TryAgain) };
-        Ok(place.sleep(until, waiter, observer)?)
+        let Some(pending) = &mut self.pending else { return Ok(Wakeup::TryAgain) };
+        Ok(pending.sleep(until, waiter, observer)?)
     }
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
@@ -176,7 +176,7 @@ impl Store for FileStore {
 
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         // A waiter is in the kernel's queue, and nowhere else.
-        if self.place.take().is_some() {
+        if self.pending.take().is_some() {
             return true;
         }
         let cancel = |state: &mut LockState, facts: &KernelFacts<'_>| {
@@ -210,7 +210,7 @@ impl Store for FileStore {
             };
             // In a list of all keys, one failure must not hide the others. A request for one key gets the error.
             match key {
-                None => note(look(), &mut listing),
+                None => add_found(look(), &mut listing),
                 Some(_) => listing.found.extend(look()?),
             }
         }
@@ -277,7 +277,7 @@ impl Prune for FileStore {
                     Ok(key)
                 })
             };
-            note(remove(), &mut listing);
+            add_found(remove(), &mut listing);
         }
         listing.found.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         Ok(listing)
@@ -292,7 +292,7 @@ impl Diagnose for FileStore {
 
 /// Adds what was found in one of many files to the `listing`, or the error that it cannot be read. Ignores a file that may never have been
 /// a lock file.
-fn note<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) {
+fn add_found<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) {
     match looked {
         Ok(found) => listing.found.extend(found),
         Err(error) if error.downcast_ref().is_some_and(Unreadable::is_foreign) => {}

@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 
 use super::copies::{Copies, Damage};
 use super::facts::KernelFacts;
-use super::lock_file::{LockFile, PATIENCE};
+use super::lock_file::{LockFile, RECORD_TIMEOUT};
 use super::unreadable::Unreadable;
 use crate::lock::state::LockState;
 use crate::store::StoreError;
@@ -66,7 +66,7 @@ impl LockFile {
         change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let copies = self.copies()?;
-        let (place, before) = copies.newest().map_err(|damage| self.unreadable(damage))?;
+        let (location, before) = copies.newest().map_err(|damage| self.unreadable(damage))?;
         let mut state = self.read(before)?;
         let facts = KernelFacts::of(self, ours);
         let result = change(&mut state, &facts)?;
@@ -74,7 +74,7 @@ impl LockFile {
         let after = serde_json::to_vec(&state)?;
         let was_never_written = before.is_empty() && state == LockState::default();
         if after != before && !was_never_written {
-            place.write(&self.file, &after).with_context(|| format!("cannot write {}", self.path))?;
+            location.write(&self.file, &after).with_context(|| format!("cannot write {}", self.path))?;
         }
         Ok(result)
     }
@@ -100,7 +100,7 @@ impl LockFile {
     fn read(&self, record: &[u8]) -> Result<LockState, StoreError> {
         match record {
             [] => Ok(LockState::default()),
-            text => serde_json::from_slice(text).map_err(|_| self.unreadable(Damage::Strange).into()),
+            text => serde_json::from_slice(text).map_err(|_| self.unreadable(Damage::Unparsable).into()),
         }
     }
 
@@ -116,7 +116,7 @@ impl LockFile {
     }
 
     fn lock_record(&self) -> Result<(), StoreError> {
-        let give_up_at = Moment::now() + PATIENCE;
+        let give_up_at = Moment::now() + RECORD_TIMEOUT;
         let mut tries = 0;
         while !self.take_record().with_context(|| format!("cannot lock {}", self.path))? {
             tries += 1;
@@ -124,7 +124,7 @@ impl LockFile {
                 return Err(anyhow!(
                     "{} has been in use for {}s; is a lockrun stopped?",
                     self.path,
-                    PATIENCE.as_secs()
+                    RECORD_TIMEOUT.as_secs()
                 ));
             }
             // Its owner may only be waiting for a processor.

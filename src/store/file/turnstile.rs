@@ -23,7 +23,7 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::fr
 const LOOK_ANYWAY: Duration = Duration::from_secs(5);
 
 /// The result of requesting a slot.
-pub(super) enum Found {
+pub(super) enum SlotReply {
     /// A slot was acquired.
     Mine(Grant),
     /// No slot is free, or other runs are ahead.
@@ -36,9 +36,9 @@ pub(super) enum Found {
     Vanished,
 }
 
-/// A claim's place at a lock file. Dropping it closes the file, which frees all of the claim's kernel locks on it.
+/// A claim on a lock file that has not acquired it yet. Dropping it closes the file, which frees all of the claim's kernel locks on it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PendingClaim {
     directory: Directory,
     file: LockFile,
     /// The claim's place among the waiters (see places.rs), while it waits.
@@ -53,11 +53,11 @@ pub(super) struct Place {
     look_again: Option<Duration>,
 }
 
-impl Place {
+impl PendingClaim {
     /// Opens the lock file of the claim, creating it if it is missing.
     pub(super) fn at(directory: Directory, claim: &Claim) -> Result<Self, StoreError> {
         let file = LockFile::open_or_create(&directory, &claim.key)?;
-        Ok(Place {
+        Ok(PendingClaim {
             directory,
             file,
             waits_at: None,
@@ -70,27 +70,27 @@ impl Place {
 
     /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and leaves the turnstile to
     /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock.
-    pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Found, StoreError> {
+    pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<SlotReply, StoreError> {
         if !self.is_next && !self.enter(claim, if_held)? {
             let found = self.look(claim)?;
             return self.join(found, if_held);
         }
         self.is_next = true;
         let found = self.take(claim).and_then(|found| self.join(found, if_held));
-        if !matches!(found, Ok(Found::Held(_))) || if_held == IfHeld::Leave {
+        if !matches!(found, Ok(SlotReply::Held(_))) || if_held == IfHeld::Leave {
             self.leave()?;
         }
         found
     }
 
     /// Takes a place among the waiters if the lock was found held and the claim is to be queued; otherwise frees the claim's place.
-    fn join(&mut self, found: Found, if_held: IfHeld) -> Result<Found, StoreError> {
+    fn join(&mut self, found: SlotReply, if_held: IfHeld) -> Result<SlotReply, StoreError> {
         match (found, if_held) {
-            (Found::Held(held), IfHeld::Queue { max_waiting, .. }) => {
+            (SlotReply::Held(held), IfHeld::Queue { max_waiting, .. }) => {
                 if self.waits_at.is_none() {
                     self.waits_at = self.file.take_place(max_waiting)?;
                 }
-                Ok(if self.waits_at.is_some() { Found::Held(held) } else { Found::NotQueued(held) })
+                Ok(if self.waits_at.is_some() { SlotReply::Held(held) } else { SlotReply::NotQueued(held) })
             }
             (found, _) => {
                 // Explicitly: COMMAND will inherit the descriptor, and would keep the place.
@@ -103,13 +103,15 @@ impl Place {
     }
 
     /// Returns what can be seen from outside the turnstile.
-    fn look(&self, claim: &Claim) -> Result<Found, StoreError> {
+    fn look(&self, claim: &Claim) -> Result<SlotReply, StoreError> {
         self.file.look(|state, facts| {
             let now = facts.now();
             if let Some(began_ms) = state.done_since(claim.once_per, now) {
-                return Ok(Found::NotNeeded(RecentSuccess { began_ms, now_ms: now.unix_ms }));
+                return Ok(SlotReply::NotNeeded(RecentSuccess { began_ms, now_ms: now.unix_ms }));
             }
-            Ok(Found::Held(state.first_held(now, facts).map(|held| from_state::held(held, now)).unwrap_or_default()))
+            Ok(SlotReply::Held(
+                state.first_held(now, facts).map(|held| from_state::held(held, now)).unwrap_or_default(),
+            ))
         })
     }
 
@@ -144,9 +146,9 @@ impl Place {
     }
 
     /// Takes the lowest free slot that the claim may have. The claim must have the turnstile.
-    fn take(&mut self, claim: &Claim) -> Result<Found, StoreError> {
+    fn take(&mut self, claim: &Claim) -> Result<SlotReply, StoreError> {
         if !self.file.has_its_name(&self.directory)? {
-            return Ok(Found::Vanished);
+            return Ok(SlotReply::Vanished);
         }
         self.file.edit(|state, facts| {
             let applied =
@@ -155,16 +157,16 @@ impl Place {
                 facts.free_taken()?;
             }
             Ok(match applied.answer {
-                state::Acquired::Mine { fence, slot, leased } => Found::Mine(answers::grant(fence, slot, leased)),
+                state::Acquired::Mine { fence, slot, leased } => SlotReply::Mine(answers::grant(fence, slot, leased)),
                 state::Acquired::Held { first, .. } => {
                     self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
-                    Found::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
+                    SlotReply::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
                 }
                 state::Acquired::NotNeeded { began_unix_ms: began_ms } => {
-                    Found::NotNeeded(RecentSuccess { began_ms, now_ms: facts.now().unix_ms })
+                    SlotReply::NotNeeded(RecentSuccess { began_ms, now_ms: facts.now().unix_ms })
                 }
                 // Does not occur: no request to a file can be in flight.
-                state::Acquired::Cancelled => Found::Held(Held::default()),
+                state::Acquired::Cancelled => SlotReply::Held(Held::default()),
             })
         })
     }
@@ -195,13 +197,13 @@ impl Place {
         }
         let look_at = Moment::now() + self.look_again.unwrap_or(LOOK_ANYWAY);
         let wake_at = [until, self.lease_ends_at].into_iter().flatten().fold(look_at, Moment::min);
-        let mut turn = Turn { file: &self.file, is_ours: true, observer };
+        let mut turn = TurnstileObserver { file: &self.file, is_ours: true, observer };
         let woken = waiter.wait_for(changes.as_fd(), Some(wake_at), &mut turn);
         self.is_next = turn.is_ours;
         match woken.with_context(|| self.cannot_lock())? {
             WakeReason::Signal(signal) => return Ok(Wakeup::Signal(signal)),
             WakeReason::Ready => {
-                changes.take_in();
+                changes.drain();
                 self.look_again = Some(LOOK_AGAIN.0);
             }
             // The turnstile was given up while lockrun was stopped: back into the queue.
@@ -231,13 +233,13 @@ impl Place {
 
 /// Observes a wait at the turnstile. Gives the turnstile up before a stop signal stops lockrun: other runs must not wait for one that is
 /// stopped.
-struct Turn<'a> {
+struct TurnstileObserver<'a> {
     file: &'a LockFile,
     is_ours: bool,
     observer: &'a mut dyn WaitObserver,
 }
 
-impl WaitObserver for Turn<'_> {
+impl WaitObserver for TurnstileObserver<'_> {
     fn tick_every(&self) -> Option<Duration> {
         self.observer.tick_every()
     }
@@ -283,7 +285,7 @@ impl Changes {
     }
 
     /// Reads and discards the pending events: they only show that something has changed.
-    fn take_in(&self) {
+    fn drain(&self) {
         if let Some(inotify) = &self.0 {
             while inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
         }

@@ -26,10 +26,10 @@ impl Unreadable {
         let Unreadable { path, damage, .. } = self;
         let what = match damage {
             Damage::Foreign => return format!("{path} does not hold the record of a lock, but something else"),
-            Damage::Cut => "the file was cut off",
+            Damage::Truncated => "the file was cut off",
             Damage::Torn => "no copy of it is whole",
-            Damage::Strange => "it cannot be understood",
-            Damage::Long => "the file is longer than any that lockrun writes",
+            Damage::Unparsable => "it cannot be understood",
+            Damage::TooLong => "the file is longer than any that lockrun writes",
         };
         format!("the record in {path} is broken ({what})")
     }

@@ -14,21 +14,21 @@ pub(in crate::store) const KIND: Kind =
 
 /// A directory (`None`: the default one), and the group that shares it, if one does.
 #[derive(Debug, PartialEq, Eq)]
-struct Place(Option<PathBuf>, Option<String>);
+struct FileAddress(Option<PathBuf>, Option<String>);
 
-impl Location for Place {
+impl Location for FileAddress {
     fn open(&self, _: Duration) -> Result<Box<dyn Backend>, String> {
         let access = match self {
-            Place(None, _) => Access::Owner,
-            Place(Some(_), None) => Access::OwnerOfNamed,
-            Place(Some(_), Some(group)) => Access::Group(Group::find(group)?),
+            FileAddress(None, _) => Access::Owner,
+            FileAddress(Some(_), None) => Access::OwnerOfNamed,
+            FileAddress(Some(_), Some(group)) => Access::Group(Group::find(group)?),
         };
         Ok(Box::new(FileStore::new(self.0.clone(), access)))
     }
 }
 
 /// Reads a URL that begins with `file:`.
-fn parse(url: &str) -> Result<Place, String> {
+fn parse(url: &str) -> Result<FileAddress, String> {
     let rest = url.strip_prefix("file:").unwrap_or(url);
     if rest.contains('#') {
         return Err("has a # in it; write %23".into());
@@ -43,7 +43,7 @@ fn parse(url: &str) -> Result<Place, String> {
     }
     if path.is_empty() && !place.starts_with("//") {
         return match group {
-            None => Ok(Place(None, None)),
+            None => Ok(FileAddress(None, None)),
             Some(_) => Err("has a group, and the default directory is one user's; write file:/DIR?group=NAME".into()),
         };
     }
@@ -56,7 +56,7 @@ fn parse(url: &str) -> Result<Place, String> {
     if !path.is_absolute() {
         return Err("is not an absolute path; write file:/DIR, or file: for the default directory".into());
     }
-    Ok(Place(Some(path), group))
+    Ok(FileAddress(Some(path), group))
 }
 
 #[cfg(test)]
@@ -65,13 +65,13 @@ mod tests {
 
     #[test]
     fn urls_are_read() {
-        let place = |path: &str, group: Option<&str>| Ok(Place(Some(path.into()), group.map(str::to_owned)));
-        assert_eq!(parse("file:"), Ok(Place(None, None)));
-        assert_eq!(parse("file:/a%20b"), place("/a b", None));
-        assert_eq!(parse("file:///a"), place("/a", None));
-        assert_eq!(parse("file:/a%3Fb?group=x"), place("/a?b", Some("x")));
-        assert_eq!(parse("file:///a?group=a%26b"), place("/a", Some("a&b")));
-        assert_eq!(parse("file:/a?"), place("/a", None));
+        let named = |path: &str, group: Option<&str>| Ok(FileAddress(Some(path.into()), group.map(str::to_owned)));
+        assert_eq!(parse("file:"), Ok(FileAddress(None, None)));
+        assert_eq!(parse("file:/a%20b"), named("/a b", None));
+        assert_eq!(parse("file:///a"), named("/a", None));
+        assert_eq!(parse("file:/a%3Fb?group=x"), named("/a?b", Some("x")));
+        assert_eq!(parse("file:///a?group=a%26b"), named("/a", Some("a&b")));
+        assert_eq!(parse("file:/a?"), named("/a", None));
     }
 
     #[test]

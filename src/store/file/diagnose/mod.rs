@@ -31,7 +31,7 @@ pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic>
 fn missing(named: Option<&Path>, access: &Access) -> Result<Vec<Diagnostic>, StoreError> {
     let path = path_of(named)?;
     let stand_in = StandIn::beside(&path);
-    let directory = Directory::reach(&stand_in.0, access, true)?.map_err(|error| cannot_create(&path, &error))?;
+    let directory = Directory::open_at(&stand_in.0, access, true)?.map_err(|error| cannot_create(&path, &error))?;
     let found = Diagnostic::note(
         format!("the lock directory {} does not exist; an empty one beside it was looked at instead", path.display()),
         "the first run creates it; if there should be locks in it, check the store's URL",

@@ -75,7 +75,7 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
             return vec![Diagnostic::unusable(text, "no lock can be had without")];
         }
     };
-    diagnostics.push(judge_pace(pace(directory)));
+    diagnostics.push(judge_latency(measure_latency(directory)));
     diagnostics.push(judge_watch(watch(path)));
     diagnostics
 }
@@ -124,7 +124,7 @@ fn judge_conflict(call: &str, conflicts: nix::Result<bool>) -> Diagnostic {
 }
 
 /// Measures how long it takes to create a file and lock it. Returns the median and the maximum.
-fn pace(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
+fn measure_latency(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
     let mut spans = Vec::new();
     for _ in 0..ROUNDS {
         let started = Moment::now();
@@ -138,8 +138,8 @@ fn pace(directory: BorrowedFd<'_>) -> nix::Result<(Duration, Duration)> {
     Ok((spans[ROUNDS / 2], spans[ROUNDS - 1]))
 }
 
-fn judge_pace(pace: nix::Result<(Duration, Duration)>) -> Diagnostic {
-    match pace {
+fn judge_latency(measured: nix::Result<(Duration, Duration)>) -> Diagnostic {
+    match measured {
         Ok((median, worst)) => {
             let text = format!("a lock takes {median:.1?}, at worst {worst:.1?}");
             if median > SLOW {
@@ -186,9 +186,9 @@ mod tests {
 
     #[test]
     fn slowness_is_found() {
-        let pace = |ms| judge_pace(Ok((Duration::from_millis(ms), Duration::from_secs(1)))).level;
-        assert_eq!(pace(1), Level::Ok);
-        assert_eq!(pace(60), Level::Warn);
+        let level = |ms| judge_latency(Ok((Duration::from_millis(ms), Duration::from_secs(1)))).level;
+        assert_eq!(level(1), Level::Ok);
+        assert_eq!(level(60), Level::Warn);
     }
 
     #[test]
