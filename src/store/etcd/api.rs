@@ -81,14 +81,14 @@ pub(super) struct Lease {
 /// The same, as a message of a stream.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Streamed {
+pub(super) struct LeaseMessage {
     pub(super) result: Lease,
 }
 
 /// A message of a watch.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Watched {
+pub(super) struct WatchMessage {
     pub(super) result: Events,
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Event {
 /// The answer to a log-in.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Admitted {
+pub(super) struct LoggedIn {
     pub(super) token: String,
 }
 

@@ -62,15 +62,15 @@ pub(super) struct Change {
     operations: Vec<Operation>,
     /// The leases to create before that, with their seconds.
     grants: Vec<(i64, u64)>,
-    /// The leases that are useless after that.
-    pub(super) ended: Vec<i64>,
+    /// The leases that are unused after that.
+    pub(super) unused_leases: Vec<i64>,
     /// The new row of the asking client, if it joins the queue, and the lease of the row.
     pub(super) own_row: Option<(String, i64)>,
     /// The rows whose waiters are granted the lock or called by this, see [`RowValue::challenge`].
     pub(super) challenges: Vec<(String, u64)>,
     /// Whether the transaction also reads the lock as the change leaves it: the asking client holds it then, and will know it
     /// for its next operation.
-    pub(super) looks_back: bool,
+    pub(super) reads_back: bool,
 }
 
 /// The states before and after a change.
@@ -82,10 +82,10 @@ pub(super) struct Draft<'a> {
     /// Whether the lease of the asking client is renewed, see
     /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
-    /// Whether the lock was not read for this, see [`Known`](super::operation::Known).
+    /// Whether the lock was not read for this, see [`RememberedLock`](super::operation::RememberedLock).
     pub(super) is_from_memory: bool,
     /// Whether to write the record even if it stays the same.
-    pub(super) forces: bool,
+    pub(super) forces_write: bool,
 }
 
 impl Draft<'_> {
@@ -99,10 +99,10 @@ impl Draft<'_> {
             compare: vec![Compare::Unchanged(self.scope.names.state.clone(), self.found().record_revision)],
             operations: Vec::new(),
             grants: Vec::new(),
-            ended: Vec::new(),
+            unused_leases: Vec::new(),
             own_row: None,
             challenges: Vec::new(),
-            looks_back: false,
+            reads_back: false,
         };
         if self.is_from_memory {
             let (names, found) = (&self.scope.names, self.found());
@@ -120,7 +120,7 @@ impl Draft<'_> {
         // Reading very many waiters would cost more than it saves.
         let reads_few = !self.scope.reads_all_rows() || self.found().rows.len() <= FIRST_WAITERS as usize;
         let has_room = change.operations.len() + self.scope.operations().len() <= OPERATIONS_MAX;
-        change.looks_back = holds && reads_few && has_room;
+        change.reads_back = holds && reads_few && has_room;
         change
     }
 
@@ -145,7 +145,7 @@ impl Draft<'_> {
                     change.operations.push(Operation::Put { key, value: String::new(), lease });
                 }
             }
-            change.ended.extend(old);
+            change.unused_leases.extend(old);
         }
         for life in &self.found().lives {
             let was_there = self.before.holders.iter().any(|holder| holder.token == life.token);
@@ -155,7 +155,7 @@ impl Draft<'_> {
                 if change.operations.len() < LIVES_MAX {
                     change.operations.push(Operation::Delete(names.life(&life.token)));
                 }
-                change.ended.push(life.lease);
+                change.unused_leases.push(life.lease);
             }
         }
     }
@@ -175,7 +175,7 @@ impl Draft<'_> {
                     change.compare.extend([row.unchanged(), Compare::Attached(row.name.clone(), row.lease)]);
                 }
                 change.operations.push(Operation::Delete(row.name.clone()));
-                change.ended.push(row.lease);
+                change.unused_leases.push(row.lease);
                 continue;
             };
             changes_grants |= waiter.grant.is_some() != row.value.waiter.grant.is_some();
@@ -215,11 +215,11 @@ impl Draft<'_> {
         let changes_record = *record != self.found().stored;
         // A client that has seen the lock before this must not act on what has changed since.
         let is_needed = changes_record || changes_grants || !change.operations.is_empty() && self.changes_holders();
-        if !is_needed && !self.forces {
+        if !is_needed && !self.forces_write {
             return;
         }
         let key = self.scope.names.state.clone();
-        change.operations.push(if *record == LockState::default() && !self.forces {
+        change.operations.push(if *record == LockState::default() && !self.forces_write {
             Operation::Delete(key)
         } else {
             Operation::Put { key, value: json(record), lease: 0 }
@@ -263,19 +263,19 @@ impl Change {
     }
 
     /// Returns the requests that make the change; the last is the transaction. It also reads the lock: as it was found if the
-    /// change is not made, and as the change leaves it if it [`looks_back`](Change::looks_back).
+    /// change is not made, and as the change leaves it if it [`reads_back`](Change::reads_back).
     pub(super) fn requests(&self, scope: &Scope, leases: &NewLeases) -> Vec<Request> {
         let new = self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease));
         let grants = new.map(|(lease, seconds)| api::grant(*lease, *seconds));
         let reads = scope.operations();
-        let changes = self.operations.iter().chain(reads.iter().filter(|_| self.looks_back));
+        let changes = self.operations.iter().chain(reads.iter().filter(|_| self.reads_back));
         grants.chain([api::transaction(&self.compare, changes, &reads)]).collect()
     }
 
     /// Returns those of the transaction's responses that read the lock as the change leaves it.
-    pub(super) fn looked_back(&self, transacted: Transacted) -> Option<Transacted> {
+    pub(super) fn read_back(&self, transacted: Transacted) -> Option<Transacted> {
         let responses = transacted.responses.into_iter().skip(self.operations.len()).collect();
-        self.looks_back.then_some(Transacted { responses, ..transacted })
+        self.reads_back.then_some(Transacted { responses, ..transacted })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::api::{self, Admitted};
+use super::api::{self, LoggedIn};
 use super::failure::Failure;
 use super::http::{Connection, Request, Response};
 use super::url::{Cluster, shown};
@@ -186,7 +186,7 @@ impl Client {
                 }
                 Err(failure) => failure,
             };
-            if effect == Effect::Writes && failure.is_open() {
+            if effect == Effect::Writes && failure.leaves_outcome_open() {
                 self.may_be_done = true;
             }
             return Err(failure);
@@ -214,7 +214,7 @@ impl Client {
         if let Some(failure) = Failure::of_response(response) {
             return Err(failure);
         }
-        self.token = Some(api::read::<Admitted>(&response.body)?.token);
+        self.token = Some(api::read::<LoggedIn>(&response.body)?.token);
         Ok(())
     }
 
@@ -246,7 +246,7 @@ fn converse(
 }
 
 fn has_no_token(response: &Response) -> bool {
-    matches!(Failure::of_response(response), Some(Failure::Refused(refusal)) if refusal.is_of_token())
+    matches!(Failure::of_response(response), Some(Failure::Refused(refusal)) if refusal.is_unknown_token())
 }
 
 /// Returns what our clock shows, in milliseconds of Unix time.

@@ -68,14 +68,14 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     let lease = change::number();
     let granted: api::Lease = ask(&mut store.client, &api::grant(lease, 1), timeout)?;
     diagnostics.push(judge_least_lease(granted.ttl));
-    store.useless.push(lease);
+    store.unused_leases.push(lease);
     let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
     diagnostics.push(trial::diagnose(store, &key));
     let _ = store.once(on(&key), |state, _| {
         *state = LockState::default();
         Ok(Applied::only(()))
     });
-    store.tidy();
+    store.revoke_unused_leases();
     Ok(())
 }
 
@@ -114,12 +114,12 @@ fn each_member(cluster: &Cluster, timeout: Duration) -> Vec<Diagnostic> {
             )),
         }
     }
-    diagnostics.extend(judge_way(cluster, timeout));
+    diagnostics.extend(judge_encryption(cluster, timeout));
     diagnostics
 }
 
 /// Judges whether anybody could listen on the way to the members.
-fn judge_way(cluster: &Cluster, timeout: Duration) -> Option<Diagnostic> {
+fn judge_encryption(cluster: &Cluster, timeout: Duration) -> Option<Diagnostic> {
     let exposed = if cluster.login.is_some() {
         Diagnostic::warn(
             "the password travels over the network in clear",

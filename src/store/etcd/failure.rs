@@ -80,18 +80,18 @@ impl Refusal {
     }
 
     /// Returns whether the token of our log-in is no longer known.
-    pub(super) fn is_of_token(&self) -> bool {
+    pub(super) fn is_unknown_token(&self) -> bool {
         self.code == UNAUTHENTICATED
             || self.code == INVALID_ARGUMENT && self.message.contains("revision of auth store is old")
     }
 
     /// Returns whether the lease does not exist, or no longer.
-    pub(super) fn is_no_lease(&self) -> bool {
+    pub(super) fn lease_is_missing(&self) -> bool {
         self.code == NOT_FOUND
     }
 
     /// Returns whether the lease exists already.
-    pub(super) fn is_lease_there(&self) -> bool {
+    pub(super) fn lease_exists(&self) -> bool {
         self.code == FAILED_PRECONDITION && self.message.contains("lease already exists")
     }
 }
@@ -157,7 +157,7 @@ impl Failure {
     }
 
     /// Returns whether the request may have been carried out all the same.
-    pub(super) fn is_open(&self) -> bool {
+    pub(super) fn leaves_outcome_open(&self) -> bool {
         match self {
             Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => true,
             // A proposal that timed out may still be accepted.

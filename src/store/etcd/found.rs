@@ -12,7 +12,7 @@ use crate::lock::token::Token;
 /// How many waiters are read at first, besides the asking client; and the factor by which this grows if too few of them
 /// answer.
 pub(super) const FIRST_WAITERS: u32 = 16;
-pub(super) const MORE: u32 = 8;
+pub(super) const GROWTH_FACTOR: u32 = 8;
 
 /// Where the row of the asking client is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,8 +211,9 @@ impl Found {
             }
         }
         // The record was deleted, and its holder may still run.
-        let strangers = self.lives.iter().filter(|life| Some(&life.token) != asking && self.is_stranger(&life.token));
-        state.holders.extend(strangers.map(|life| stranger(&life.token, now_ms)));
+        let unrecorded =
+            self.lives.iter().filter(|life| Some(&life.token) != asking && self.is_unrecorded(&life.token));
+        state.holders.extend(unrecorded.map(|life| unrecorded_holder(&life.token, now_ms)));
         state.waiters = self.rows.iter().map(|row| observed.waiter(row, now_ms)).collect();
         state
     }
@@ -238,14 +239,14 @@ impl Found {
     /// Returns whether the asking client holds the lock alone, and no waiter that was read is granted the lock, called or
     /// passed over.
     pub(super) fn is_held_alone_by(&self, asking: &Token) -> bool {
-        let is_exclusive = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
+        let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
         let is_alive = matches!(&self.lives[..], [life] if life.token == *asking);
         let is_quiet = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
-        is_exclusive && is_alive && self.rows.iter().all(is_quiet)
+        is_alone && is_alive && self.rows.iter().all(is_quiet)
     }
 
     /// Returns whether this holder is missing from the record.
-    pub(super) fn is_stranger(&self, token: &Token) -> bool {
+    pub(super) fn is_unrecorded(&self, token: &Token) -> bool {
         self.stored.holders.iter().all(|holder| holder.token != *token)
     }
 
@@ -272,7 +273,7 @@ impl Found {
 }
 
 /// Returns a holder of which only the life is known, not for how long it lasts.
-fn stranger(token: &Token, now_ms: u64) -> HolderState {
+fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
     const UNKNOWN_MS: u64 = 1000;
     let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: None };
     HolderState {
@@ -289,7 +290,7 @@ fn stranger(token: &Token, now_ms: u64) -> HolderState {
 pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, renewed: Option<&Token>) -> LockState {
     let mut record = LockState { waiters: Vec::new(), ..state.clone() };
     let was_there = |token: &Token| before.holders.iter().any(|holder| holder.token == *token);
-    record.holders.retain(|holder| !found.is_stranger(&holder.token) || !was_there(&holder.token));
+    record.holders.retain(|holder| !found.is_unrecorded(&holder.token) || !was_there(&holder.token));
     for holder in &mut record.holders {
         let old = |state: &LockState| state.holders.iter().find(|it| it.token == holder.token).map(|it| it.lease);
         if renewed != Some(&holder.token)

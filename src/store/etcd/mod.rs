@@ -43,9 +43,9 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use client::{Client, Effect};
 use facts::{EtcdFacts, Observed};
 use failure::Failure;
-use operation::{Committed, Known, Subject};
+use operation::{Committed, RememberedLock, Subject};
 use url::Cluster;
-use waiting::Place;
+use waiting::WaitState;
 
 pub(super) use url::KIND;
 
@@ -60,11 +60,11 @@ pub struct EtcdStore {
     /// The name of our row in the queue, and its lease.
     own_row: Option<(String, i64)>,
     /// Our place in the queue, if we wait.
-    place: Option<Place>,
+    wait: Option<WaitState>,
     /// What is known of the lock, if its next operation need not read it.
-    known: Option<Known>,
+    remembered: Option<RememberedLock>,
     /// Leases to which nothing is attached any more.
-    useless: Vec<i64>,
+    unused_leases: Vec<i64>,
 }
 
 impl EtcdStore {
@@ -76,9 +76,9 @@ impl EtcdStore {
             timeout,
             observed: Observed::default(),
             own_row: None,
-            place: None,
-            known: None,
-            useless: Vec::new(),
+            wait: None,
+            remembered: None,
+            unused_leases: Vec::new(),
         })
     }
 
@@ -122,8 +122,8 @@ impl EtcdStore {
     }
 
     /// Revokes the leases to which nothing is attached any more. If that fails, they expire.
-    fn tidy(&mut self) {
-        let mut leases = std::mem::take(&mut self.useless);
+    fn revoke_unused_leases(&mut self) {
+        let mut leases = std::mem::take(&mut self.unused_leases);
         leases.sort_unstable();
         leases.dedup();
         let requests: Vec<_> = leases.into_iter().filter(|lease| *lease != 0).map(api::revoke).collect();
@@ -150,8 +150,8 @@ impl EtcdStore {
 
     /// Forgets our place in the queue.
     fn leave(&mut self) {
-        self.place = None;
-        self.useless.extend(self.own_row.take().map(|(_, lease)| lease));
+        self.wait = None;
+        self.unused_leases.extend(self.own_row.take().map(|(_, lease)| lease));
     }
 }
 
@@ -171,14 +171,14 @@ impl Store for EtcdStore {
             IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
-        let seen = self.place.as_ref().and_then(|place| place.seen.clone());
+        let seen = self.wait.as_ref().and_then(|wait| wait.seen.clone());
         let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
         let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
-        if let Some(granted) = self.place.as_mut().and_then(|place| place.granted.take()) {
+        if let Some(granted) = self.wait.as_mut().and_then(|wait| wait.granted.take()) {
             self.note_grant(claim, granted);
         }
         // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
@@ -192,17 +192,17 @@ impl Store for EtcdStore {
             }
             Acquired::NotNeeded { began_unix_ms } => {
                 self.leave();
-                self.tidy();
+                self.revoke_unused_leases();
                 Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
-                let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, first.as_ref(), ended_unix_ms, look));
+                let before = self.wait.take();
+                self.wait = waits.map(|(look, _)| WaitState::after(before, first.as_ref(), ended_unix_ms, look));
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
-                if self.place.is_none() {
+                if self.wait.is_none() {
                     self.leave();
-                    self.tidy();
+                    self.revoke_unused_leases();
                 }
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
                 Ok(if is_full { Tried::NotQueued(held) } else { Tried::Held(held) })
@@ -243,7 +243,7 @@ impl Store for EtcdStore {
             Applied { answer, ..applied }
         });
         let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
-        self.tidy();
+        self.revoke_unused_leases();
         Ok(from_state::released(answer, Now::unix(now_ms)))
     }
 
@@ -257,7 +257,7 @@ impl Store for EtcdStore {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         });
         self.leave();
-        self.tidy();
+        self.revoke_unused_leases();
         cancelled.is_ok()
     }
 
@@ -284,7 +284,7 @@ impl Store for EtcdStore {
             Ok(Applied { answer, ..applied })
         });
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
-        self.tidy();
+        self.revoke_unused_leases();
         Ok(from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new()))
     }
 }

@@ -12,7 +12,7 @@ use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
-use super::found::{FIRST_WAITERS, Found, MORE, OwnRow, Scope};
+use super::found::{FIRST_WAITERS, Found, GROWTH_FACTOR, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::waiting::{self, Look};
@@ -47,7 +47,7 @@ pub(super) struct Committed<T> {
 
 /// What is known of a lock before the next operation, which then need not read it: its transaction compares that nothing of
 /// it has changed.
-pub(super) struct Known {
+pub(super) struct RememberedLock {
     key: Key,
     /// The acquisition that knows it.
     token: Token,
@@ -66,13 +66,13 @@ enum Source {
     /// It was read for this operation.
     Read,
     /// The last operation has read it after changing it: we hold it alone.
-    LookedBack,
+    ReadBack,
     /// An event of the watch says that the lock is granted to us, to hold it alone. It does not say who else waits.
     Watch,
 }
 
 impl Source {
-    fn is_memory(self) -> bool {
+    fn is_remembered(self) -> bool {
         self != Self::Read
     }
 }
@@ -115,12 +115,12 @@ impl EtcdStore {
             let has_enough = match source {
                 // A sole holder has nothing to hand off.
                 Source::Watch => facts.is_held_by_asking(&state),
-                Source::Read | Source::LookedBack => !calls_more && facts.has_enough(&state),
+                Source::Read | Source::ReadBack => !calls_more && facts.has_enough(&state),
             };
             if !found.has_all_rows && !has_enough {
                 if *source == Source::Read {
                     // Waiters that were read may be dead or unresponsive: one behind them may be next.
-                    scope.limit *= MORE;
+                    scope.limit *= GROWTH_FACTOR;
                 }
                 basis = self.read_for(&scope, deadline)?;
                 continue;
@@ -131,15 +131,15 @@ impl EtcdStore {
                 before: &before,
                 after: &state,
                 begins_lease: applied.begins_lease,
-                is_from_memory: source.is_memory(),
+                is_from_memory: source.is_remembered(),
                 // Waiters that join at the same time must conflict, so that no more join than are allowed.
-                forces: may_be_done || subject.needs_all_waiters && joins(&before, &state),
+                forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &state),
             };
             let change = draft.change(&mut leases);
             let waits =
                 subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
             if change.is_empty() {
-                if source.is_memory() {
+                if source.is_remembered() {
                     // Nothing is written, so no transaction confirms what was remembered.
                     basis = self.read_for(&scope, deadline)?;
                     continue;
@@ -156,9 +156,9 @@ impl EtcdStore {
                         Basis { found: scope.read(transacted)?, source: Source::Read }
                     };
                     let outdated = std::mem::replace(&mut basis, fresh);
-                    if outdated.source.is_memory() {
+                    if outdated.source.is_remembered() {
                         // A holder whose life is gone or was replaced may have left its lease.
-                        self.useless.extend(outdated.found.leases_without(&basis.found));
+                        self.unused_leases.extend(outdated.found.leases_without(&basis.found));
                         continue;
                     }
                     // Without a pause, many that start again at once would conflict again.
@@ -183,7 +183,7 @@ impl EtcdStore {
 
     /// Returns what is known of the lock, if that is enough for an operation, and forgets it: only one operation may use it.
     fn recall(&mut self, subject: Subject<'_>) -> Option<Basis> {
-        let known = self.known.take()?;
+        let known = self.remembered.take()?;
         let is_same = known.key == *subject.key && subject.asking == Some(&known.token);
         (is_same && !subject.needs_all_waiters && !self.client.may_be_done).then_some(known.basis)
     }
@@ -196,27 +196,27 @@ impl EtcdStore {
     /// Keeps what the transaction has read after its change, for the next operation.
     fn remember(&mut self, subject: Subject<'_>, change: &Change, transacted: Transacted, scope: &Scope) {
         // If it cannot be read, the next operation reads it and fails.
-        let found = change.looked_back(transacted).and_then(|transacted| scope.read(transacted).ok());
+        let found = change.read_back(transacted).and_then(|transacted| scope.read(transacted).ok());
         let alone = found.zip(subject.asking).filter(|(found, asking)| found.is_held_alone_by(asking));
-        self.known = alone.map(|(found, asking)| Known {
+        self.remembered = alone.map(|(found, asking)| RememberedLock {
             key: subject.key.clone(),
             token: asking.clone(),
-            basis: Basis { found, source: Source::LookedBack },
+            basis: Basis { found, source: Source::ReadBack },
         });
     }
 
-    /// Notes which leases are useless after a change to what was `found`, and which row is ours.
+    /// Notes which leases are unused after a change to what was `found`, and which row is ours.
     ///
     /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in use
     /// already, and a lease that is replaced may be replaced by itself.
     fn note_leases(&mut self, change: Change, leases: NewLeases, found: &Found) {
         let used = change.leases();
         let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
-        self.useless.extend(leases.without(&used).into_iter().filter(|lease| !is_attached(lease)));
-        self.useless.extend(change.ended.into_iter().filter(|lease| !used.contains(lease)));
+        self.unused_leases.extend(leases.without(&used).into_iter().filter(|lease| !is_attached(lease)));
+        self.unused_leases.extend(change.unused_leases.into_iter().filter(|lease| !used.contains(lease)));
         if let Some(own) = change.own_row {
             // The earlier row, if any, is gone.
-            self.useless.extend(self.own_row.replace(own).map(|(_, lease)| lease));
+            self.unused_leases.extend(self.own_row.replace(own).map(|(_, lease)| lease));
         }
     }
 
@@ -226,7 +226,7 @@ impl EtcdStore {
         let row = subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
         if let Some(row) = row {
             let before = self.own_row.replace((row.name.clone(), row.lease));
-            self.useless.extend(before.map(|(_, lease)| lease).filter(|lease| *lease != row.lease));
+            self.unused_leases.extend(before.map(|(_, lease)| lease).filter(|lease| *lease != row.lease));
         }
     }
 
@@ -244,7 +244,7 @@ impl EtcdStore {
         for grant in grants {
             match Failure::of_response(grant) {
                 // An earlier attempt has created it.
-                Some(Failure::Refused(refusal)) if refusal.is_lease_there() => {}
+                Some(Failure::Refused(refusal)) if refusal.lease_exists() => {}
                 Some(failure) => return Err(failure),
                 None => {}
             }
@@ -262,7 +262,8 @@ impl EtcdStore {
             has_our_name && (&waiter.token, waiter.mode) == (&claim.token, claim.mode)
         });
         let (key, token) = (claim.key.clone(), claim.token.clone());
-        self.known = is_ours.then_some(Known { key, token, basis: Basis { found: granted, source: Source::Watch } });
+        self.remembered =
+            is_ours.then_some(RememberedLock { key, token, basis: Basis { found: granted, source: Source::Watch } });
     }
 
     /// Reads the lock.

@@ -5,7 +5,7 @@
 //! so it counts only if the same member read the lock before and after it in the same term, because a term has only one
 //! leader.
 
-use super::api::{self, Streamed};
+use super::api::{self, LeaseMessage};
 use super::client::Effect;
 use super::failure::Failure;
 use super::operation::{Subject, transacted};
@@ -28,7 +28,7 @@ impl EtcdStore {
         };
         // After a slow renewal little of the lease may be left, so return at once. The next renewal tidies up.
         if Moment::now().since(began) < self.timeout / 4 {
-            self.tidy();
+            self.revoke_unused_leases();
         }
         Ok(from_state::renewed(committed.answer, Now::unix(committed.now_ms)))
     }
@@ -46,7 +46,7 @@ impl EtcdStore {
         if let Some(failure) = Failure::of_response(kept) {
             return Err(failure);
         }
-        let is_alive = api::read::<Streamed>(&kept.body)?.result.ttl > 0;
+        let is_alive = api::read::<LeaseMessage>(&kept.body)?.result.ttl > 0;
         let after = scope.read(transacted(read)?)?;
         let is_same = after.asked == before.asked && after.record_revision == before.record_revision;
         Ok(is_ours && is_alive && is_same && after.lease_of(token) == Some(lease))

@@ -12,7 +12,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::EtcdStore;
-use super::api::{self, Streamed, Watched};
+use super::api::{self, LeaseMessage, WatchMessage};
 use super::client::Effect;
 use super::facts::{EtcdFacts, is_willing};
 use super::failure::Failure;
@@ -41,7 +41,7 @@ const BEAT: Duration = Duration::from_millis(700);
 const TURN: Duration = Duration::from_millis(20);
 
 /// How often the others look: at the earliest, and at the latest.
-const REST: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
+const OTHERS_LOOK_EVERY: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(12));
 
 /// How many waiters may have an unanswered call.
 const CALLS_MAX: usize = 56;
@@ -68,8 +68,8 @@ struct Watch {
     connection: Connection,
 }
 
-/// Our place in the queue: what we know since our last look.
-pub(super) struct Place {
+/// The state of our wait in the queue: what we know since our last look.
+pub(super) struct WaitState {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
     look_at: Moment,
@@ -99,11 +99,12 @@ impl Look {
         if after.waiters[at].grant.is_some() {
             return Some((Look { within: Duration::ZERO }, place));
         }
-        let looks = turn < LOOKERS || behind < STAND_INS || kept(after).any(|waiter| waiter.token == *asking);
+        let looks =
+            turn < LOOKERS || behind < STAND_INS || blocked_waiters(after).any(|waiter| waiter.token == *asking);
         let within = if wakes {
             facts.observed.call_window()
         } else if !looks {
-            let (least, most) = REST;
+            let (least, most) = OTHERS_LOOK_EVERY;
             let spread = millis(most.saturating_sub(least)) + 1;
             least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread)
         } else {
@@ -129,10 +130,10 @@ fn beat_in(now_ms: u64, place: u64) -> Duration {
 }
 
 /// Returns the first waiters that only those ahead of them keep from a slot, which these leave unused.
-fn kept(state: &LockState) -> impl Iterator<Item = &WaiterState> {
+fn blocked_waiters(state: &LockState) -> impl Iterator<Item = &WaiterState> {
     let willing = state.waiters.iter().filter(|waiter| is_willing(waiter));
-    let is_kept = willing.clone().next().is_some_and(|next| !state.has_room(next.mode));
-    willing.filter(move |waiter| is_kept && state.has_room(waiter.mode)).take(WATCHERS)
+    let is_blocked = willing.clone().next().is_some_and(|next| !state.has_room(next.mode));
+    willing.filter(move |waiter| is_blocked && state.has_room(waiter.mode)).take(WATCHERS)
 }
 
 /// Returns whether an operation passes a waiter over.
@@ -159,9 +160,10 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
     let is_other = |waiter: &&WaiterState| facts.asking != Some(&waiter.token);
     let passes_over = passes_over(before, after);
     let mut woken = BTreeMap::new();
-    let asks_for_kept = facts.asking.is_some_and(|asking| kept(after).any(|waiter| waiter.token == *asking));
-    if !asks_for_kept && (passes_over || before.holders.len() != after.holders.len()) {
-        woken.extend(kept(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Check))));
+    let asks_for_blocked =
+        facts.asking.is_some_and(|asking| blocked_waiters(after).any(|waiter| waiter.token == *asking));
+    if !asks_for_blocked && (passes_over || before.holders.len() != after.holders.len()) {
+        woken.extend(blocked_waiters(after).filter(is_other).filter_map(|waiter| Some((name(waiter)?, Wake::Check))));
     }
     // Another waiter may be dead, too: one that is granted the lock now, unless it has answered recently, or one that keeps
     // the asking client from a slot.
@@ -170,7 +172,7 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
         let mut granted = after.waiters.iter().filter(|waiter| waiter.grant.is_some()).peekable();
         granted.peek().is_none() || !granted.all(has_answered)
     };
-    if asks_for_kept || passes_over && next_may_be_dead() {
+    if asks_for_blocked || passes_over && next_may_be_dead() {
         let is_called =
             |waiter: &WaiterState| facts.found.row_of(&waiter.token).is_some_and(|row| row.value.called.is_some());
         let waited_for = after.waiters.iter().filter(|waiter| is_willing(waiter) && is_called(waiter)).count();
@@ -187,7 +189,7 @@ pub(super) fn to_wake(facts: &EtcdFacts<'_>, before: &LockState, after: &LockSta
 /// several parts is ignored; then the lock is read.
 fn read_grant(heard: &[u8]) -> Option<Found> {
     let lines = heard.split(|byte| *byte == b'\n');
-    let watched = lines.filter_map(|line| serde_json::from_slice::<Watched>(line).ok());
+    let watched = lines.filter_map(|line| serde_json::from_slice::<WatchMessage>(line).ok());
     let last = watched.flat_map(|watched| watched.result.events).last()?;
     Found::of_granted(&last.kv)
 }
@@ -204,7 +206,7 @@ fn count_changed(found: &Found, after: &LockState) -> usize {
     found.rows.iter().filter(is_changed).count()
 }
 
-impl Place {
+impl WaitState {
     /// Returns what is known after another look. `held`: the holder that it found; `ended_unix_ms`: when a hold had last
     /// ended.
     pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look: Look) -> Self {
@@ -214,7 +216,7 @@ impl Place {
             None => (None, None, now + KEEP_ALIVE),
         };
         let seen = Seen::after(seen, held, ended_unix_ms);
-        Place { seen, look_at: now + look.within, watch, keep_alive_at, granted: None }
+        WaitState { seen, look_at: now + look.within, watch, keep_alive_at, granted: None }
     }
 }
 
@@ -226,24 +228,24 @@ impl EtcdStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        let (Some(mut place), Some((row, lease))) = (self.place.take(), self.own_row.clone()) else {
+        let (Some(mut wait), Some((row, lease))) = (self.wait.take(), self.own_row.clone()) else {
             return Ok(Wakeup::TryAgain);
         };
-        let watches = self.keep_watch(&mut place, &row);
-        let wakeup = watches.and_then(|()| self.sleep_until(&mut place, lease, until, waiter, observer));
-        self.place = Some(place);
+        let watches = self.keep_watch(&mut wait, &row);
+        let wakeup = watches.and_then(|()| self.sleep_until(&mut wait, lease, until, waiter, observer));
+        self.wait = Some(wait);
         wakeup
     }
 
     /// Makes sure that our row is watched at the member that answers us.
-    fn keep_watch(&mut self, place: &mut Place, row: &str) -> Result<(), Failure> {
+    fn keep_watch(&mut self, wait: &mut WaitState, row: &str) -> Result<(), Failure> {
         // We have a new row if the old one was lost and we have joined again.
         let is_right = |watch: &Watch| watch.member == self.client.member && watch.row == row;
-        if !place.watch.as_ref().is_some_and(is_right) {
+        if !wait.watch.as_ref().is_some_and(is_right) {
             let connection = self.watch_row(row)?;
-            place.watch = Some(Watch { member: self.client.member, row: row.to_owned(), connection });
+            wait.watch = Some(Watch { member: self.client.member, row: row.to_owned(), connection });
             // The row may have changed before that.
-            place.look_at = Moment::now();
+            wait.look_at = Moment::now();
         }
         Ok(())
     }
@@ -256,37 +258,37 @@ impl EtcdStore {
 
     fn sleep_until(
         &mut self,
-        place: &mut Place,
+        wait: &mut WaitState,
         lease: i64,
         until: Option<Moment>,
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
         loop {
-            let wake_at = [place.keep_alive_at].into_iter().chain(until).fold(place.look_at, Moment::min);
-            let source = place.watch.as_ref().map(|watch| watch.connection.as_fd());
+            let wake_at = [wait.keep_alive_at].into_iter().chain(until).fold(wait.look_at, Moment::min);
+            let source = wait.watch.as_ref().map(|watch| watch.connection.as_fd());
             match waiter.wait_for(source, Some(wake_at), observer) {
                 Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
                 Ok(WakeReason::Time | WakeReason::Ready | WakeReason::Resumed) => {}
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
-            let (heard, goes_on) = place.watch.as_mut().map_or((&[][..], true), |watch| watch.connection.drain());
+            let (heard, goes_on) = wait.watch.as_mut().map_or((&[][..], true), |watch| watch.connection.drain());
             let has_changed = !heard.is_empty();
-            place.granted = goes_on.then(|| read_grant(heard)).flatten();
+            wait.granted = goes_on.then(|| read_grant(heard)).flatten();
             if !goes_on {
-                place.watch = None;
+                wait.watch = None;
                 return Ok(Wakeup::TryAgain);
             }
             let now = Moment::now();
-            let is_time = until.into_iter().chain([place.look_at]).any(|at| at <= now);
+            let is_time = until.into_iter().chain([wait.look_at]).any(|at| at <= now);
             if has_changed || is_time || observer.is_stopped() {
                 return Ok(Wakeup::TryAgain);
             }
-            if place.keep_alive_at <= now {
+            if wait.keep_alive_at <= now {
                 if !self.keep_alive(lease)? {
                     return Ok(Wakeup::TryAgain);
                 }
-                place.keep_alive_at = Moment::now() + KEEP_ALIVE;
+                wait.keep_alive_at = Moment::now() + KEEP_ALIVE;
             }
         }
     }
@@ -297,9 +299,9 @@ impl EtcdStore {
         let responses = self.client.exchange(&[api::keep_alive(lease)], Effect::Reads, deadline)?;
         let response = responses.first().ok_or(Failure::Closed)?;
         match Failure::of_response(response) {
-            Some(Failure::Refused(refusal)) if refusal.is_no_lease() => Ok(false),
+            Some(Failure::Refused(refusal)) if refusal.lease_is_missing() => Ok(false),
             Some(failure) => Err(failure),
-            None => Ok(api::read::<Streamed>(&response.body)?.result.ttl > 0),
+            None => Ok(api::read::<LeaseMessage>(&response.body)?.result.ttl > 0),
         }
     }
 }
