@@ -30,9 +30,9 @@ pub(super) enum Commit {
     /// What was written. The commit waits for the server's disk, and others see it only then.
     Durable,
     /// The same, but others see it before it is on disk. When they commit what they do next, that waits for all earlier writes, too.
-    SeenFirst,
+    VisibleEarly,
     /// Nothing: the commit does not wait for the disk.
-    Forgettable,
+    NotDurable,
 }
 
 /// Makes the commit of a transaction wait for the server's disk, and warn if no standby has confirmed it, whatever the session's settings
@@ -93,7 +93,7 @@ impl Batch {
         }
         let at = self.length - self.preparations;
         self.add("COMMIT", &[]);
-        if how == Commit::SeenFirst {
+        if how == Commit::VisibleEarly {
             // A second transaction, which waits for the disk. It writes the least that a commit waits for, and takes no lock.
             self.add(&format!("SELECT {SYNCHRONOUS}, pg_catalog.pg_logical_emit_message(true, 'lockrun', '')"), &[]);
         }

@@ -21,7 +21,7 @@ use crate::sys::clock::Moment;
 /// The longest answer that is read, in bytes. The longest that lockrun asks for is a page of the list of locks.
 const ANSWER_MAX: usize = 64 << 20;
 
-const TOO_LONG: Failure = Failure::Strange("it is longer than anything that lockrun asks for");
+const TOO_LONG: Failure = Failure::UnexpectedReply("it is longer than anything that lockrun asks for");
 
 /// An open connection.
 pub(super) struct Connection {
@@ -42,7 +42,7 @@ pub(super) struct Connection {
     /// Whether it is out of step: closed, or an answer may still come.
     pub(super) is_broken: bool,
     /// Whether the server, being a standby, has rejected a transaction that writes.
-    pub(super) is_to_standby: bool,
+    pub(super) is_known_standby: bool,
     /// The index of the host that it leads to.
     pub(super) host: usize,
     /// The number of the advisory lock that this session holds while it listens; no other session has it.
@@ -98,7 +98,7 @@ impl Connection {
             unconfirmed: 0,
             transaction: Transaction::None,
             is_broken: false,
-            is_to_standby: false,
+            is_known_standby: false,
             host: 0,
             session: Uuid::new_v4().as_u64_pair().0.cast_signed(),
             listens_for: None,
@@ -129,13 +129,13 @@ impl Connection {
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         let answers = self.try_exchange(batch, deadline);
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
-        self.is_to_standby |= answers.as_ref().is_err_and(Failure::is_of_standby);
+        self.is_known_standby |= answers.as_ref().is_err_and(Failure::is_of_standby);
         answers
     }
 
     fn try_exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if batch.failure.is_some() {
-            return Err(Failure::Strange("a statement that cannot be sent"));
+            return Err(Failure::UnexpectedReply("a statement that cannot be sent"));
         }
         self.send(&batch.messages, deadline)?;
         let mut answers = Vec::with_capacity(batch.len());
@@ -191,7 +191,7 @@ impl Connection {
                     return Ok(answer);
                 }
                 Message::ParseComplete | Message::BindComplete | Message::NoData | Message::EmptyQueryResponse => {}
-                _ => return Err(Failure::Strange("an answer to something else")),
+                _ => return Err(Failure::UnexpectedReply("an answer to something else")),
             }
         }
     }
@@ -253,7 +253,7 @@ impl Connection {
         if header.is_some_and(|header| usize::try_from(header.len()).is_ok_and(|length| length > ANSWER_MAX)) {
             return Err(TOO_LONG);
         }
-        Message::parse(&mut self.input).map_err(|_| Failure::Strange("a message that is not in its protocol"))
+        Message::parse(&mut self.input).map_err(|_| Failure::UnexpectedReply("a message that is not in its protocol"))
     }
 
     /// Reads what has arrived, or waits for more.
@@ -291,7 +291,7 @@ impl Connection {
                     Message::NotificationResponse(body) => self.keep(&body),
                     Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
                     Message::ErrorResponse(body) => return Err(Failure::Refused(Refusal::read(body.fields()))),
-                    _ => return Err(Failure::Strange("an answer to nothing")),
+                    _ => return Err(Failure::UnexpectedReply("an answer to nothing")),
                 }
             }
             // A deadline in the past: reads only what has already arrived.
@@ -337,9 +337,10 @@ impl AsFd for Connection {
 fn read_row(row: &DataRowBody) -> Result<Row, Failure> {
     let bytes = row.buffer();
     let value = |range: Option<std::ops::Range<usize>>| {
-        let part = range.map(|range| bytes.get(range).ok_or(Failure::Strange("a row that is cut off"))).transpose()?;
+        let part =
+            range.map(|range| bytes.get(range).ok_or(Failure::UnexpectedReply("a row that is cut off"))).transpose()?;
         let text = part.map(|part| std::str::from_utf8(part).map(str::to_owned)).transpose();
-        text.map_err(|_| Failure::Strange("text that is not UTF-8"))
+        text.map_err(|_| Failure::UnexpectedReply("text that is not UTF-8"))
     };
     let mut ranges = row.ranges();
     let mut values = Vec::new();

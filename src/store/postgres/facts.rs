@@ -94,7 +94,7 @@ impl Queued {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RollCall {
     /// The waiters that could be granted the lock but for those ahead of them: they look at the next beat.
-    pub(super) kept: Vec<Token>,
+    pub(super) blocked: Vec<Token>,
     /// The waiters ahead of them that must show that they are alive.
     pub(super) called: Vec<Token>,
 }
@@ -111,7 +111,7 @@ impl<'a> TableFacts<'a> {
     /// When a waiter is granted the lock, the first living waiters behind it are asked to check, one after the other, whether it has
     /// claimed the lock; behind a pooler they do so unasked. A waiter that has not looked by the turn after its own must be dead, stopped
     /// or cut off, too. Waiters that have died since were asked as well, so they count in the turns.
-    pub(super) fn after_missed_turns(&self) -> Vec<WaiterState> {
+    pub(super) fn waiters_after_missed_turns(&self) -> Vec<WaiterState> {
         let grants = self.queue.iter().filter_map(|row| row.waiter.grant);
         let unclaimed = grants.filter(|grant| grant.ends_ms <= self.now_ms).max_by_key(|grant| grant.ends_ms);
         let (mut place, mut is_behind) = (0, false);
@@ -146,12 +146,12 @@ impl<'a> TableFacts<'a> {
         if willing.first().is_none_or(|next| state.has_room(next.mode)) {
             return RollCall::default();
         }
-        let is_kept = |waiter: &&&WaiterState| state.has_room(waiter.mode);
-        let kept: Vec<Token> = willing.iter().filter(is_kept).take(WATCHERS).map(|it| it.token.clone()).collect();
-        let Some(last) = kept.last() else { return RollCall::default() };
+        let is_blocked = |waiter: &&&WaiterState| state.has_room(waiter.mode);
+        let blocked: Vec<Token> = willing.iter().filter(is_blocked).take(WATCHERS).map(|it| it.token.clone()).collect();
+        let Some(last) = blocked.last() else { return RollCall::default() };
         let ahead = willing.iter().take_while(|waiter| waiter.token != *last).map(|waiter| &waiter.token);
-        let called = ahead.filter(|token| !kept.contains(token) && self.must_show_itself(token)).cloned().collect();
-        RollCall { kept, called }
+        let called = ahead.filter(|token| !blocked.contains(token) && self.must_show_itself(token)).cloned().collect();
+        RollCall { blocked, called }
     }
 
     /// Returns whether this waiter has neither been heard from lately nor been called.
@@ -200,8 +200,8 @@ impl Facts for TableFacts<'_> {
     fn claim_window_ms(&self, waiter: &WaiterState) -> u64 {
         let listens = self.row_of(&waiter.token).is_some_and(|row| row.session.is_some());
         match self.notices {
-            Notices::LeftOut if listens => millis(UNNOTIFIED_CLAIM_WINDOW),
-            Notices::LeftOut | Notices::Sent => CLAIM_WINDOW_MS,
+            Notices::NotSent if listens => millis(UNNOTIFIED_CLAIM_WINDOW),
+            Notices::NotSent | Notices::Sent => CLAIM_WINDOW_MS,
         }
     }
 

@@ -38,7 +38,7 @@ pub(super) enum Failure {
     /// The process cannot wait for the answer.
     NoWait(Errno),
     /// The answer is not one that PostgreSQL gives: what is wrong with it.
-    Strange(&'static str),
+    UnexpectedReply(&'static str),
     /// The same during login: the server may not be PostgreSQL at all.
     NotPostgres(&'static str),
     /// The lock's row was deleted each time before it could be locked.
@@ -212,7 +212,7 @@ impl Failure {
         match error.kind() {
             io::ErrorKind::TimedOut => Failure::Silent,
             io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
-                Failure::Strange("a message that cannot be read")
+                Failure::UnexpectedReply("a message that cannot be read")
             }
             _ => Failure::Closed,
         }
@@ -280,7 +280,7 @@ impl Failure {
             | Failure::NoResources(_)
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
-            | Failure::Strange(_)
+            | Failure::UnexpectedReply(_)
             | Failure::NotPostgres(_)
             | Failure::NotAdmitted(_)
             | Failure::Broken(_)
@@ -308,7 +308,7 @@ impl Failure {
                 )
             }
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Strange(what) => anyhow!("unexpected reply from {server}: {what}"),
+            Failure::UnexpectedReply(what) => anyhow!("unexpected reply from {server}: {what}"),
             Failure::NotPostgres(what) => {
                 anyhow!("unexpected reply from {server}: {what}; is it a PostgreSQL server?")
             }

@@ -84,7 +84,7 @@ impl PostgresStore {
             // The next look at the lock creates the tables.
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => return Ok(None),
             // This may be no answer to the statement, but a message that came unasked. Nor does the wait depend on it.
-            Err(Failure::Strange(_)) => return Err(Failure::Closed),
+            Err(Failure::UnexpectedReply(_)) => return Err(Failure::Closed),
             answers => answers.map_err(|failure| self.find_mismatch(failure, deadline))?,
         };
         match answers.first().and_then(|answer| answer.rows.first()).map(OwnRow::read).transpose() {
@@ -97,7 +97,7 @@ impl PostgresStore {
 
 impl OwnRow {
     fn read(row: &Row) -> Result<Self, Failure> {
-        const STRANGE: Failure = Failure::Strange("an answer lacks columns");
+        const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
         let [
             Some(is_to_ask),
             Some(is_called),
@@ -109,9 +109,9 @@ impl OwnRow {
             Some(now_ms),
         ] = &row[..]
         else {
-            return Err(STRANGE);
+            return Err(LACKS_COLUMNS);
         };
-        let number = |text: &String| text.parse::<u64>().map_err(|_| STRANGE);
+        let number = |text: &String| text.parse::<u64>().map_err(|_| LACKS_COLUMNS);
         let state = record.as_deref().map(read_record).transpose()?.unwrap_or_default();
         let grant_ends_ms = grant_ends_ms.as_ref().map(number).transpose()?;
         let now_ms = number(now_ms)?;
@@ -121,8 +121,8 @@ impl OwnRow {
             is_to_ask: is_to_ask == "t",
             is_called: is_called == "t",
             was_silent: was_silent == "t",
-            turn: turn.parse().map_err(|_| STRANGE)?,
-            behind: behind.parse().map_err(|_| STRANGE)?,
+            turn: turn.parse().map_err(|_| LACKS_COLUMNS)?,
+            behind: behind.parse().map_err(|_| LACKS_COLUMNS)?,
             ends_ms: state.next_end().into_iter().chain(grant_ends_ms).min(),
             held: first.map(HolderState::held),
             ended_unix_ms: state.ended_unix_ms(),

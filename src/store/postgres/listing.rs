@@ -164,17 +164,19 @@ impl PostgresStore {
 impl Page {
     /// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time with the version.
     fn read(mut answers: impl Iterator<Item = Vec<Row>>) -> Result<Self, Failure> {
-        const STRANGE: Failure = Failure::Strange("an answer lacks columns");
+        const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
         let (Some(records), Some(queues), Some(facts)) = (answers.next(), answers.next(), answers.next()) else {
-            return Err(STRANGE);
+            return Err(LACKS_COLUMNS);
         };
-        let Some([Some(now_ms), version]) = facts.first().map(|row| &row[..]) else { return Err(STRANGE) };
+        let Some([Some(now_ms), version]) = facts.first().map(|row| &row[..]) else { return Err(LACKS_COLUMNS) };
         check_version(version.as_deref())?;
-        let now_ms = now_ms.parse().map_err(|_| STRANGE)?;
+        let now_ms = now_ms.parse().map_err(|_| LACKS_COLUMNS)?;
         let mut page = Page { now_ms, keys: Vec::with_capacity(records.len()) };
         let mut queues = queues.into_iter().peekable();
         for mut row in records {
-            let (Some(record), Some(key)) = (row.pop().flatten(), row.pop().flatten()) else { return Err(STRANGE) };
+            let (Some(record), Some(key)) = (row.pop().flatten(), row.pop().flatten()) else {
+                return Err(LACKS_COLUMNS);
+            };
             let mut queue = Vec::new();
             while let Some(mut row) = queues.next_if(|row| row.first() == Some(&Some(key.clone()))) {
                 row.remove(0);

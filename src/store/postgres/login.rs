@@ -53,7 +53,7 @@ pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Re
                 connection.host = at;
                 return Ok(connection);
             }
-            Err(Failure::Strange(what)) => failures.push((endpoint, Failure::NotPostgres(what))),
+            Err(Failure::UnexpectedReply(what)) => failures.push((endpoint, Failure::NotPostgres(what))),
             Err(failure) => failures.push((endpoint, failure)),
         }
     }
@@ -101,7 +101,7 @@ impl Login<'_> {
                 Message::ReadyForQuery(_) => break,
                 Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
                 Message::NoticeResponse(_) => {}
-                _ => return Err(Failure::Strange("what follows its welcome is not in its protocol")),
+                _ => return Err(Failure::UnexpectedReply("what follows its welcome is not in its protocol")),
             }
         }
         // Servers older than PostgreSQL 14 do not report `in_hot_standby`. A pooler reports what its server said when the two first met: a
@@ -130,7 +130,7 @@ impl Login<'_> {
                     "does not offer TLS; turn it on there (ssl = on), or write sslmode=disable in the store's URL";
                 Err(Failure::NotAdmitted(why.to_owned()))
             }
-            _ => Err(Failure::Strange("its first words are not PostgreSQL's")),
+            _ => Err(Failure::UnexpectedReply("its first words are not PostgreSQL's")),
         }
     }
 
@@ -179,7 +179,7 @@ impl Login<'_> {
             Message::AuthenticationGss | Message::AuthenticationSspi | Message::AuthenticationKerberosV5 => {
                 Err(Failure::NotAdmitted("wants Kerberos, which lockrun does not speak".to_owned()))
             }
-            _ => Err(Failure::Strange("its first words are not PostgreSQL's")),
+            _ => Err(Failure::UnexpectedReply("its first words are not PostgreSQL's")),
         }
     }
 
@@ -198,7 +198,7 @@ impl Login<'_> {
         if !offers(mechanism) {
             return Err(Failure::NotAdmitted("wants an authentication that lockrun does not know".to_owned()));
         }
-        let strange = || Failure::Strange("its authentication is not SCRAM's");
+        let strange = || Failure::UnexpectedReply("its authentication is not SCRAM's");
         let mut scram = ScramSha256::new(self.password()?.as_bytes(), binding);
         let mut buffer = BytesMut::new();
         frontend::sasl_initial_response(mechanism, scram.message(), &mut buffer).map_err(|_| strange())?;
@@ -260,7 +260,7 @@ impl Login<'_> {
         match connection.next(self.deadline)? {
             Message::AuthenticationOk => Ok(()),
             Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
-            _ => Err(Failure::Strange("its authentication does not end")),
+            _ => Err(Failure::UnexpectedReply("its authentication does not end")),
         }
     }
 

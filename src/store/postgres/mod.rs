@@ -48,10 +48,10 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use facts::TableFacts;
 use failure::Failure;
-use operation::{Committed, PATIENCE, Subject};
+use operation::{Committed, LOGIN_PATIENCE, Subject};
 use schema::Tables;
 use url::Server;
-use waiting::Place;
+use waiting::WaitState;
 use writing::Notices;
 
 pub(super) use url::KIND;
@@ -68,7 +68,7 @@ pub struct PostgresStore {
     /// acquire the lock for a claim are one operation.
     may_be_done: bool,
     /// Our place in the queue, if we have joined it.
-    place: Option<Place>,
+    wait: Option<WaitState>,
 }
 
 impl PostgresStore {
@@ -76,7 +76,7 @@ impl PostgresStore {
     /// needs.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
         let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
-        Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, place: None })
+        Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, wait: None })
     }
 
     /// Carries out an operation once.
@@ -172,7 +172,7 @@ impl PostgresStore {
         RequestError {
             error: self.explain(failure),
             trouble: failure.trouble(),
-            nothing_to_cancel: !self.may_be_done && self.place.is_none(),
+            nothing_to_cancel: !self.may_be_done && self.wait.is_none(),
         }
     }
 }
@@ -210,40 +210,40 @@ impl Store for PostgresStore {
             IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
-        let seen = self.place.as_ref().and_then(|place| place.seen.clone());
+        let seen = self.wait.as_ref().and_then(|wait| wait.seen.clone());
         let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         let answer_by = match if_held {
             IfHeld::Queue { until, .. } => {
-                let (least, most) = (sent_at + self.timeout, sent_at + self.timeout * PATIENCE);
+                let (least, most) = (sent_at + self.timeout, sent_at + self.timeout * LOGIN_PATIENCE);
                 Some(until.map_or(most, |until| until.clamp(least, most)))
             }
             IfHeld::Leave => None,
         };
-        let subject = Subject { needs_all_waiters, answer_by, may_be_new: self.place.is_none(), ..by(claim) };
+        let subject = Subject { needs_all_waiters, answer_by, may_be_new: self.wait.is_none(), ..by(claim) };
         // Not `once`: until this attempt is answered, an earlier one of this claim may have been committed.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         if if_held != IfHeld::Leave && committed.as_ref().is_err_and(|failure| failure.trouble() == Trouble::Busy) {
-            self.show_after_vain_look(claim);
+            self.send_heartbeat_after_failed_look(claim);
         }
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {
             Acquired::Mine { fence, slot, .. } => {
-                self.place = None;
+                self.wait = None;
                 Ok(match self.confirm_if_late(claim, sent_at)? {
                     Confirmed::Mine(lease_from) => Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from) }),
                     Confirmed::Lost(held) => Tried::Held(held),
                 })
             }
             Acquired::NotNeeded { began_unix_ms } => {
-                self.place = None;
+                self.wait = None;
                 Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
             }
             Acquired::Held { first, place, ended_unix_ms } => {
-                let before = self.place.take();
-                self.place = waits.map(|(look, _)| Place::after(before, first.as_ref(), ended_unix_ms, look));
+                let before = self.wait.take();
+                self.wait = waits.map(|(look, _)| WaitState::after(before, first.as_ref(), ended_unix_ms, look));
                 let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
                 let held = Held { place: waits.map(|(_, place)| place), ..held };
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
@@ -293,13 +293,13 @@ impl Store for PostgresStore {
     /// If this fails, the lease expires, if the claim got one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let voids_late_requests = in_flight && claim.request.is_none();
-        let matters = self.place.is_some() || self.may_be_done || in_flight;
+        let matters = self.wait.is_some() || self.may_be_done || in_flight;
         // The request that is cancelled has already used its own time-out.
         let timeout = self.timeout / 2;
         let cancel = |state: &mut LockState, facts: &TableFacts<'_>| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         };
-        self.place = None;
+        self.wait = None;
         let cancelled = if matters {
             self.until_answered(by(claim), timeout, cancel)
         } else {

@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 5;
 /// A waiter that has just logged in waits this many times as long for the answer as other requests do, if it does not give up earlier. If
 /// very many clients log in at once, a server or a pooler answers the last of them late; giving up and logging in again would cost it more
 /// than the answer.
-pub(super) const PATIENCE: u32 = 3;
+pub(super) const LOGIN_PATIENCE: u32 = 3;
 
 /// The subject of an operation.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ pub(super) struct Subject<'a> {
     pub(super) asking: Option<&'a Token>,
     /// Whether all waiters matter, not only the first ones.
     pub(super) needs_all_waiters: bool,
-    /// If a waiter asks: until when it waits for the answer if the connection has to be opened first, see [`PATIENCE`].
+    /// If a waiter asks: until when it waits for the answer if the connection has to be opened first, see [`LOGIN_PATIENCE`].
     pub(super) answer_by: Option<Moment>,
     /// Whether the lock may never have been used: its row is created if it is missing. Otherwise creating it takes another round trip.
     pub(super) may_be_new: bool,
@@ -100,7 +100,7 @@ impl Attempt {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
             Failure::Refused(refusal) if subject.notices == Notices::Sent && refusal.is_of_full_queue() => {
-                subject.notices = Notices::LeftOut;
+                subject.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
             failure if failure.is_closed() && self.may_be_repeated => self.may_be_repeated = false,
@@ -290,7 +290,7 @@ impl PostgresStore {
             }
             broken => {
                 // From now on, tries a host that is a standby last: if it does not report that at login, it would accept us again.
-                if let Some(standby) = broken.filter(|connection| connection.is_to_standby) {
+                if let Some(standby) = broken.filter(|connection| connection.is_known_standby) {
                     self.server.hosts[standby.host..].rotate_left(1);
                     self.tls[standby.host..].rotate_left(1);
                 }

@@ -47,7 +47,7 @@ pub(super) fn waiter_columns() -> String {
     )
 }
 
-const INCOMPLETE: Failure = Failure::Strange("an answer lacks columns");
+const INCOMPLETE: Failure = Failure::UnexpectedReply("an answer lacks columns");
 
 /// What the first round trip has read.
 pub(super) struct Found {
@@ -99,7 +99,7 @@ impl Found {
             &format!(
                 "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), its.* \
                  FROM {NOW} LEFT JOIN ({}) AS its ON true ORDER BY its.place",
-                waiters.question
+                waiters.query
             ),
             &waiters.parameters(),
         );
@@ -138,7 +138,7 @@ impl Found {
     ) -> Result<(), Failure> {
         let waiters = Waiters::of(tables, subject, true);
         let mut batch = Batch::default();
-        batch.add(&format!("{} ORDER BY place", waiters.question), &waiters.parameters());
+        batch.add(&format!("{} ORDER BY place", waiters.query), &waiters.parameters());
         let answers = connection.run(&batch, deadline)?;
         let rows = answers.iter().flat_map(|answer| &answer.rows);
         self.queue = rows.map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
@@ -148,7 +148,7 @@ impl Found {
 
     /// Returns the state, with the waiters that were read.
     pub(super) fn state(&self, subject: Subject<'_>) -> LockState {
-        LockState { waiters: self.facts(subject).after_missed_turns(), ..self.state.clone() }
+        LockState { waiters: self.facts(subject).waiters_after_missed_turns(), ..self.state.clone() }
     }
 
     /// Returns when the next lease or grant ends, as it was read.
@@ -187,13 +187,13 @@ struct Waiters<'a> {
     /// How many others; `None`: all.
     limit: Option<String>,
     /// The query, without an order.
-    question: String,
+    query: String,
 }
 
 impl<'a> Waiters<'a> {
     fn of(tables: &Tables, subject: Subject<'a>, all: bool) -> Self {
         let waiters = &tables.waiters;
-        let question = format!(
+        let query = format!(
             "SELECT {} FROM {waiters}, {NOW}, {STARTED} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
               UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \
@@ -201,7 +201,7 @@ impl<'a> Waiters<'a> {
              )",
             waiter_columns()
         );
-        Waiters { subject, limit: (!all).then(|| FIRST_WAITERS.to_string()), question }
+        Waiters { subject, limit: (!all).then(|| FIRST_WAITERS.to_string()), query }
     }
 
     fn parameters(&self) -> [Option<&str>; 3] {
@@ -281,7 +281,7 @@ mod tests {
         let queue: Vec<Queued> = rows.iter().filter(is_read).cloned().collect();
         let has_all = all || queue.len() == rows.len();
         let facts = TableFacts::new(NOW_MS, &queue, Some(asking));
-        let mut after = LockState { waiters: facts.after_missed_turns(), ..state.clone() };
+        let mut after = LockState { waiters: facts.waiters_after_missed_turns(), ..state.clone() };
         let applied = rules(&mut after, &facts);
         if !has_all && !facts.has_next(&after) {
             return outcome(state, rows, asking, true, rules);

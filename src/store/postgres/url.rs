@@ -320,13 +320,13 @@ fn binding(word: Option<&str>, encryption: Encryption) -> Result<Binding, String
 /// Writes the servers' addresses, for messages: never a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places: Vec<String> = self.hosts.iter().map(place).collect();
+        let places: Vec<String> = self.hosts.iter().map(shown).collect();
         write!(f, "PostgreSQL at {}", places.join(", "))
     }
 }
 
 /// Returns the address of one of them.
-pub(super) fn place(endpoint: &Endpoint) -> String {
+pub(super) fn shown(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{}]:{port}", escaped(host)),
         Endpoint::Tcp { host, port, .. } => format!("{}:{port}", escaped(host)),

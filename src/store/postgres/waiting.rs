@@ -53,15 +53,15 @@ const BEAT_MIN: Duration = Duration::from_millis(100);
 const POLL: (Duration, Duration, Duration) =
     (Duration::from_millis(100), Duration::from_millis(60), Duration::from_secs(1));
 
-/// Our place in the queue, and what we have learned since we joined it.
+/// The state of our wait in the queue: what we have learned since we joined it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct WaitState {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
     /// When to look at the lock in any case.
     look_at: Option<Moment>,
     /// When to send a heartbeat, and to see whether a look is worthwhile.
-    check_at: Moment,
+    heartbeat_at: Moment,
     /// When to see whether a lease or a grant has ended, and with how many waiters ahead: the sender of the notice knew which of them were
     /// alive.
     watch: Option<(Moment, usize)>,
@@ -74,8 +74,8 @@ pub(super) struct Place {
 pub(super) struct Look {
     /// At the lock, in any case: it was granted the lock, or is kept from a free slot.
     within: Option<Duration>,
-    /// At its own row, to see whether a look at the lock is worthwhile.
-    check_within: Duration,
+    /// To send a heartbeat, which shows whether a look at the lock is worthwhile.
+    heartbeat_within: Duration,
     /// How often it reads its own row, if it does not listen.
     poll: Option<Duration>,
 }
@@ -86,7 +86,7 @@ pub(super) enum Notice {
     /// To look at the lock after this time.
     Look(Duration),
     /// To show at once that it is alive.
-    Show,
+    ShowAlive,
     /// To see after this time whether a lease or an unclaimed grant has ended, as if this many others were ahead.
     Watch(Duration, usize),
 }
@@ -96,7 +96,7 @@ impl Notice {
     pub(super) fn to_text(self) -> String {
         match self {
             Notice::Look(span) => format!("look {}", millis(span)),
-            Notice::Show => "show".to_owned(),
+            Notice::ShowAlive => "show".to_owned(),
             Notice::Watch(span, turn) => format!("watch {} {turn}", millis(span)),
         }
     }
@@ -105,7 +105,7 @@ impl Notice {
     fn from_text(text: &str) -> Self {
         let span = |number: &str| number.parse().map(Duration::from_millis).unwrap_or_default();
         match text.split(' ').collect::<Vec<_>>()[..] {
-            ["show"] => Notice::Show,
+            ["show"] => Notice::ShowAlive,
             ["watch", number, turn] => Notice::Watch(span(number), turn.parse().unwrap_or_default()),
             ["look", number] => Notice::Look(span(number)),
             _ => Notice::Look(Duration::ZERO),
@@ -124,8 +124,8 @@ impl Look {
         is_pooled: bool,
     ) -> Self {
         let looks = turn < LOOKERS || is_last && !is_pooled;
-        let check_within = check_within(end_in.filter(|_| looks).map(|end_in| end_in + Look::turn(turn)));
-        Look { within: beat_in, check_within, poll: is_pooled.then(|| poll_every(turn)) }
+        let heartbeat_within = heartbeat_within(end_in.filter(|_| looks).map(|end_in| end_in + Look::turn(turn)));
+        Look { within: beat_in, heartbeat_within, poll: is_pooled.then(|| poll_every(turn)) }
     }
 
     /// Returns how long after the end of a lease or a grant a waiter with `turn` others ahead looks.
@@ -146,7 +146,7 @@ fn heard_within(look_in: Option<Duration>) -> Duration {
 }
 
 /// Returns the time until the waiter's next heartbeat: random, but at most `turn_in`, its turn to look whether something has ended.
-fn check_within(turn_in: Option<Duration>) -> Duration {
+fn heartbeat_within(turn_in: Option<Duration>) -> Duration {
     let (least, most) = HEARTBEAT;
     let spread = millis(most.saturating_sub(least)) + 1;
     let heartbeat = least + Duration::from_millis(Uuid::new_v4().as_u64_pair().1 % spread);
@@ -165,14 +165,14 @@ fn poll_every(turn: usize) -> Duration {
     if turn < LOOKERS { first + step * u32::try_from(turn).unwrap_or(0) } else { last }
 }
 
-impl Place {
-    /// Returns the place after another look, which found the holder `held`, if any, and that the last hold ended at `ended_unix_ms`.
+impl WaitState {
+    /// Returns the state after another look, which found the holder `held`, if any, and that the last hold ended at `ended_unix_ms`.
     pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look: Look) -> Self {
         let now = Moment::now();
         let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
         let look_at = look.within.map(|within| now + within);
-        let (check_at, poll_at) = (now + look.check_within, look.poll.map(|poll| now + poll));
-        Place { seen, look_at, check_at, watch: None, poll_at }
+        let (heartbeat_at, poll_at) = (now + look.heartbeat_within, look.poll.map(|poll| now + poll));
+        WaitState { seen, look_at, heartbeat_at, watch: None, poll_at }
     }
 
     /// Notes what a notification asks for.
@@ -183,9 +183,9 @@ impl Place {
                 let at = now + span;
                 self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
             }
-            Notice::Show => self.check_at = now,
+            Notice::ShowAlive => self.heartbeat_at = now,
             Notice::Watch(span, turn) => {
-                self.check_at = self.check_at.min(now + span);
+                self.heartbeat_at = self.heartbeat_at.min(now + span);
                 self.watch = Some((now + span, turn));
             }
         }
@@ -202,7 +202,7 @@ impl Place {
 
     /// Returns when to wake up if nothing happens first.
     fn wake_at(&self) -> Moment {
-        [self.look_at, self.poll_at].into_iter().flatten().fold(self.check_at, Moment::min)
+        [self.look_at, self.poll_at].into_iter().flatten().fold(self.heartbeat_at, Moment::min)
     }
 }
 
@@ -223,15 +223,15 @@ impl PostgresStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        let Some(mut place) = self.place.take() else { return Ok(Wakeup::TryAgain) };
-        let wakeup = self.sleep_in_place(&mut place, claim, until, waiter, observer);
-        self.place = Some(place);
+        let Some(mut wait) = self.wait.take() else { return Ok(Wakeup::TryAgain) };
+        let wakeup = self.sleep_until_worthwhile(&mut wait, claim, until, waiter, observer);
+        self.wait = Some(wait);
         wakeup
     }
 
-    fn sleep_in_place(
+    fn sleep_until_worthwhile(
         &mut self,
-        place: &mut Place,
+        wait: &mut WaitState,
         claim: &Claim,
         until: Option<Moment>,
         waiter: &mut Waiter<'_>,
@@ -239,30 +239,30 @@ impl PostgresStore {
     ) -> Result<Wakeup, Failure> {
         loop {
             // A notification may already have come with an answer.
-            if place.poll_at.is_none() {
-                self.notices(&claim.token)?.into_iter().for_each(|notice| place.note(notice));
+            if wait.poll_at.is_none() {
+                self.notices(&claim.token)?.into_iter().for_each(|notice| wait.note(notice));
             }
-            let wake_at = until.map_or(place.wake_at(), |until| until.min(place.wake_at()));
-            let source = self.connection.as_ref().filter(|_| place.poll_at.is_none());
+            let wake_at = until.map_or(wait.wake_at(), |until| until.min(wait.wake_at()));
+            let source = self.connection.as_ref().filter(|_| wait.poll_at.is_none());
             match waiter.wait_for(source.map(Connection::as_fd), Some(wake_at), observer) {
                 Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
                 Ok(WakeReason::Time | WakeReason::Ready | WakeReason::Resumed) => {}
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
             let now = Moment::now();
-            if until.into_iter().chain(place.look_at).any(|at| at <= now) {
+            if until.into_iter().chain(wait.look_at).any(|at| at <= now) {
                 return Ok(Wakeup::TryAgain);
             }
             if observer.is_stopped() {
                 // lockrun is stopped: nothing must be acquired for it.
                 return Ok(Wakeup::TryAgain);
             }
-            let is_worth_a_look = if place.check_at <= now {
-                self.check(claim, place)?
-            } else if place.poll_at.is_some_and(|at| at <= now) {
+            let is_worth_a_look = if wait.heartbeat_at <= now {
+                self.send_heartbeat_and_check(claim, wait)?
+            } else if wait.poll_at.is_some_and(|at| at <= now) {
                 let own = self.poll(claim)?;
                 // A waiter that is called may have to look at each beat from now on; a look shows it.
-                own.inspect(|own| place.learn(own)).is_none_or(|own| own.is_worth_a_look(own.turn) || own.is_called)
+                own.inspect(|own| wait.learn(own)).is_none_or(|own| own.is_worth_a_look(own.turn) || own.is_called)
             } else {
                 false
             };
@@ -274,26 +274,26 @@ impl PostgresStore {
 
     /// Sends a heartbeat, if we are in the queue, after a look that did not get the lock's row in time. If that goes on, the others would
     /// otherwise count us as dead where no session shows that we live. If this fails, too, the next look may succeed.
-    pub(super) fn show_after_vain_look(&mut self, claim: &Claim) {
-        if self.place.is_some() {
+    pub(super) fn send_heartbeat_after_failed_look(&mut self, claim: &Claim) {
+        if self.wait.is_some() {
             let _ = self.send_heartbeat(claim, heard_within(None));
         }
     }
 
     /// Sends a heartbeat. Returns whether a look at the lock is worthwhile.
-    fn check(&mut self, claim: &Claim, place: &mut Place) -> Result<bool, Failure> {
-        let look_in = place.look_at.map(|look_at| look_at.since(Moment::now()));
+    fn send_heartbeat_and_check(&mut self, claim: &Claim, wait: &mut WaitState) -> Result<bool, Failure> {
+        let look_in = wait.look_at.map(|look_at| look_at.since(Moment::now()));
         let Some(own) = self.send_heartbeat(claim, heard_within(look_in))? else { return Ok(true) };
-        place.learn(&own);
+        wait.learn(&own);
         let now = Moment::now();
         // The server's count includes waiters that have died too recently to be missed.
-        let watched = place.watch.take_if(|(at, _)| *at <= now).map(|(_, turn)| turn);
+        let watched = wait.watch.take_if(|(at, _)| *at <= now).map(|(_, turn)| turn);
         let turn = watched.map_or(own.turn, |turn| turn.min(own.turn));
         // Behind a pooler, the waiter finds that out when it polls its row.
-        let looks = turn < LOOKERS || own.is_among_last() && place.poll_at.is_none();
-        let check_in = check_within(own.turn_in(turn).filter(|_| looks));
-        let watch_in = place.watch.map(|(at, _)| at.since(now));
-        place.check_at = now + watch_in.map_or(check_in, |watch_in| watch_in.min(check_in));
+        let looks = turn < LOOKERS || own.is_among_last() && wait.poll_at.is_none();
+        let heartbeat_in = heartbeat_within(own.turn_in(turn).filter(|_| looks));
+        let watch_in = wait.watch.map(|(at, _)| at.since(now));
+        wait.heartbeat_at = now + watch_in.map_or(heartbeat_in, |watch_in| watch_in.min(heartbeat_in));
         // A waiter that was silent may have been passed over, and no one notifies it. If the lock is free and granted to no waiter, all
         // that were asked seemed to be dead.
         Ok(own.is_worth_a_look(turn) || (own.was_silent || own.is_free()) && turn < LOOKERS)
@@ -322,10 +322,10 @@ mod tests {
     fn the_first_waiters_look_when_something_ends() {
         let look =
             |turn: usize, is_last: bool, end_in: u64| Look::in_turn(turn, is_last, Some(seconds(end_in)), None, false);
-        let checks = |turn: usize, end_in: u64| look(turn, false, end_in).check_within;
+        let checks = |turn: usize, end_in: u64| look(turn, false, end_in).heartbeat_within;
         assert_eq!(checks(0, 3), seconds(3) + Duration::from_millis(1));
         assert_eq!(checks(2, 3), seconds(3) + Duration::from_millis(1) + TURN * 2);
-        assert_eq!(look(5000, true, 3).check_within, seconds(3) + Look::turn(LOOKERS));
+        assert_eq!(look(5000, true, 3).heartbeat_within, seconds(3) + Look::turn(LOOKERS));
         for late in [checks(LOOKERS, 3), checks(0, 60)] {
             assert!((HEARTBEAT.0..=HEARTBEAT.1).contains(&late), "{late:?}");
         }
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn notices_are_read_as_they_are_sent() {
-        for notice in [Notice::Look(seconds(7)), Notice::Show, Notice::Watch(seconds(3), 4)] {
+        for notice in [Notice::Look(seconds(7)), Notice::ShowAlive, Notice::Watch(seconds(3), 4)] {
             assert_eq!(Notice::from_text(&notice.to_text()), notice);
         }
         for other in ["", "x", "look", "watch 5", "look x"] {

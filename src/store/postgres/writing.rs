@@ -36,7 +36,7 @@ pub(super) struct SecondTrip<'a> {
     /// When the waiter that asks looks again, if it waits.
     pub(super) look: Option<Look>,
     /// Its place.
-    pub(super) place: PlaceIn,
+    pub(super) place: PlaceSource,
     /// The token for which the session listens afterwards.
     pub(super) listens_for: Option<Token>,
     /// Whether the session stops listening for its previous token.
@@ -49,7 +49,7 @@ pub(super) enum Notices {
     /// They are sent with the commit.
     Sent,
     /// They are not: the server accepts none at the moment.
-    LeftOut,
+    NotSent,
 }
 
 /// What the answers must say: another user's rule or trigger may have discarded a write.
@@ -88,19 +88,19 @@ impl Checks {
 
 /// Where to find the place of a waiter.
 #[derive(Clone, Copy)]
-pub(super) enum PlaceIn {
+pub(super) enum PlaceSource {
     /// Here: all waiters were read.
     Known(u64),
     /// In this answer of the batch.
     Answer(usize),
 }
 
-impl PlaceIn {
+impl PlaceSource {
     /// Returns the place, from 0.
     pub(super) fn of(self, answers: &[Answer]) -> u64 {
         match self {
-            PlaceIn::Known(place) => place,
-            PlaceIn::Answer(at) => {
+            PlaceSource::Known(place) => place,
+            PlaceSource::Answer(at) => {
                 let row = answers.get(at).and_then(|answer| answer.rows.first());
                 row.and_then(|row| row.first()?.as_deref()?.parse().ok()).unwrap_or(0)
             }
@@ -126,10 +126,10 @@ impl<'a> SecondTrip<'a> {
         let look = at.and(subject.asking).map(|asking| {
             // If it was granted the lock beside others, it claims it at once.
             let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
-            let is_kept = roll_call.kept.contains(asking).then_some(beat_in);
+            let is_blocked = roll_call.blocked.contains(asking).then_some(beat_in);
             // A waiter that joins is the last for now.
             let is_last = facts.row_of(asking).is_none_or(|row| row.is_returning);
-            Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, is_granted.or(is_kept), found.is_pooled)
+            Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, is_granted.or(is_blocked), found.is_pooled)
         });
         let mut trip = SecondTrip {
             tables,
@@ -141,7 +141,7 @@ impl<'a> SecondTrip<'a> {
             joins: false,
             batch: Batch::default(),
             look,
-            place: PlaceIn::Known(at.unwrap_or(0) as u64),
+            place: PlaceSource::Known(at.unwrap_or(0) as u64),
             listens_for: look.filter(|_| !found.is_pooled).and(subject.asking).cloned(),
             ends_listening: false,
         };
@@ -155,12 +155,12 @@ impl<'a> SecondTrip<'a> {
         let hands_off = applied.granted.iter().any(|token| subject.asking != Some(token));
         let how = match trip.checks.writes_record || trip.joins {
             // The next holder need not wait for the disk twice.
-            true if hands_off => Commit::SeenFirst,
+            true if hands_off => Commit::VisibleEarly,
             true => Commit::Durable,
             // What is already there may not have reached the disk or the standbys.
-            false if subject.may_be_done => Commit::SeenFirst,
+            false if subject.may_be_done => Commit::VisibleEarly,
             // If a crash makes the server forget this, it only costs time: that is not worth waiting for the disk.
-            false => Commit::Forgettable,
+            false => Commit::NotDurable,
         };
         trip.checks.commit_at = trip.batch.commit(how);
         trip
@@ -287,7 +287,7 @@ impl<'a> SecondTrip<'a> {
             return;
         };
         let waiters = &self.tables.waiters;
-        self.place = PlaceIn::Answer(self.batch.len());
+        self.place = PlaceSource::Answer(self.batch.len());
         self.batch.add(
             &format!(
                 "SELECT count(*) FROM {waiters} \
@@ -301,13 +301,13 @@ impl<'a> SecondTrip<'a> {
     fn call(&mut self, roll_call: &RollCall, beat_in: Duration) {
         let facts = self.found.facts(self.subject);
         let is_other = |token: &&Token| self.subject.asking != Some(*token);
-        let kept = roll_call.kept.iter().filter(is_other).filter(|token| !facts.looks_within(token, beat_in));
-        let looks = kept.map(|token| (token, Notice::Look(beat_in), beat_in));
-        let checks = roll_call.called.iter().map(|token| (token, Notice::Show, Duration::ZERO));
+        let blocked = roll_call.blocked.iter().filter(is_other).filter(|token| !facts.looks_within(token, beat_in));
+        let looks = blocked.map(|token| (token, Notice::Look(beat_in), beat_in));
+        let checks = roll_call.called.iter().map(|token| (token, Notice::ShowAlive, Duration::ZERO));
         let (mut places, mut times, mut notices) = (Vec::new(), Vec::new(), Vec::new());
         for (token, notice, within) in looks.chain(checks) {
             let Some(row) = facts.row_of(token) else { continue };
-            if row.session.is_some() && self.subject.notices == Notices::LeftOut {
+            if row.session.is_some() && self.subject.notices == Notices::NotSent {
                 // It would not hear that it was called, and count as silent.
                 continue;
             }
@@ -337,7 +337,7 @@ impl<'a> SecondTrip<'a> {
             waiter.is_unresponsive && facts.row_of(&waiter.token).is_some_and(|row| !row.waiter.is_unresponsive)
         };
         // If it lives after all, it asks again.
-        let marked = others().filter(was_marked).filter_map(session).map(|session| (session, Notice::Show));
+        let marked = others().filter(was_marked).filter_map(session).map(|session| (session, Notice::ShowAlive));
         let granted = || others().filter(|waiter| applied.granted.contains(&waiter.token));
         let woken = granted().filter_map(session).map(|session| (session, Notice::Look(Duration::ZERO)));
         let mut notices: Vec<_> = marked.chain(woken).collect();
@@ -367,7 +367,7 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends notices to the waiters that listen in these sessions.
     fn notify(&mut self, notices: &[(i64, Notice)]) {
-        if notices.is_empty() || self.subject.notices == Notices::LeftOut {
+        if notices.is_empty() || self.subject.notices == Notices::NotSent {
             return;
         }
         let channels: Vec<String> = notices.iter().map(|(session, _)| channel_of(*session)).collect();
@@ -378,7 +378,7 @@ impl<'a> SecondTrip<'a> {
 
     /// Sends a notice to [`STAND_INS`] of the last waiters that were not read, if they listen and seem to be alive.
     fn notify_last(&mut self, notice: Notice) {
-        if self.subject.notices == Notices::LeftOut {
+        if self.subject.notices == Notices::NotSent {
             return;
         }
         let waiters = &self.tables.waiters;
