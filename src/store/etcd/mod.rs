@@ -59,7 +59,7 @@ pub struct EtcdStore {
     observed: Observed,
     /// The name of our row in the queue, and its lease.
     own_row: Option<(String, i64)>,
-    /// Our place in the queue, if we wait.
+    /// The state of our wait in the queue, if we wait.
     wait: Option<WaitState>,
     /// What is known of the lock, if its next operation need not read it.
     remembered: Option<RememberedLock>,

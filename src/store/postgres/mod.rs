@@ -67,7 +67,7 @@ pub struct PostgresStore {
     /// Whether a failed attempt at the current operation, or at the last one if that failed, may have been committed. All attempts to
     /// acquire the lock for a claim are one operation.
     may_be_done: bool,
-    /// Our place in the queue, if we have joined it.
+    /// The state of our wait in the queue, if we have joined it.
     wait: Option<WaitState>,
 }
 

@@ -58,9 +58,9 @@ pub(super) struct Connection {
     stream: Stream,
     answers: Answers,
     /// The introduction, until it is sent: it travels with the first request.
-    greeting: Vec<Cmd>,
+    introduction: Vec<Cmd>,
     /// The introduction, while its answers are outstanding.
-    greeted: Vec<Cmd>,
+    unanswered_introduction: Vec<Cmd>,
 }
 
 /// The answers to several requests.
@@ -108,18 +108,18 @@ impl Connection {
 
     /// Takes a stream to `server`, and sends nothing yet.
     pub(super) fn over(stream: Stream, server: &Server) -> Self {
-        let mut greeting = Vec::new();
+        let mut introduction = Vec::new();
         if let Some(password) = &server.password {
             let mut auth = redis::cmd("AUTH");
             if let Some(user) = &server.user {
                 auth.arg(user);
             }
-            greeting.push(auth.arg(password).take());
+            introduction.push(auth.arg(password).take());
         }
         if server.database != 0 {
-            greeting.push(redis::cmd("SELECT").arg(server.database).take());
+            introduction.push(redis::cmd("SELECT").arg(server.database).take());
         }
-        Connection { stream, answers: Answers::default(), greeting, greeted: Vec::new() }
+        Connection { stream, answers: Answers::default(), introduction, unanswered_introduction: Vec::new() }
     }
 
     /// Sends `command`, and waits for the answer.
@@ -137,12 +137,12 @@ impl Connection {
 
     /// Sends `commands` in one flight, preceded by our introduction if they are the first; does not wait for their answers.
     pub(super) fn send(&mut self, commands: &[Cmd], deadline: Moment) -> Result<(), Failure> {
-        let greeting = std::mem::take(&mut self.greeting);
+        let introduction = std::mem::take(&mut self.introduction);
         let mut flight = Vec::new();
-        for part in greeting.iter().chain(commands) {
+        for part in introduction.iter().chain(commands) {
             part.write_packed_command(&mut flight);
         }
-        self.greeted = greeting;
+        self.unanswered_introduction = introduction;
         self.stream.set_deadline(deadline);
         self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))
     }
@@ -160,7 +160,7 @@ impl Connection {
     pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         self.stream.set_deadline(deadline);
         let mut refused = None;
-        for step in std::mem::take(&mut self.greeted) {
+        for step in std::mem::take(&mut self.unanswered_introduction) {
             if let Answer::Error(error) = self.answer()? {
                 refused.get_or_insert(Failure::refused(&step, error));
             }
@@ -276,11 +276,11 @@ impl Failure {
             Failure::Refused { command, error } => {
                 let advice = match error.split(' ').next().unwrap_or_default() {
                     "WRONGPASS" => "; check the user and the password in the store's URL",
-                    _ if error.contains(script::LOST) => {
+                    _ if error.contains(script::HOLDER_LOST) => {
                         return anyhow!(
                             "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any \
                          more, then free it with lockrun break",
-                            script::LOST
+                            script::HOLDER_LOST
                         );
                     }
                     _ if error.contains(script::FENCE_ENDS) => {
@@ -289,7 +289,7 @@ impl Failure {
                             i64::MAX
                         );
                     }
-                    _ if error.contains(script::NO_FENCE) || error.contains(script::FENCE_STRANGE) => {
+                    _ if error.contains(script::NO_FENCE) || error.contains(script::FENCE_NOT_INTEGER) => {
                         return anyhow!(
                             "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than \
                          every fence that was given out"

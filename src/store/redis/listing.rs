@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use super::connection::Failure;
-use super::failover::Listed;
+use super::failover::ListedPrimary;
 use super::reply::UnexpectedReply;
 use super::script::{LIST, PRUNE};
 use super::{RedisStore, keys, millis, reply};
@@ -43,7 +43,7 @@ impl RedisStore {
         let mut all = Listing { found: Vec::new(), unreadable: Vec::new() };
         let mut looked_at = Vec::new();
         let before = witnesses.primaries(Moment::now() + self.timeout);
-        for Listed { primary, doubt } in before.map_err(|failure| failure.explain(&self.server))? {
+        for ListedPrimary { primary, doubt } in before.map_err(|failure| failure.explain(&self.server))? {
             if let (Some(doubt), false) = (&doubt, may_be_doubted) {
                 all.unreadable.push(doubt.explain(&primary.server));
                 continue;
@@ -62,7 +62,7 @@ impl RedisStore {
         for (primary, listing) in looked_at {
             let still = after.as_ref().map(|after| after.iter().find(|listed| listed.primary.is_still(&primary)));
             let doubt = match still {
-                Ok(Some(Listed { doubt, .. })) => doubt.as_ref().map(|doubt| doubt.explain(&primary.server)),
+                Ok(Some(ListedPrimary { doubt, .. })) => doubt.as_ref().map(|doubt| doubt.explain(&primary.server)),
                 Ok(None) => {
                     Some(Failure::Unconfirmed("another one has taken its place".into()).explain(&primary.server))
                 }
@@ -100,7 +100,8 @@ impl RedisStore {
         let mut cursor = "0".to_owned();
         loop {
             let scan = redis::cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).take();
-            let (next, names) = reply::read_scan(&self.answer(&scan)?).map_err(|strange| self.is_strange(strange))?;
+            let (next, names) =
+                reply::read_scan(&self.answer(&scan)?).map_err(|unexpected| self.explain_unexpected(unexpected))?;
             found.extend(names.iter().filter_map(|name| keys::of_fence(&self.server.prefix, name)));
             if next == "0" {
                 return Ok(found.into_iter().filter_map(|key| Key::new(key.as_ref()).ok()).collect());

@@ -51,7 +51,7 @@ use failover::{Primary, Witnesses};
 use reply::{AcquireReply, Handoff, UnexpectedReply};
 use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use url::{Failover, Server, Site};
-use waiting::Place;
+use waiting::WaitState;
 
 pub(super) use url::KIND;
 
@@ -87,24 +87,24 @@ pub struct RedisStore {
     witnesses: Option<Witnesses>,
     /// The primary that they named last, and for which hash slot.
     primary: Option<(u16, Primary)>,
-    acquaintance: Acquaintance,
+    contact: Contact,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
     /// Whether the last script was sent again, because the connection closed on which its first copy was sent.
     has_resent: bool,
-    /// Our place in the queue, if we wait.
-    place: Option<Place>,
+    /// The state of our wait in the queue, if we wait.
+    wait: Option<WaitState>,
     /// Whether the lock was granted to us.
     was_granted: bool,
 }
 
 /// What is known of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Acquaintance {
+enum Contact {
     /// It has not answered yet.
-    Unheard,
+    NotYet,
     /// It has answered a request.
-    Answering,
+    Answered,
     /// It most likely has our scripts already.
     KnowsScripts,
 }
@@ -132,10 +132,10 @@ impl RedisStore {
             scope: None,
             witnesses: None,
             primary: None,
-            acquaintance: Acquaintance::Unheard,
+            contact: Contact::NotYet,
             in_flight: false,
             has_resent: false,
-            place: None,
+            wait: None,
             was_granted: false,
         })
     }
@@ -161,7 +161,7 @@ impl RedisStore {
     fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<AcquireReply, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
-        let seen = self.place.as_ref().and_then(|place| place.seen.as_ref());
+        let seen = self.wait.as_ref().and_then(|wait| wait.seen.as_ref());
         let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(seen_json(seen));
         let script = script.arg(u8::from(claim.by_hand)).arg(slots(claim.mode)).arg(request(claim));
         let script = script.arg(max_waiting(if_held)).arg(claim.once_per.map_or(0, millis)).take();
@@ -179,18 +179,18 @@ impl RedisStore {
 
     /// Makes sure that a listening waiter knows of the grant that our script made. If this fails, or is not done by
     /// `deadline`, the other waiters find out by themselves, only later.
-    fn confirm_handoff(&mut self, key: &Key, mut handed: Option<Handoff>, deadline: Moment) {
+    fn confirm_handoff(&mut self, key: &Key, mut handoff: Option<Handoff>, deadline: Moment) {
         // A server that is not a Redis could name waiters for ever.
-        while let Some(Handoff { granted, notified }) = handed.filter(|_| Moment::now() < deadline) {
+        while let Some(Handoff { granted, notified }) = handoff.filter(|_| Moment::now() < deadline) {
             let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(notified).take();
             let reply = self.run(&script, deadline.since(Moment::now()));
-            handed = reply.ok().and_then(|reply| reply::read_confirmation(&reply));
+            handoff = reply.ok().and_then(|reply| reply::read_confirmation(&reply));
         }
     }
 
     /// Returns the command that runs `script` on the keys of the lock.
     fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
-        let mut command = script.command(self.acquaintance == Acquaintance::KnowsScripts, self.scope.is_some());
+        let mut command = script.command(self.contact == Contact::KnowsScripts, self.scope.is_some());
         let base = keys::base(&self.server.prefix, key);
         let failover = self.scope.map(|scope| match scope {
             Scope::Store => format!("{}:{FAILOVER_KEY}", self.server.prefix),
@@ -212,27 +212,27 @@ impl RedisStore {
 impl Store for RedisStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         match self.ask(claim, if_held) {
-            Ok(AcquireReply::Mine(grant, handed)) => {
-                (self.place, self.was_granted) = (None, true);
-                self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
+            Ok(AcquireReply::Mine(grant, handoff)) => {
+                (self.wait, self.was_granted) = (None, true);
+                self.confirm_handoff(&claim.key, handoff, Moment::now() + self.timeout);
                 Ok(Tried::Mine(grant))
             }
-            Ok(AcquireReply::NotMine { held, first, ended_unix_ms, look_in, handed }) => {
-                let before = self.place.take();
-                self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
+            Ok(AcquireReply::NotMine { held, first, ended_unix_ms, look_in, handoff }) => {
+                let before = self.wait.take();
+                self.confirm_handoff(&claim.key, handoff, Moment::now() + self.timeout);
                 if if_held == IfHeld::Leave {
                     self.forget(claim);
                 } else if held.place.is_some() {
-                    self.place = Some(Place::after(before, first.as_deref(), ended_unix_ms, look_in));
+                    self.wait = Some(WaitState::after(before, first.as_deref(), ended_unix_ms, look_in));
                 } else {
                     self.forget(claim);
                     return Ok(Tried::NotQueued(held));
                 }
                 Ok(Tried::Held(held))
             }
-            Ok(AcquireReply::NotNeeded(done, handed)) => {
-                self.place = None;
-                self.confirm_handoff(&claim.key, handed, Moment::now() + self.timeout);
+            Ok(AcquireReply::NotNeeded(done, handoff)) => {
+                self.wait = None;
+                self.confirm_handoff(&claim.key, handoff, Moment::now() + self.timeout);
                 self.forget(claim);
                 Ok(Tried::NotNeeded(done))
             }
@@ -248,8 +248,8 @@ impl Store for RedisStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // The server has the scripts from us. Do what takes time before our turn comes.
-        self.acquaintance = Acquaintance::KnowsScripts;
-        script::take_hashes(self.scope.is_some());
+        self.contact = Contact::KnowsScripts;
+        script::compute_hashes(self.scope.is_some());
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // No request for the lock was sent.
             RequestError { nothing_to_cancel: true, ..self.failed(&failure) }
@@ -276,12 +276,12 @@ impl Store for RedisStore {
         // Nothing else would release a lock that never expires.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
-        let (released, handed) = reply::read_release(&reply);
-        if handed.is_some() {
+        let (released, handoff) = reply::read_release(&reply);
+        if handoff.is_some() {
             thread::sleep(CLAIM_FIRST);
         }
-        self.confirm_handoff(key, handed, Moment::now() + self.timeout);
-        released.map_err(|strange| self.is_strange(strange))
+        self.confirm_handoff(key, handoff, Moment::now() + self.timeout);
+        released.map_err(|unexpected| self.explain_unexpected(unexpected))
     }
 
     /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request under
@@ -289,11 +289,11 @@ impl Store for RedisStore {
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be in the store.
-        let matters = self.place.is_some() || self.was_granted || in_flight;
+        let matters = self.wait.is_some() || self.was_granted || in_flight;
         let voids_late_requests = in_flight && claim.request.is_none();
         // Send the text: the request may be on its way for long, and nobody would be there to send the text if the server did
         // not know the hash.
-        self.acquaintance = self.acquaintance.min(Acquaintance::Answering);
+        self.contact = self.contact.min(Contact::Answered);
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
         let script = script.arg(request(claim)).take();
@@ -301,8 +301,8 @@ impl Store for RedisStore {
         let timeout = self.timeout / 2;
         let deadline = Moment::now() + timeout;
         let reply = if matters { self.run_until_answered(&script, timeout) } else { self.run(&script, timeout) };
-        let Ok((_, handed)) = reply.map(|reply| reply::read_release(&reply)) else { return false };
-        self.confirm_handoff(&claim.key, handed, deadline);
+        let Ok((_, handoff)) = reply.map(|reply| reply::read_release(&reply)) else { return false };
+        self.confirm_handoff(&claim.key, handoff, deadline);
         true
     }
 
@@ -319,14 +319,16 @@ impl Store for RedisStore {
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let only = fence.map(|fence| fence.to_string()).unwrap_or_default();
         let naming = self.bare_script(&REVOKE, key).arg("").arg("").arg(u8::from(now)).arg(only).take();
-        let named = reply::read_targets(&self.answer(&naming)?).map_err(|strange| self.is_strange(strange))?;
+        let targets =
+            reply::read_targets(&self.answer(&naming)?).map_err(|unexpected| self.explain_unexpected(unexpected))?;
         let mut script = self.bare_script(&REVOKE, key);
-        let script = script.arg(&named.names).arg(json!(by).to_string()).arg(u8::from(now)).arg("").take();
+        let script = script.arg(&targets.names).arg(json!(by).to_string()).arg(u8::from(now)).arg("").take();
         self.has_resent = false;
         let reply = self.answer(&script)?;
-        let (revoked, handed) = reply::read_revocation(&reply).map_err(|strange| self.is_strange(strange))?;
-        self.confirm_handoff(key, handed, Moment::now() + self.timeout);
-        Ok(if self.has_resent { named.merged_with(revoked) } else { revoked })
+        let (revoked, handoff) =
+            reply::read_revocation(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))?;
+        self.confirm_handoff(key, handoff, Moment::now() + self.timeout);
+        Ok(if self.has_resent { targets.merged_with(revoked) } else { revoked })
     }
 }
 
@@ -343,7 +345,7 @@ impl Sequences for RedisStore {
         let script = script.take();
         let sent_at = Moment::now();
         let reply = self.request(&script).map_err(|failure| self.failed(&failure))?;
-        Ok(reply::read_reservation(&reply, sent_at).map_err(|strange| self.is_strange(strange))?)
+        Ok(reply::read_reservation(&reply, sent_at).map_err(|unexpected| self.explain_unexpected(unexpected))?)
     }
 }
 
@@ -362,18 +364,18 @@ impl RedisStore {
     /// Returns what is known of a key.
     fn status(&mut self, key: &Key) -> Result<KeyStatus, StoreError> {
         let reply = self.answer(&self.bare_script(&LIST, key))?;
-        reply::read_status(key.clone(), &reply).map_err(|strange| self.is_strange(strange))
+        reply::read_status(key.clone(), &reply).map_err(|unexpected| self.explain_unexpected(unexpected))
     }
 
     /// Renews by `ttl` ms, as the script takes it.
     fn send_renewal(&mut self, key: &Key, token: &Token, ttl: i64, of_run: bool) -> Result<Renewed, StoreError> {
         let script = self.script(&RENEW, key, token).arg(ttl).arg(u8::from(of_run)).take();
         let reply = self.answer(&script)?;
-        reply::read_renewal(&reply).map_err(|strange| self.is_strange(strange))
+        reply::read_renewal(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))
     }
 
-    fn is_strange(&self, strange: UnexpectedReply) -> StoreError {
-        Failure::UnexpectedReply(strange).explain(&self.server)
+    fn explain_unexpected(&self, unexpected: UnexpectedReply) -> StoreError {
+        Failure::UnexpectedReply(unexpected).explain(&self.server)
     }
 }
 

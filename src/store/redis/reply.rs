@@ -35,7 +35,7 @@ pub(super) enum AcquireReply {
         /// When to ask again if nothing happens.
         look_in: Duration,
         /// The waiters that this request granted the lock, if any.
-        handed: Option<Handoff>,
+        handoff: Option<Handoff>,
     },
 }
 
@@ -53,7 +53,7 @@ impl AcquireReply {
     pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, UnexpectedReply> {
         match fields(reply) {
             [Value::Int(1), fence, Value::Int(slot), granted, notified] => {
-                Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, handed(granted, notified)))
+                Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, read_handoff(granted, notified)))
             }
             [
                 Value::Int(0),
@@ -72,13 +72,13 @@ impl AcquireReply {
                     first: read_first(holder).map(Box::new),
                     ended_unix_ms: u64::try_from(*ended).unwrap_or_default(),
                     look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
-                    handed: handed(granted, notified),
+                    handoff: read_handoff(granted, notified),
                 })
             }
             [Value::Int(2), Value::Int(began), Value::Int(now), granted, notified] => {
                 let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
                 let done = RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? };
-                Ok(AcquireReply::NotNeeded(done, handed(granted, notified)))
+                Ok(AcquireReply::NotNeeded(done, read_handoff(granted, notified)))
             }
             _ => Err(UnexpectedReply),
         }
@@ -95,7 +95,7 @@ pub(super) fn read_release(reply: &Value) -> (Result<Released, UnexpectedReply>,
                 0 => Released::Free,
                 _ => Released::NotMine(None),
             };
-            (Ok(released), handed(granted, notified))
+            (Ok(released), read_handoff(granted, notified))
         }
         [Value::Int(2)] => (Ok(Released::WhenItEnds), None),
         _ => (Err(UnexpectedReply), None),
@@ -105,7 +105,7 @@ pub(super) fn read_release(reply: &Value) -> (Result<Released, UnexpectedReply>,
 /// Reads the reply of `confirm_handoff.lua`: the waiters to ask about next.
 pub(super) fn read_confirmation(reply: &Value) -> Option<Handoff> {
     let [granted, notified] = fields(reply) else { return None };
-    handed(granted, notified)
+    read_handoff(granted, notified)
 }
 
 /// The holders that a revocation is to hit.
@@ -147,7 +147,7 @@ pub(super) fn read_revocation(reply: &Value) -> Result<(Revoked, Option<Handoff>
             let free_in = millis(*free_in).unwrap_or_default();
             Ok((
                 Revoked::From { from: read_holders(taken), living: Vec::new(), free_in, may_run_unaware: *untold > 0 },
-                handed(granted, notified),
+                read_handoff(granted, notified),
             ))
         }
         _ => Err(UnexpectedReply),
@@ -268,7 +268,7 @@ fn read_first(holder: &Value) -> Option<state::Held> {
     Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, is_exclusive, fence, token: read_token(token)? })
 }
 
-fn handed(granted: &Value, notified: &Value) -> Option<Handoff> {
+fn read_handoff(granted: &Value, notified: &Value) -> Option<Handoff> {
     let granted = text(granted).filter(|token| !token.is_empty())?;
     Some(Handoff { granted, notified: text(notified)? })
 }
@@ -355,14 +355,14 @@ mod tests {
             Value::Int(0),
         ]);
         let asked = AcquireReply::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let AcquireReply::NotMine { held, first: Some(first), ended_unix_ms, look_in, handed: Some(handed) } = asked
+        let AcquireReply::NotMine { held, first: Some(first), ended_unix_ms, look_in, handoff: Some(handoff) } = asked
         else {
             panic!("{asked:?}")
         };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
         assert_eq!((first.ttl_ms, first.fence, ended_unix_ms, look_in), (Some(30_000), 3, 9, Duration::from_secs(8)));
-        assert_eq!((handed.granted.as_str(), handed.notified.as_str()), ("a", "b c"));
+        assert_eq!((handoff.granted.as_str(), handoff.notified.as_str()), ("a", "b c"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use redis::{Arg, Cmd, Value};
 use super::connection::{Connection, Failure};
 use super::failover::{self, Primary, slot_of};
 use super::url::Server;
-use super::{Acquaintance, RedisStore, script};
+use super::{Contact, RedisStore, script};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
@@ -52,7 +52,7 @@ impl RedisStore {
             }
             None => (witnesses.locate(slot, deadline)?, false),
         };
-        self.turn_to(&primary.server)?;
+        self.switch_to(&primary.server)?;
         let reply = self.run_here(&in_term(script, &primary), deadline);
         if let (true, Some(witnesses)) = (is_asked, &mut self.witnesses) {
             let confirmed = witnesses.confirm(slot, &primary, deadline);
@@ -66,7 +66,7 @@ impl RedisStore {
     }
 
     /// Makes `server` the one that is asked.
-    pub(super) fn turn_to(&mut self, server: &Server) -> Result<(), Failure> {
+    pub(super) fn switch_to(&mut self, server: &Server) -> Result<(), Failure> {
         if self.server != *server {
             self.connection = None;
             let tls = failover::tls_for(server);
@@ -86,7 +86,7 @@ impl RedisStore {
         match self.send(script, deadline) {
             Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
                 Some(full) => {
-                    self.acquaintance = Acquaintance::Answering;
+                    self.contact = Contact::Answered;
                     self.send(&full, deadline)
                 }
                 None => Err(Failure::Refused { command, error }),
@@ -114,11 +114,11 @@ impl RedisStore {
         let reply = connection.request(script, deadline);
         match reply {
             Ok(_) => self.connection = Some(connection),
-            Err(Failure::Closed) if self.acquaintance == Acquaintance::Unheard => return Err(Failure::HungUp),
+            Err(Failure::Closed) if self.contact == Contact::NotYet => return Err(Failure::HungUp),
             Err(_) => {}
         }
         if !reply.as_ref().is_err_and(Failure::is_unanswered) {
-            self.acquaintance = self.acquaintance.max(Acquaintance::Answering);
+            self.contact = self.contact.max(Contact::Answered);
         }
         reply
     }

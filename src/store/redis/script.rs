@@ -8,11 +8,11 @@ use std::sync::LazyLock;
 use redis::{Arg, Cmd};
 
 /// What the scripts say when they fail on purpose.
-pub(super) const LOST: &str = "nothing is known of a holder but its lease";
+pub(super) const HOLDER_LOST: &str = "nothing is known of a holder but its lease";
 pub(super) const NO_FENCE: &str = "the fence is no number";
 /// What the server says when they cannot increment the fence.
 pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
-pub(super) const FENCE_STRANGE: &str = "value is not an integer or out of range";
+pub(super) const FENCE_NOT_INTEGER: &str = "value is not an integer or out of range";
 
 /// Short names sent in place of the words that occur most often in the scripts, and in none of their strings.
 const SHORT: [(&str, &str); 15] = [
@@ -87,7 +87,7 @@ impl Script {
 }
 
 /// Computes the hashes that a waiter will need, while it has time.
-pub(super) fn take_hashes(with_failover: bool) {
+pub(super) fn compute_hashes(with_failover: bool) {
     for script in [&ACQUIRE, &RELEASE, &CONFIRM_HANDOFF] {
         LazyLock::force(&script.variant(with_failover).hash);
     }
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_scripts_fail_in_these_words() {
-        assert!(ACQUIRE.alone.text.contains(LOST) && LIST.alone.text.contains(NO_FENCE));
+        assert!(ACQUIRE.alone.text.contains(HOLDER_LOST) && LIST.alone.text.contains(NO_FENCE));
     }
 
     #[test]

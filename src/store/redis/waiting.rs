@@ -12,21 +12,21 @@ use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// Our place in the queue: what we know since our last look.
+/// The state of our wait in the queue: what we know since our last look.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct WaitState {
     /// Who held the lock.
     pub(super) seen: Option<Seen>,
     /// When to look again if no mail comes.
     look_at: Moment,
 }
 
-impl Place {
+impl WaitState {
     /// Returns what is known after another look. `held`: the holder that it found; `ended_unix_ms`: when a hold had last
     /// ended; `look_in`: when the next look is due.
     pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look_in: Duration) -> Self {
         let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
-        Place { seen, look_at: Moment::now() + look_in }
+        WaitState { seen, look_at: Moment::now() + look_in }
     }
 }
 
@@ -40,7 +40,7 @@ impl RedisStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
         let mailbox = format!("{}mailbox:{}", keys::base(&self.server.prefix, &claim.key), claim.token.as_str());
-        let look_at = self.place.as_ref().map(|place| place.look_at);
+        let look_at = self.wait.as_ref().map(|wait| wait.look_at);
         let Some(mut until) = until.into_iter().chain(look_at).min() else { return Ok(Wakeup::TryAgain) };
         loop {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;

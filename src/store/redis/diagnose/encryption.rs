@@ -10,11 +10,11 @@ use crate::store::redis::url::Server;
 /// Judges whether anybody on the way to `server` could read its password; looks its name up within `timeout`.
 pub(super) fn diagnose(server: &Server, timeout: Duration) -> Option<Diagnostic> {
     let is_encrypted = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(_), .. });
-    encryption::diagnose(slice::from_ref(&server.endpoint), is_encrypted, in_clear(server), timeout)
+    encryption::diagnose(slice::from_ref(&server.endpoint), is_encrypted, unencrypted(server), timeout)
 }
 
 /// Returns the diagnostic for a connection to `server` over a network that is not encrypted.
-fn in_clear(server: &Server) -> Diagnostic {
+fn unencrypted(server: &Server) -> Diagnostic {
     if server.password.is_some() {
         Diagnostic::warn(
             "the password travels over the network in clear",

@@ -25,9 +25,9 @@ pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
 }
 
 fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
-    let SentinelReport { service, named, seats, silent, primary, replicas, down_after } = report;
+    let SentinelReport { service, named, sentinel_count, silent, primary, replicas, down_after } = report;
     let mut diagnostics = vec![Diagnostic::ok(format!(
-        "a majority of {seats} Sentinels says that the primary of {service:?} is {primary}"
+        "a majority of {sentinel_count} Sentinels says that the primary of {service:?} is {primary}"
     ))];
     for why in silent {
         diagnostics.push(Diagnostic::warn(
@@ -35,13 +35,13 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
             "start it again: when a majority is away, locks cannot be had (69), and leases are lost",
         ));
     }
-    if *seats < 3 {
+    if *sentinel_count < 3 {
         diagnostics.push(Diagnostic::warn(
-            format!("there are fewer than three Sentinels ({seats})"),
+            format!("there are fewer than three Sentinels ({sentinel_count})"),
             "when one of them is away, there is no majority, and locks cannot be had (69); run three, on machines of their own",
         ));
     }
-    if *named < 2 && *seats > 1 {
+    if *named < 2 && *sentinel_count > 1 {
         diagnostics.push(Diagnostic::warn(
             "the store's URL names one Sentinel",
             "while that one is away, the primary cannot be found (69); name them all",
@@ -119,7 +119,7 @@ mod tests {
         let good = || SentinelReport {
             service: "s".into(),
             named: 3,
-            seats: 3,
+            sentinel_count: 3,
             silent: Vec::new(),
             primary: "Redis at h:1".into(),
             replicas: 2,
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(worst(&judge_sentinels(&good())), Some(Level::Ok));
         for bad in [
             SentinelReport { named: 1, ..good() },
-            SentinelReport { seats: 2, ..good() },
+            SentinelReport { sentinel_count: 2, ..good() },
             SentinelReport { silent: vec!["one".into()], ..good() },
             SentinelReport { replicas: 0, ..good() },
             SentinelReport { down_after: Some(Duration::from_secs(30)), ..good() },

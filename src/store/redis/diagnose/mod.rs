@@ -22,7 +22,7 @@ use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use report::Report;
-use server::Greeting;
+use server::Hello;
 
 /// A connection on which a rejection is an answer like any other.
 struct Session {
@@ -94,7 +94,7 @@ fn ask_witnesses(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagno
     let report = witnesses.report(deadline)?;
     diagnostics.extend(failover::judge(&report));
     let primary = witnesses.locate(slot, Moment::now() + store.timeout)?;
-    store.turn_to(&primary.server)
+    store.switch_to(&primary.server)
 }
 
 /// Adds what is found to `diagnostics`. Fails when the server no longer answers.
@@ -104,18 +104,18 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let connection = Connection::open(&server, store.tls.as_ref(), deadline)?;
     let mut session = Session { connection, timeout: store.timeout };
 
-    let greeting = match server::ask(&mut session) {
+    let hello = match server::ask(&mut session) {
         Err(Failure::Refused { command, error }) if command == "SELECT" && error.starts_with("NOPERM") => {
             let mut missing = Missing::default();
             missing.note("select", &error);
             diagnostics.extend(missing.diagnostics(&server));
             return Ok(());
         }
-        greeting => greeting?,
+        hello => hello?,
     };
     let report = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text).map(Report::new);
-    diagnostics.extend(server::judge(greeting.as_ref(), report.as_ref(), &server, store.scope == Some(Scope::Lock)));
-    if greeting.as_ref().is_some_and(Greeting::is_sentinel) {
+    diagnostics.extend(server::judge(hello.as_ref(), report.as_ref(), &server, store.scope == Some(Scope::Lock)));
+    if hello.as_ref().is_some_and(Hello::is_sentinel) {
         return Ok(());
     }
     diagnostics.extend(encryption::diagnose(&server, store.timeout));

@@ -14,28 +14,28 @@ const OLDEST: u32 = 6;
 
 /// The answer to HELLO, which every user may send.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Greeting {
+pub(super) struct Hello {
     product: String,
     version: String,
     mode: String,
     role: String,
 }
 
-impl Greeting {
+impl Hello {
     fn read(reply: &Value) -> Self {
-        let mut greeting = Greeting::default();
-        let Value::Array(fields) = reply else { return greeting };
+        let mut hello = Hello::default();
+        let Value::Array(fields) = reply else { return hello };
         for pair in fields.chunks_exact(2) {
             let (Some(name), Some(value)) = (reply::text(&pair[0]), reply::text(&pair[1])) else { continue };
             match name.as_str() {
-                "server" => greeting.product = value,
-                "version" => greeting.version = value,
-                "mode" => greeting.mode = value,
-                "role" => greeting.role = value,
+                "server" => hello.product = value,
+                "version" => hello.version = value,
+                "mode" => hello.mode = value,
+                "role" => hello.role = value,
                 _ => {}
             }
         }
-        greeting
+        hello
     }
 
     /// Returns whether it is a Sentinel, which is no store but knows of one.
@@ -45,30 +45,30 @@ impl Greeting {
 }
 
 /// Greets the server; `None` if it does not know HELLO. This is the first request, so it fails if the server rejects us.
-pub(super) fn ask(session: &mut Session) -> Result<Option<Greeting>, Failure> {
+pub(super) fn ask(session: &mut Session) -> Result<Option<Hello>, Failure> {
     match session.ask(redis::cmd("HELLO").arg(2)) {
-        Ok(reply) => Ok(Some(Greeting::read(&reply))),
+        Ok(reply) => Ok(Some(Hello::read(&reply))),
         Err(Failure::Refused { command, error }) if command == "HELLO" && error.contains("unknown command") => Ok(None),
         Err(failure) => Err(failure),
     }
 }
 
-/// Judges what kind of server this is, by its greeting, or else by its report. `of_a_cluster`: the URL says that it is one.
+/// Judges what kind of server this is, by its answer to HELLO, or else by its report. `of_a_cluster`: the URL says that it is one.
 pub(super) fn judge(
-    greeting: Option<&Greeting>,
+    hello: Option<&Hello>,
     report: Option<&Report>,
     server: &Server,
     of_a_cluster: bool,
 ) -> Vec<Diagnostic> {
-    let unknown = Greeting {
+    let unknown = Hello {
         product: "redis".into(),
         version: report.and_then(|report| report.text("redis_version")).unwrap_or_default().into(),
         mode: report.and_then(|report| report.text("redis_mode")).unwrap_or_default().into(),
         role: String::new(),
     };
-    let greeting = greeting.unwrap_or(&unknown);
-    let Greeting { version, mode, role, .. } = greeting;
-    let product = if greeting.product == "valkey" { "Valkey" } else { "Redis" };
+    let hello = hello.unwrap_or(&unknown);
+    let Hello { version, mode, role, .. } = hello;
+    let product = if hello.product == "valkey" { "Valkey" } else { "Redis" };
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
     let mut diagnostics = vec![match major {
         None => Diagnostic::note(
@@ -81,7 +81,7 @@ pub(super) fn judge(
         ),
         Some(_) => Diagnostic::ok(format!("{server} answers: {product} {version}")),
     }];
-    if greeting.is_sentinel() {
+    if hello.is_sentinel() {
         diagnostics.push(Diagnostic::unusable(
             "it is a Sentinel, which keeps no data",
             "write redis+sentinel://HOST/SERVICE in the store's URL",
@@ -110,8 +110,8 @@ mod tests {
     fn worst(product: &str, version: &str, mode: &str, role: &str) -> Option<Level> {
         let server = url::parse("redis://127.0.0.1").expect("is a URL").server;
         let [product, version, mode, role] = [product, version, mode, role].map(str::to_owned);
-        let greeting = Greeting { product, version, mode, role };
-        judge(Some(&greeting), None, &server, false).into_iter().map(|diagnostic| diagnostic.level).max()
+        let hello = Hello { product, version, mode, role };
+        judge(Some(&hello), None, &server, false).into_iter().map(|diagnostic| diagnostic.level).max()
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
     fn a_greeting_is_read() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let reply = [text("server"), text("valkey"), text("proto"), Value::Int(2), text("role"), text("replica")];
-        let wanted = Greeting { product: "valkey".into(), role: "replica".into(), ..Greeting::default() };
-        assert_eq!(Greeting::read(&Value::Array(reply.into())), wanted);
+        let wanted = Hello { product: "valkey".into(), role: "replica".into(), ..Hello::default() };
+        assert_eq!(Hello::read(&Value::Array(reply.into())), wanted);
     }
 }

@@ -12,7 +12,7 @@ use crc::{CRC_16_XMODEM, Crc};
 use redis::{Cmd, Value};
 
 use super::panel::{Panel, half_left};
-use super::{Address, Listed, Primary, majority};
+use super::{Address, ListedPrimary, Primary, majority};
 use crate::net::endpoint::Endpoint;
 use crate::store::redis::connection::{Failure, Replies};
 use crate::store::redis::reply::{UnexpectedReply, text};
@@ -89,9 +89,9 @@ impl Cluster {
         self.ask_all(deadline);
         // A node that knows few others may have been cut off before they joined, or belong to another cluster: hear the
         // others, too.
-        let is_clear = |views: &[View]| seats(views) >= CAN_REPLACE && agreed(views, slot).is_some();
-        let views = self.hear_until(Vec::new(), Moment::now() + half_left(deadline), is_clear);
-        self.hear_on(views, slot, deadline)
+        let is_clear = |views: &[View]| primary_count(views) >= CAN_REPLACE && agreed(views, slot).is_some();
+        let views = self.read_views_until(Vec::new(), Moment::now() + half_left(deadline), is_clear);
+        self.read_primary_after(views, slot, deadline)
     }
 
     /// Asks all known primaries, and the nodes that the URL names.
@@ -112,29 +112,29 @@ impl Cluster {
             Some(Ok(Value::Array(pair))) => Ok(pair.get(1).and_then(text).and_then(|time| time.parse().ok())),
             _ => Ok(None),
         };
-        let heard: Vec<Option<u64>> = self.panel.hear(Vec::new(), soon, read, |_| false);
+        let heard: Vec<Option<u64>> = self.panel.read_answers(Vec::new(), soon, read, |_| false);
         self.panel.give_up();
         let alone = view.primaries.iter().filter(|node| !view.replicated.contains(&node.id));
         Ok(ClusterReport {
             primaries: view.primaries.len(),
             alone: alone.map(|node| self.server(node).to_string()).collect(),
-            silent: self.panel.complaints(),
+            silent: self.panel.failure_texts(),
             node_timeout: heard.into_iter().flatten().max().map(Duration::from_millis),
         })
     }
 
     /// Returns all primaries.
-    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Listed>, Failure> {
+    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<ListedPrimary>, Failure> {
         self.ask_all(deadline);
         let all_agree = |views: &[View]| {
             let newest = newest(views).filter(|view| view.primaries.len() >= CAN_REPLACE);
             newest.is_some_and(|view| view.primaries.iter().all(|node| is_agreed(views, node)))
         };
         let soon = Moment::now() + half_left(deadline);
-        let views = self.hear_until(Vec::new(), soon, all_agree);
+        let views = self.read_views_until(Vec::new(), soon, all_agree);
         self.panel.give_up();
         let view = self.keep_primaries(&views).ok_or_else(|| self.no_majority(&[], 0))?;
-        let listed = |node: &Node| Listed {
+        let listed = |node: &Node| ListedPrimary {
             primary: self.primary(node),
             doubt: (!is_agreed(&views, node)).then(|| {
                 let slot = node.slots.first().map_or(0, |(first, _)| *first);
@@ -151,12 +151,12 @@ impl Cluster {
     }
 
     /// Reads the answers until a majority agrees.
-    pub(super) fn hear(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
-        self.hear_on(Vec::new(), slot, deadline)
+    pub(super) fn read_primary(&mut self, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
+        self.read_primary_after(Vec::new(), slot, deadline)
     }
 
-    fn hear_on(&mut self, views: Vec<View>, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
-        let views = self.hear_until(views, deadline, |views| agreed(views, slot).is_some());
+    fn read_primary_after(&mut self, views: Vec<View>, slot: u16, deadline: Moment) -> Result<Primary, Failure> {
+        let views = self.read_views_until(views, deadline, |views| agreed(views, slot).is_some());
         let Some(node) = agreed(&views, slot) else {
             self.panel.give_up();
             return Err(self.no_majority(&views, slot));
@@ -175,13 +175,19 @@ impl Cluster {
     }
 
     /// Reads the answers until they are enough. Also asks primaries that the answers name.
-    fn hear_until(&mut self, mut views: Vec<View>, deadline: Moment, is_enough: impl Fn(&[View]) -> bool) -> Vec<View> {
+    fn read_views_until(
+        &mut self,
+        mut views: Vec<View>,
+        deadline: Moment,
+        is_enough: impl Fn(&[View]) -> bool,
+    ) -> Vec<View> {
         loop {
             let like = &self.named[0];
             let known: Vec<Server> = self.panel.servers().cloned().collect();
             let is_new = |node: &Node| !known.contains(&at(like, node)) && known.len() < PRIMARIES_MAX;
             let names_others = |views: &[View]| views.iter().any(|view| view.primaries.iter().any(is_new));
-            views = self.panel.hear(views, deadline, View::read, |views| is_enough(views) || names_others(views));
+            views =
+                self.panel.read_answers(views, deadline, View::read, |views| is_enough(views) || names_others(views));
             if is_enough(&views) || !names_others(&views) {
                 return views;
             }
@@ -197,7 +203,7 @@ impl Cluster {
     /// Replaces the panel by the primaries in the newest of these views. Returns that view.
     fn keep_primaries(&mut self, views: &[View]) -> Option<View> {
         let view = newest(views)?;
-        self.panel.become_these(view.primaries.iter().map(|node| self.server(node)).collect());
+        self.panel.replace_members(view.primaries.iter().map(|node| self.server(node)).collect());
         Some(view.clone())
     }
 
@@ -205,7 +211,7 @@ impl Cluster {
     fn newest_view(&mut self, deadline: Moment) -> Result<View, Failure> {
         self.ask_all(deadline);
         let soon = Moment::now() + half_left(deadline);
-        let views = self.hear_until(Vec::new(), soon, |_| false);
+        let views = self.read_views_until(Vec::new(), soon, |_| false);
         self.panel.give_up();
         self.keep_primaries(&views).ok_or_else(|| self.no_majority(&[], 0))
     }
@@ -219,7 +225,7 @@ impl Cluster {
             heard => format!(
                 "the primary of the hash slot {slot} is not known: of {} primaries in the cluster {heard} answered, and too few \
                  others agree on it{because}",
-                seats(views)
+                primary_count(views)
             ),
         };
         let is_transient = !views.is_empty() || self.panel.failure().is_none_or(|(_, failure)| failure.is_transient());
@@ -249,38 +255,38 @@ fn is_agreed(views: &[View], node: &Node) -> bool {
 }
 
 /// Returns how many primaries there are, as far as is known.
-fn seats(views: &[View]) -> usize {
+fn primary_count(views: &[View]) -> usize {
     views.iter().map(|view| view.primaries.len()).max().unwrap_or(0)
 }
 
 /// Returns the node that enough others call the primary of `slot`.
 fn agreed(views: &[View], slot: u16) -> Option<Node> {
-    let seats = seats(views);
-    let mut parties: BTreeMap<(&str, u64), (BTreeSet<&str>, &Node)> = BTreeMap::new();
+    let primary_count = primary_count(views);
+    let mut votes: BTreeMap<(&str, u64), (BTreeSet<&str>, &Node)> = BTreeMap::new();
     for view in views {
         // A replica does not vote.
-        let votes = view.primaries.iter().any(|node| node.id == view.id);
-        if let (true, Some(primary)) = (votes, view.primary_of(slot)) {
-            let party = parties.entry((&primary.id, primary.epoch)).or_insert((BTreeSet::new(), primary));
-            party.0.insert(&view.id);
+        let may_vote = view.primaries.iter().any(|node| node.id == view.id);
+        if let (true, Some(primary)) = (may_vote, view.primary_of(slot)) {
+            let (its_voters, _) = votes.entry((&primary.id, primary.epoch)).or_insert((BTreeSet::new(), primary));
+            its_voters.insert(&view.id);
         }
     }
-    let is_enough = |voices: &BTreeSet<&str>, primary: &Node| {
-        if seats >= CAN_REPLACE {
-            voices.iter().filter(|id| **id != primary.id).count() >= majority(seats - 1)
+    let is_enough = |voters: &BTreeSet<&str>, primary: &Node| {
+        if primary_count >= CAN_REPLACE {
+            voters.iter().filter(|id| **id != primary.id).count() >= majority(primary_count - 1)
         } else {
-            voices.contains(primary.id.as_str())
+            voters.contains(primary.id.as_str())
         }
     };
-    parties.into_values().find(|(voices, primary)| is_enough(voices, primary)).map(|(_, primary)| primary.clone())
+    votes.into_values().find(|(voters, primary)| is_enough(voters, primary)).map(|(_, primary)| primary.clone())
 }
 
 impl View {
     /// Reads the answer of `node` to CLUSTER NODES.
     fn read(node: &Server, replies: Replies) -> Result<Self, Failure> {
-        let strange = || Failure::UnexpectedReply(UnexpectedReply);
-        let reply = replies.into_iter().next().ok_or_else(strange)??;
-        View::parse(&text(&reply).ok_or_else(strange)?, node).ok_or_else(strange)
+        let unexpected = || Failure::UnexpectedReply(UnexpectedReply);
+        let reply = replies.into_iter().next().ok_or_else(unexpected)??;
+        View::parse(&text(&reply).ok_or_else(unexpected)?, node).ok_or_else(unexpected)
     }
 
     /// Reads the lines `ID IP:PORT@BUS,HOSTNAME FLAGS PRIMARY PING PONG EPOCH LINK SLOT...`.

@@ -5,6 +5,7 @@
 //! and its command is dead after the longest lease. `failover.lua` keeps the new primary from granting anything until then.
 
 mod cluster;
+mod member;
 mod panel;
 mod sentinel;
 
@@ -43,7 +44,7 @@ impl Primary {
 }
 
 /// A primary to list.
-pub(super) struct Listed {
+pub(super) struct ListedPrimary {
     pub(super) primary: Primary,
     /// Why no majority confirms it, if none does.
     pub(super) doubt: Option<Failure>,
@@ -107,7 +108,8 @@ impl Witnesses {
 
     /// Reads those answers. Fails unless a majority says that this server was the primary for this slot when asked.
     pub(super) fn confirm(&mut self, slot: u16, primary: &Primary, deadline: Moment) -> Result<(), Failure> {
-        let found = self.do_with(|sentinels| sentinels.hear(deadline), |cluster| cluster.hear(slot, deadline));
+        let found =
+            self.do_with(|sentinels| sentinels.read_primary(deadline), |cluster| cluster.read_primary(slot, deadline));
         match found {
             Ok(found) if found.is_still(primary) => Ok(()),
             Ok(found) => Err(Failure::Unconfirmed(format!("it is {} now", found.server))),
@@ -124,9 +126,9 @@ impl Witnesses {
     }
 
     /// Returns all primaries.
-    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<Listed>, Failure> {
+    pub(super) fn primaries(&mut self, deadline: Moment) -> Result<Vec<ListedPrimary>, Failure> {
         self.do_with(
-            |sentinels| Ok(vec![Listed { primary: sentinels.locate(deadline)?, doubt: None }]),
+            |sentinels| Ok(vec![ListedPrimary { primary: sentinels.locate(deadline)?, doubt: None }]),
             |cluster| cluster.primaries(deadline),
         )
     }

@@ -10,61 +10,17 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollTimeout, poll};
 use redis::Cmd;
 
-use super::{majority, tls_for};
-use crate::net::dial::{Dialing, Progress};
-use crate::net::resolve::too_slow;
-use crate::net::tls::Tls;
-use crate::store::redis::connection::{Connection, Failure, Replies};
+use super::majority;
+use super::member::{Member, SILENCE_MAX};
+use crate::store::redis::connection::{Failure, Replies};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
-use crate::sys::wait::readable;
-
-/// How long the rest of an answer may take once its beginning has come, and how old an unanswered question may be when the
-/// next one is asked. After this time, the servers that were left aside are asked, too.
-pub(super) const REST: Duration = Duration::from_millis(250);
 
 /// The servers, each with its connection.
 pub(super) struct Panel {
     members: Vec<Member>,
     /// The latest questions.
     questions: Arc<Vec<Cmd>>,
-}
-
-struct Member {
-    server: Server,
-    /// What TLS needs, if it is used; set at the first connection.
-    tls: Option<Tls>,
-    line: Line,
-    /// The questions that it has not answered yet; only while its line is open.
-    owes: Option<Debt>,
-    /// Where it stands in the present round.
-    part: Part,
-    /// Why it has not answered, if it failed last.
-    failure: Option<Failure>,
-}
-
-enum Line {
-    Closed,
-    Dialing(Box<Dialing>),
-    Open(Connection),
-}
-
-struct Debt {
-    questions: Arc<Vec<Cmd>>,
-    since: Moment,
-}
-
-/// Where a member stands in the present round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// It is not asked while the others are enough.
-    Aside,
-    /// It is to be asked as soon as its line is open and it owes no earlier answer.
-    ToAsk,
-    /// It was asked.
-    Asked,
-    /// It has answered, or failed.
-    Done,
 }
 
 impl Panel {
@@ -80,19 +36,12 @@ impl Panel {
     /// Adds a server, unless it is there already. It is asked from the next round on, or by [`Panel::ask_rest`].
     pub(super) fn add(&mut self, server: Server) {
         if self.servers().all(|it| it.endpoint != server.endpoint) {
-            self.members.push(Member {
-                server,
-                tls: None,
-                line: Line::Closed,
-                owes: None,
-                part: Part::Aside,
-                failure: None,
-            });
+            self.members.push(Member::new(server));
         }
     }
 
     /// Keeps only these servers, with their connections, and adds the missing ones.
-    pub(super) fn become_these(&mut self, servers: Vec<Server>) {
+    pub(super) fn replace_members(&mut self, servers: Vec<Server>) {
         self.members.retain(|member| servers.iter().any(|server| server.endpoint == member.server.endpoint));
         for server in servers {
             self.add(server);
@@ -116,34 +65,34 @@ impl Panel {
         for member in &mut self.members {
             member.catch_up(deadline);
         }
-        let is_there = |member: &&Member| matches!(member.line, Line::Open(_)) && member.owes.is_none();
-        let are_enough = self.members.iter().filter(is_there).count() >= enough;
+        let are_enough = self.members.iter().filter(|member| member.is_ready()).count() >= enough;
         for member in &mut self.members {
-            let is_away = matches!(member.line, Line::Closed) && member.failure.is_some();
-            member.part = if are_enough && is_away { Part::Aside } else { Part::ToAsk };
-            member.ask(&self.questions, deadline);
+            if are_enough && member.is_away() {
+                member.leave_aside();
+            } else {
+                member.take_part(&self.questions, deadline);
+            }
         }
     }
 
     /// Asks the servers that were left aside, and those that were added since.
     pub(super) fn ask_rest(&mut self, deadline: Moment) {
-        for member in self.members.iter_mut().filter(|member| member.part == Part::Aside) {
-            member.part = Part::ToAsk;
-            member.ask(&self.questions, deadline);
+        for member in self.members.iter_mut().filter(|member| member.is_left_aside()) {
+            member.take_part(&self.questions, deadline);
         }
     }
 
     /// Reads the answers with `read`, which is also given the server, and adds the results to `heard`; ends when `is_enough`
     /// accepts them, all servers have answered or failed, or the deadline comes. If the others turn out not to be enough, the
     /// servers that were left aside are asked, too.
-    pub(super) fn hear<V>(
+    pub(super) fn read_answers<V>(
         &mut self,
         mut heard: Vec<V>,
         deadline: Moment,
         mut read: impl FnMut(&Server, Replies) -> Result<V, Failure>,
         is_enough: impl Fn(&[V]) -> bool,
     ) -> Vec<V> {
-        let alone_until = Moment::now() + REST.min(half_left(deadline));
+        let alone_until = Moment::now() + SILENCE_MAX.min(half_left(deadline));
         let mut are_alone = true;
         while !is_enough(&heard) {
             let is_silent = !self.await_any(if are_alone { alone_until } else { deadline });
@@ -218,166 +167,14 @@ impl Panel {
     }
 
     /// Returns the failure of each server in words.
-    pub(super) fn complaints(&self) -> Vec<String> {
+    pub(super) fn failure_texts(&self) -> Vec<String> {
         self.failures().map(|(server, failure)| format!("{:#}", failure.explain(server))).collect()
-    }
-}
-
-impl Member {
-    /// Reads an answer to an earlier question, if it has come. Drops a connection that was closed, that owes an answer for
-    /// too long, or that could not be made in the time of an earlier request.
-    fn catch_up(&mut self, deadline: Moment) {
-        let connection = match &mut self.line {
-            Line::Closed => return,
-            Line::Dialing(dialing) if dialing.is_late() => return self.line = Line::Closed,
-            Line::Dialing(dialing) => return dialing.set_deadline(deadline),
-            Line::Open(connection) => connection,
-        };
-        let has_come = is_readable(connection);
-        match &self.owes {
-            Some(debt) if has_come => match connection.receive_all(&debt.questions, deadline.min(Moment::now() + REST))
-            {
-                Ok(_) => self.owes = None,
-                Err(failure) => self.fail(failure),
-            },
-            Some(debt) if Moment::now().since(debt.since) > REST => self.fail(silent()),
-            // Nothing was asked, so this is the end of the stream.
-            None if has_come => self.line = Line::Closed,
-            _ => {}
-        }
-    }
-
-    /// Sends the questions if it is to be asked and can be; begins to connect if it is not connected.
-    fn ask(&mut self, questions: &Arc<Vec<Cmd>>, deadline: Moment) {
-        if self.part != Part::ToAsk {
-            return;
-        }
-        if matches!(self.line, Line::Closed) {
-            match self.dial(deadline) {
-                Ok(dialing) => self.line = Line::Dialing(Box::new(dialing)),
-                Err(failure) => self.fail(failure),
-            }
-        }
-        let (Line::Open(connection), None) = (&mut self.line, &self.owes) else { return };
-        match connection.send(questions, deadline) {
-            Ok(()) => {
-                self.owes = Some(Debt { questions: Arc::clone(questions), since: Moment::now() });
-                self.part = Part::Asked;
-            }
-            Err(failure) => self.fail(failure),
-        }
-    }
-
-    fn dial(&mut self, deadline: Moment) -> Result<Dialing, Failure> {
-        if self.tls.is_none() {
-            self.tls = tls_for(&self.server).map_err(|why| Failure::Unreachable(std::io::Error::other(why)))?;
-        }
-        Dialing::start(&self.server.endpoint, deadline).map_err(Failure::Unreachable)
-    }
-
-    /// Returns whether it still takes part in the round.
-    fn is_awaited(&self) -> bool {
-        matches!(self.part, Part::ToAsk | Part::Asked)
-    }
-
-    fn awaits(&self) -> Option<PollFd<'_>> {
-        match &self.line {
-            _ if !self.is_awaited() => None,
-            Line::Closed => None,
-            Line::Dialing(dialing) => Some(dialing.awaits()),
-            Line::Open(connection) => Some(readable(connection)),
-        }
-    }
-
-    /// Returns when a connection in progress needs attention.
-    fn due(&self) -> Option<Moment> {
-        match &self.line {
-            Line::Dialing(dialing) if self.is_awaited() => Some(dialing.due()),
-            _ => None,
-        }
-    }
-
-    /// Does what can be done without waiting. If an answer to the questions has come, returns what `read` makes of it.
-    fn go_on<V>(
-        &mut self,
-        questions: &Arc<Vec<Cmd>>,
-        deadline: Moment,
-        read: &mut impl FnMut(&Server, Replies) -> Result<V, Failure>,
-    ) -> Option<V> {
-        if !self.is_awaited() {
-            return None;
-        }
-        match std::mem::replace(&mut self.line, Line::Closed) {
-            Line::Closed => {}
-            Line::Dialing(dialing) => {
-                match dialing.go_on(self.tls.as_ref()) {
-                    Ok(Progress::Pending(dialing)) => self.line = Line::Dialing(Box::new(dialing)),
-                    Ok(Progress::Done(stream)) => self.line = Line::Open(Connection::over(stream, &self.server)),
-                    Err(error) => self.fail(Failure::Unreachable(error)),
-                }
-                self.ask(questions, deadline);
-            }
-            Line::Open(connection) if !is_readable(&connection) => self.line = Line::Open(connection),
-            Line::Open(mut connection) => {
-                let asked = self.owes.take().map_or_else(|| Arc::clone(questions), |debt| debt.questions);
-                let replies = connection.receive_all(&asked, deadline.min(Moment::now() + REST));
-                self.line = Line::Open(connection);
-                let is_answer = self.part == Part::Asked;
-                match replies.and_then(|replies| is_answer.then(|| read(&self.server, replies)).transpose()) {
-                    Ok(Some(voice)) => {
-                        (self.part, self.failure) = (Part::Done, None);
-                        return Some(voice);
-                    }
-                    // That was the answer to an earlier question.
-                    Ok(None) => self.ask(questions, deadline),
-                    Err(failure) => self.fail(failure),
-                }
-            }
-        }
-        None
-    }
-
-    /// Ends the child process that looks up its name, if it still runs.
-    fn end_look_up(&mut self) {
-        if matches!(&self.line, Line::Dialing(dialing) if dialing.is_looking_up()) {
-            self.fail(Failure::Unreachable(too_slow()));
-        }
-    }
-
-    /// Ends its part in the round, whose time is over.
-    fn give_up(&mut self) {
-        if !self.is_awaited() {
-            return;
-        }
-        match std::mem::replace(&mut self.line, Line::Closed) {
-            Line::Open(_) => self.fail(silent()),
-            Line::Dialing(dialing) => {
-                let error = dialing.go_on(self.tls.as_ref()).err();
-                self.fail(Failure::Unreachable(error.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into())));
-            }
-            Line::Closed => {}
-        }
-    }
-
-    fn fail(&mut self, failure: Failure) {
-        self.line = Line::Closed;
-        self.owes = None;
-        self.part = Part::Done;
-        self.failure = Some(failure);
     }
 }
 
 /// Returns half of the time that is left.
 pub(super) fn half_left(deadline: Moment) -> Duration {
     deadline.since(Moment::now()) / 2
-}
-
-fn silent() -> Failure {
-    Failure::NoAnswer("did not answer in time")
-}
-
-fn is_readable(connection: &Connection) -> bool {
-    poll(&mut [readable(connection)], PollTimeout::ZERO).is_ok_and(|count| count > 0)
 }
 
 #[cfg(test)]
@@ -429,10 +226,11 @@ mod tests {
         for enough in [usize::MAX, 1, usize::MAX, 1] {
             let deadline = Moment::now() + Duration::from_mins(1);
             panel.send(&question, enough, deadline);
-            let heard = panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| !heard.is_empty());
+            let heard =
+                panel.read_answers(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| !heard.is_empty());
             assert_eq!(heard, [1]);
         }
-        // If each were waited for alone, even only for REST, it would take 25 s.
+        // If each were waited for alone, even only for SILENCE_MAX, it would take 25 s.
         assert!(Moment::now().since(started) < Duration::from_secs(15), "they were waited for");
     }
 
@@ -450,7 +248,7 @@ mod tests {
         let mut ask = |time: Duration, count: usize| {
             let deadline = Moment::now() + time;
             panel.send(&[redis::cmd("PING")], usize::MAX, deadline);
-            panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
+            panel.read_answers(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
         };
         // The first server is still being connected to when the time is over.
         assert_eq!(ask(Duration::from_millis(200), 2), [1]);
@@ -467,7 +265,7 @@ mod tests {
         let deadline = Moment::now() + Duration::from_mins(1);
         let mut ask = |questions: &[Cmd], count: usize| {
             panel.send(questions, usize::MAX, deadline);
-            panel.hear(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
+            panel.read_answers(Vec::new(), deadline, |_, replies| Ok(replies.len()), |heard| heard.len() >= count)
         };
         assert_eq!(ask(&[redis::cmd("PING")], 1), [1]);
         // The first server owes an answer to one question, and is to answer two.

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::panel::{Panel, REST, half_left};
+use super::member::SILENCE_MAX;
+use super::panel::{Panel, half_left};
 use super::{Address, Primary, majority};
 use crate::store::redis::connection::{Failure, Replies};
 use crate::store::redis::reply::{UnexpectedReply, text};
@@ -47,7 +48,7 @@ pub(in crate::store::redis) struct SentinelReport {
     pub(in crate::store::redis) service: String,
     /// How many Sentinels the URL names, and how many there are.
     pub(in crate::store::redis) named: usize,
-    pub(in crate::store::redis) seats: usize,
+    pub(in crate::store::redis) sentinel_count: usize,
     /// Why some do not answer.
     pub(in crate::store::redis) silent: Vec<String>,
     pub(in crate::store::redis) primary: String,
@@ -59,7 +60,7 @@ pub(in crate::store::redis) struct SentinelReport {
 
 /// What a Sentinel says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Voice {
+struct SentinelView {
     /// The address at which it was asked.
     at: String,
     /// Its id.
@@ -98,7 +99,7 @@ impl Sentinels {
     /// Asks which server is the primary.
     pub(super) fn locate(&mut self, deadline: Moment) -> Result<Primary, Failure> {
         self.ask_all(deadline);
-        self.hear(deadline)
+        self.read_primary(deadline)
     }
 
     /// Asks all, including those that were away.
@@ -111,16 +112,16 @@ impl Sentinels {
     }
 
     /// Reads the answers until a majority agrees. If the known Sentinels are not enough, asks for the others.
-    pub(super) fn hear(&mut self, deadline: Moment) -> Result<Primary, Failure> {
-        let mut voices = self.hear_voices(Moment::now() + half_left(deadline), !self.has_learned);
-        if self.agreed(&voices).is_none() && Moment::now() < deadline {
-            self.learn_of_others(&voices, deadline);
+    pub(super) fn read_primary(&mut self, deadline: Moment) -> Result<Primary, Failure> {
+        let mut views = self.read_views(Moment::now() + half_left(deadline), !self.has_learned);
+        if self.agreed(&views).is_none() && Moment::now() < deadline {
+            self.learn_of_others(&views, deadline);
             self.ask_all(deadline);
-            voices = self.hear_voices(deadline, false);
+            views = self.read_views(deadline, false);
         }
-        let Some(((host, port), epoch, standing)) = self.agreed(&voices) else {
+        let Some(((host, port), epoch, standing)) = self.agreed(&views) else {
             self.panel.give_up();
-            return Err(self.no_majority(&voices));
+            return Err(self.no_majority(&views));
         };
         // Before the first failover, nobody knows how long it has been the primary, or of any other primary.
         let standing = standing.saturating_sub(STEP_MS);
@@ -131,24 +132,27 @@ impl Sentinels {
 
     /// Reads the answers until a majority agrees. If it `may_learn` of others, stops as soon as there turn out to be others
     /// while those asked cannot be a majority, or some of them are silent.
-    fn hear_voices(&mut self, deadline: Moment, may_learn: bool) -> Vec<Voice> {
+    fn read_views(&mut self, deadline: Moment, may_learn: bool) -> Vec<SentinelView> {
         let (named, ids, members, began) = (&self.named, &self.ids, self.panel.len(), Moment::now());
-        let is_enough = |voices: &[Voice]| {
-            let seats = seats(voices, named, ids);
-            let needs_others = || majority(seats) > members || seats > members && Moment::now().since(began) >= REST;
-            agreed(voices, seats).is_some() || may_learn && needs_others()
+        let is_enough = |views: &[SentinelView]| {
+            let sentinel_count = sentinel_count(views, named, ids);
+            let needs_others = || {
+                majority(sentinel_count) > members
+                    || sentinel_count > members && Moment::now().since(began) >= SILENCE_MAX
+            };
+            agreed(views, sentinel_count).is_some() || may_learn && needs_others()
         };
-        let voices = self.panel.hear(Vec::new(), deadline, Voice::read, is_enough);
-        self.ids.extend(voices.iter().map(|voice| (voice.at.clone(), voice.id.clone())));
-        voices
+        let views = self.panel.read_answers(Vec::new(), deadline, SentinelView::read, is_enough);
+        self.ids.extend(views.iter().map(|view| (view.at.clone(), view.id.clone())));
+        views
     }
 
-    fn seats(&self, voices: &[Voice]) -> usize {
-        seats(voices, &self.named, &self.ids)
+    fn sentinel_count(&self, views: &[SentinelView]) -> usize {
+        sentinel_count(views, &self.named, &self.ids)
     }
 
-    fn agreed(&self, voices: &[Voice]) -> Option<(Address, u64, u64)> {
-        agreed(voices, self.seats(voices))
+    fn agreed(&self, views: &[SentinelView]) -> Option<(Address, u64, u64)> {
+        agreed(views, self.sentinel_count(views))
     }
 
     /// Asks all Sentinels, and waits for each that may answer.
@@ -159,29 +163,29 @@ impl Sentinels {
         let soon = Moment::now() + half_left(deadline);
         let read = |sentinel: &Server, replies: Replies| {
             let master = replies.last().and_then(|reply| reply.as_ref().ok()).map(Fields::of);
-            Ok((Voice::read(sentinel, replies)?, master))
+            Ok((SentinelView::read(sentinel, replies)?, master))
         };
-        let heard = self.panel.hear(Vec::new(), soon, read, |_| false);
+        let heard = self.panel.read_answers(Vec::new(), soon, read, |_| false);
         self.panel.give_up();
         let number = |name| heard.iter().filter_map(|(_, master)| master.as_ref()?.number(name)).max();
-        let voices: Vec<Voice> = heard.iter().map(|(voice, _)| voice.clone()).collect();
+        let views: Vec<SentinelView> = heard.iter().map(|(view, _)| view.clone()).collect();
         Ok(SentinelReport {
             service: self.service.clone(),
             named: self.named.len(),
-            seats: self.seats(&voices),
-            silent: self.panel.complaints(),
+            sentinel_count: self.sentinel_count(&views),
+            silent: self.panel.failure_texts(),
             primary: primary.server.to_string(),
             replicas: number("num-slaves").unwrap_or(0),
             down_after: number("down-after-milliseconds").map(Duration::from_millis),
         })
     }
 
-    fn no_majority(&self, voices: &[Voice]) -> Failure {
-        let (service, all) = (&self.service, self.seats(voices));
+    fn no_majority(&self, views: &[SentinelView]) -> Failure {
+        let (service, all) = (&self.service, self.sentinel_count(views));
         let unknown =
             |failure: &Failure| matches!(failure, Failure::Refused { error, .. } if error.contains("No such master"));
         match self.panel.failure() {
-            Some((sentinel, failure)) if voices.is_empty() && unknown(failure) => Failure::NoPrimary {
+            Some((sentinel, failure)) if views.is_empty() && unknown(failure) => Failure::NoPrimary {
                 why: format!(
                     "{sentinel} does not know the service {service:?}; check the name behind the / in the store's URL"
                 ),
@@ -189,19 +193,19 @@ impl Sentinels {
             },
             failed => {
                 let mut because = self.panel.why();
-                let named: BTreeSet<&Address> = voices.iter().map(|voice| &voice.address).collect();
+                let named: BTreeSet<&Address> = views.iter().map(|view| &view.address).collect();
                 if named.len() > 1 {
                     let named = named.iter().map(|(host, port)| self.server.at(host, *port).to_string());
                     because = format!("{because}; they name {}", named.collect::<Vec<_>>().join(", and "));
                 }
-                let ids: BTreeSet<&str> = voices.iter().map(|voice| voice.id.as_str()).collect();
+                let ids: BTreeSet<&str> = views.iter().map(|view| view.id.as_str()).collect();
                 Failure::NoPrimary {
                     why: format!(
                         "the primary of {service:?} is not known: of its {all} Sentinels {} answered, and not {} agree{because}",
                         ids.len(),
                         majority(all)
                     ),
-                    is_transient: voices
+                    is_transient: views
                         .is_empty()
                         .then_some(failed)
                         .flatten()
@@ -211,10 +215,10 @@ impl Sentinels {
         }
     }
 
-    /// Asks for the other Sentinels that these `voices` may know.
-    fn learn_of_others(&mut self, voices: &[Voice], deadline: Moment) {
+    /// Asks for the other Sentinels that these `views` may know.
+    fn learn_of_others(&mut self, views: &[SentinelView], deadline: Moment) {
         self.has_learned = true;
-        let expected = voices.iter().map(|voice| voice.others).max().unwrap_or(0);
+        let expected = views.iter().map(|view| view.others).max().unwrap_or(0);
         let question = [redis::cmd("SENTINEL").arg("SENTINELS").arg(&self.service).take()];
         let soon = Moment::now() + half_left(deadline);
         self.panel.send(&question, usize::MAX, soon);
@@ -229,7 +233,7 @@ impl Sentinels {
         };
         // The list of a Sentinel that knows enough others is enough.
         let is_enough = |heard: &[Vec<Fields>]| heard.iter().any(|others| others.len() >= expected.max(1));
-        let heard = self.panel.hear(Vec::new(), soon, read, is_enough);
+        let heard = self.panel.read_answers(Vec::new(), soon, read, is_enough);
         for other in heard.into_iter().flatten() {
             if let (Some(host), Some(port)) = (other.text("ip"), other.number("port"))
                 && let Ok(port) = u16::try_from(port)
@@ -244,58 +248,58 @@ impl Sentinels {
 }
 
 /// The Sentinels that agree, and for how long each has known the primary.
-type Party<'a> = BTreeMap<&'a str, u64>;
+type Supporters<'a> = BTreeMap<&'a str, u64>;
 
 /// Returns how many Sentinels there are, as far as is known: the greatest of how many have answered or were ever said to
 /// exist, how many one of them knows, and how many the URL names. A Sentinel that has not answered counts separately, unless
 /// it is known which one is at its address.
-fn seats(voices: &[Voice], named: &[Server], ids: &BTreeMap<String, String>) -> usize {
+fn sentinel_count(views: &[SentinelView], named: &[Server], ids: &BTreeMap<String, String>) -> usize {
     let heard: BTreeSet<&str> =
-        voices.iter().map(|voice| voice.id.as_str()).chain(ids.values().map(String::as_str)).collect();
-    let known = voices.iter().map(|voice| voice.others.saturating_add(1)).max().unwrap_or(0);
+        views.iter().map(|view| view.id.as_str()).chain(ids.values().map(String::as_str)).collect();
+    let known = views.iter().map(|view| view.others.saturating_add(1)).max().unwrap_or(0);
     let identity = |address: String| {
-        let heard = voices.iter().find(|voice| voice.at == address).map(|voice| voice.id.clone());
+        let heard = views.iter().find(|view| view.at == address).map(|view| view.id.clone());
         heard.or_else(|| ids.get(&address).cloned()).ok_or(address)
     };
     let named: BTreeSet<Result<String, String>> = named.iter().map(|server| identity(server.to_string())).collect();
     heard.len().max(known).max(named.len())
 }
 
-/// Returns the address, the epoch and the standing on which a majority of `seats` agrees. A Sentinel with several addresses
+/// Returns the address, the epoch and the standing on which a majority of `sentinel_count` agrees. A Sentinel with several addresses
 /// has one vote.
-fn agreed(voices: &[Voice], seats: usize) -> Option<(Address, u64, u64)> {
-    let needed = majority(seats);
-    let mut parties: BTreeMap<(&Address, u64), Party<'_>> = BTreeMap::new();
-    for voice in voices {
-        parties.entry((&voice.address, voice.epoch)).or_default().insert(&voice.id, voice.standing);
+fn agreed(views: &[SentinelView], sentinel_count: usize) -> Option<(Address, u64, u64)> {
+    let needed = majority(sentinel_count);
+    let mut votes: BTreeMap<(&Address, u64), Supporters<'_>> = BTreeMap::new();
+    for view in views {
+        votes.entry((&view.address, view.epoch)).or_default().insert(&view.id, view.standing);
     }
-    let ((address, epoch), party) = parties.into_iter().find(|(_, party)| party.len() >= needed)?;
+    let ((address, epoch), supporters) = votes.into_iter().find(|(_, supporters)| supporters.len() >= needed)?;
     // For so long a majority has known it.
-    let mut standings: Vec<u64> = party.into_values().collect();
+    let mut standings: Vec<u64> = supporters.into_values().collect();
     standings.sort_unstable_by(|one, other| other.cmp(one));
     Some((address.clone(), epoch, standings[needed - 1]))
 }
 
-impl Voice {
+impl SentinelView {
     /// Reads the answers of a `sentinel` to the questions.
     fn read(sentinel: &Server, replies: Replies) -> Result<Self, Failure> {
-        let strange = || Failure::UnexpectedReply(UnexpectedReply);
+        let unexpected = || Failure::UnexpectedReply(UnexpectedReply);
         let mut replies = replies.into_iter();
         let mut next = || replies.next().unwrap_or(Ok(Value::Nil));
         let (id, address, master) = (next()?, next()?, next()?);
-        let id = text(&id).ok_or_else(strange)?;
-        let Value::Array(address) = address else { return Err(strange()) };
-        let [host, port] = &address[..] else { return Err(strange()) };
+        let id = text(&id).ok_or_else(unexpected)?;
+        let Value::Array(address) = address else { return Err(unexpected()) };
+        let [host, port] = &address[..] else { return Err(unexpected()) };
         let port: Option<u16> = text(port).and_then(|port| port.parse().ok());
-        let address = (text(host).ok_or_else(strange)?, port.ok_or_else(strange)?);
+        let address = (text(host).ok_or_else(unexpected)?, port.ok_or_else(unexpected)?);
         let master = Fields::of(&master);
         // At the end of a failover the address is already that of the new primary, while the rest still describes the old
         // one.
         let is_its = master.text("ip").as_ref() == Some(&address.0) && master.number("port") == Some(address.1.into());
         let standing = master.number("role-reported-time").filter(|_| is_its).unwrap_or(0);
-        let epoch = master.number("config-epoch").ok_or_else(strange)?;
+        let epoch = master.number("config-epoch").ok_or_else(unexpected)?;
         let others = master.number("num-other-sentinels").and_then(|others| usize::try_from(others).ok());
-        Ok(Voice { at: sentinel.to_string(), id, address, epoch, standing, others: others.unwrap_or(0) })
+        Ok(SentinelView { at: sentinel.to_string(), id, address, epoch, standing, others: others.unwrap_or(0) })
     }
 }
 
@@ -323,8 +327,8 @@ mod tests {
     use super::*;
     use crate::store::redis::url;
 
-    fn voice(id: &str, port: u16, epoch: u64, standing: u64, others: usize) -> Voice {
-        Voice {
+    fn view(id: &str, port: u16, epoch: u64, standing: u64, others: usize) -> SentinelView {
+        SentinelView {
             at: format!("Sentinel at {id}:26379"),
             id: id.into(),
             address: ("h".into(), port),
@@ -343,48 +347,52 @@ mod tests {
 
     #[test]
     fn a_majority_of_all_agrees_on_address_and_epoch() {
-        let agreed = |voices: &[Voice], hosts: &str| {
-            let seats = seats(voices, &named(hosts), &BTreeMap::new());
-            agreed(voices, seats).map(|(address, epoch, _)| (address.1, epoch))
+        let agreed = |views: &[SentinelView], hosts: &str| {
+            let sentinel_count = sentinel_count(views, &named(hosts), &BTreeMap::new());
+            agreed(views, sentinel_count).map(|(address, epoch, _)| (address.1, epoch))
         };
-        let (a, b, c) = (voice("a", 1, 3, 0, 2), voice("b", 1, 3, 0, 2), voice("c", 2, 4, 0, 2));
+        let (a, b, c) = (view("a", 1, 3, 0, 2), view("b", 1, 3, 0, 2), view("c", 2, 4, 0, 2));
         assert_eq!(agreed(&[a.clone(), b.clone(), c.clone()], "a,b,c"), Some((1, 3)));
         assert_eq!(agreed(&[a.clone(), c.clone()], "a,b,c"), None, "one each");
         assert_eq!(agreed(std::slice::from_ref(&a), "a"), None, "it knows of two others");
         assert_eq!(agreed(&[a.clone(), a.clone()], "a,x"), None, "one that is named twice");
         assert_eq!(agreed(&[a.clone(), b.clone()], "a,b"), Some((1, 3)), "two of three, of which two are named");
         assert_eq!(agreed(&[a.clone(), b.clone()], "a,b,d,e,f"), None, "five are named, of whom those do not know");
-        let five = [voice("d", 1, 3, 0, 4), voice("e", 1, 3, 0, 4), voice("f", 2, 4, 0, 4)];
+        let five = [view("d", 1, 3, 0, 4), view("e", 1, 3, 0, 4), view("f", 2, 4, 0, 4)];
         assert_eq!(agreed(&five, "d,e,f"), None, "three are named, and there are five");
-        let (alone, other) = (voice("a", 1, 3, 0, 0), voice("b", 1, 3, 0, 0));
+        let (alone, other) = (view("a", 1, 3, 0, 0), view("b", 1, 3, 0, 0));
         assert_eq!(agreed(&[alone, other], "a,b,c,d,e"), None, "five are named, and do not know each other");
-        assert_eq!(agreed(&[a, voice("b", 1, 2, 0, 2)], "a,b,c"), None, "different epochs");
-        assert_eq!(agreed(&[voice("a", 1, 0, 0, 0)], "a"), Some((1, 0)));
+        assert_eq!(agreed(&[a, view("b", 1, 2, 0, 2)], "a,b,c"), None, "different epochs");
+        assert_eq!(agreed(&[view("a", 1, 0, 0, 0)], "a"), Some((1, 0)));
         assert_eq!(agreed(&[], "a"), None);
     }
 
     #[test]
     fn one_that_has_several_addresses_is_one() {
-        let (a, b) = (voice("a", 1, 3, 0, 2), voice("b", 1, 3, 0, 2));
-        let again = Voice { at: "Sentinel at x:26379".into(), ..a.clone() };
-        let seats = |voices: &[Voice], ids: &[(&str, &str)]| {
+        let (a, b) = (view("a", 1, 3, 0, 2), view("b", 1, 3, 0, 2));
+        let again = SentinelView { at: "Sentinel at x:26379".into(), ..a.clone() };
+        let sentinel_count = |views: &[SentinelView], ids: &[(&str, &str)]| {
             let ids = ids.iter().map(|(at, id)| (format!("Sentinel at {at}:26379"), (*id).to_owned())).collect();
-            seats(voices, &named("a,b,c,x,y"), &ids)
+            sentinel_count(views, &named("a,b,c,x,y"), &ids)
         };
-        assert_eq!(seats(&[a.clone(), b.clone(), again.clone()], &[]), 4, "c and y may be two");
-        assert_eq!(seats(&[a.clone(), b.clone(), again], &[("c", "c"), ("y", "c")]), 3);
-        assert_eq!(seats(&[a.clone(), b], &[("c", "c"), ("x", "a"), ("y", "c")]), 3, "as they have answered before");
-        let forgetful = Voice { others: 0, ..a };
+        assert_eq!(sentinel_count(&[a.clone(), b.clone(), again.clone()], &[]), 4, "c and y may be two");
+        assert_eq!(sentinel_count(&[a.clone(), b.clone(), again], &[("c", "c"), ("y", "c")]), 3);
+        assert_eq!(
+            sentinel_count(&[a.clone(), b], &[("c", "c"), ("x", "a"), ("y", "c")]),
+            3,
+            "as they have answered before"
+        );
+        let forgetful = SentinelView { others: 0, ..a };
         let known = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d"), ("e", "e"), ("f", "f"), ("g", "g")];
-        assert_eq!(seats(&[forgetful], &known), 7, "one has forgotten the others");
+        assert_eq!(sentinel_count(&[forgetful], &known), 7, "one has forgotten the others");
     }
 
     #[test]
     fn it_has_stood_for_as_long_as_a_majority_says() {
         let standing = |times: [u64; 3]| {
-            let voices: Vec<Voice> =
-                times.iter().zip(["a", "b", "c"]).map(|(time, id)| voice(id, 1, 1, *time, 2)).collect();
-            agreed(&voices, 3).expect("a majority").2
+            let views: Vec<SentinelView> =
+                times.iter().zip(["a", "b", "c"]).map(|(time, id)| view(id, 1, 1, *time, 2)).collect();
+            agreed(&views, 3).expect("a majority").2
         };
         assert_eq!(standing([10, 30, 20]), 20);
         assert_eq!(standing([0, 0, 90]), 0);
@@ -399,9 +407,9 @@ mod tests {
             let master = Value::Array(master.iter().map(|word| bulk(word)).collect());
             vec![Ok(bulk("id")), Ok(Value::Array(vec![bulk("h"), bulk("7")])), Ok(master)]
         };
-        let read = |replies| Voice::read(&named("id")[0], replies);
-        assert_eq!(read(replies("h")).expect("is one"), voice("id", 7, 3, 900, 2));
-        assert_eq!(read(replies("old")).expect("is one"), voice("id", 7, 3, 0, 2));
+        let read = |replies| SentinelView::read(&named("id")[0], replies);
+        assert_eq!(read(replies("h")).expect("is one"), view("id", 7, 3, 900, 2));
+        assert_eq!(read(replies("old")).expect("is one"), view("id", 7, 3, 0, 2));
         assert!(read(vec![Ok(bulk("id")), Ok(Value::Nil), Ok(Value::Nil)]).is_err());
         assert!(read(vec![]).is_err());
     }
