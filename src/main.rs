@@ -31,7 +31,7 @@ use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
 
-use cli::{Meant, Subcommand};
+use cli::{Subcommand, Suggestion};
 use config::files::{self, File};
 use config::plan;
 use config::settings::{Settings, UsageError};
@@ -43,7 +43,7 @@ use text::escape;
 use text::wrap::wrapped;
 
 /// The last line of a message about the command line.
-const MORE: &str = "For more information, try '--help'.";
+const SEE_HELP: &str = "For more information, try '--help'.";
 
 /// The greatest width of help texts, in columns.
 const HELP_WIDTH: usize = 100;
@@ -73,7 +73,7 @@ const _: fn(Vec<OsString>) -> libc::c_int = main_story;
 fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
     match args.first() {
         None => {
-            report::say(&format!("{}\n{MORE}", cli::documented().render_usage()));
+            report::say(&format!("{}\n{SEE_HELP}", cli::documented().render_usage()));
             Ok(Outcome::BadUsage)
         }
         Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), args),
@@ -127,7 +127,7 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     let matches = match (definition.try_get_matches_from_mut(args), what) {
         (Ok(matches), _) => matches,
         (Err(error), Some(what)) if error.kind() == ErrorKind::InvalidValue => {
-            return Err(UsageError::from(none_of_ours(&what)).into());
+            return Err(UsageError::from(not_a_subcommand(&what)).into());
         }
         (Err(error), _) => return Ok(explain(&error, &definition)),
     };
@@ -164,24 +164,26 @@ fn read_file(path: &Path) -> std::io::Result<String> {
 fn unknown(word: &OsStr, after: &[OsString]) -> UsageError {
     let text = word.to_string_lossy();
     let next = after.first().and_then(|next| next.to_str());
-    let meant = match cli::meant_by(&text) {
-        Some(Meant::Subcommand(_)) => "",
-        Some(Meant::Run) => "; a command needs no such word before it: lockrun --key KEY -- COMMAND",
-        None if cli::is_lock(&text, next) => "; a lock is named with an option: lockrun --key KEY -- COMMAND",
+    let meant = match cli::suggestion_for(&text) {
+        Some(Suggestion::Subcommand(_)) => "",
+        Some(Suggestion::Run) => "; a command needs no such word before it: lockrun --key KEY -- COMMAND",
+        None if cli::looks_like_lock_name(&text, next) => {
+            "; a lock is named with an option: lockrun --key KEY -- COMMAND"
+        }
         None if text.bytes().all(|byte| byte.is_ascii_digit()) => {
             "; lockrun locks no file descriptor: write lockrun --key KEY -- COMMAND, or use lockrun acquire"
         }
         None => "; to run it under a lock, write --key KEY before it",
     };
-    format!("{}{meant}", none_of_ours(word)).into()
+    format!("{}{meant}", not_a_subcommand(word)).into()
 }
 
 /// Returns the message that a word is not a known subcommand, with the one that was most likely meant.
-fn none_of_ours(word: &OsStr) -> String {
+fn not_a_subcommand(word: &OsStr) -> String {
     let names = Subcommand::ALL.map(Subcommand::name).join(", ");
     let text = word.to_string_lossy();
-    let meant = match cli::meant_by(&text) {
-        Some(Meant::Subcommand(subcommand)) => format!("; did you mean {}?", subcommand.name()),
+    let meant = match cli::suggestion_for(&text) {
+        Some(Suggestion::Subcommand(subcommand)) => format!("; did you mean {}?", subcommand.name()),
         _ => String::new(),
     };
     let word = escape::without_credentials(&format!("{text:?}"));
@@ -195,7 +197,7 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
         print_help(&text);
         return Outcome::Printed;
     }
-    let text = cli::worded(error, definition).map_or(text, |worded| format!("{worded}\n{MORE}"));
+    let text = cli::parse_error_message(error, definition).map_or(text, |worded| format!("{worded}\n{SEE_HELP}"));
     let text = escape::without_credentials(text.trim_start_matches("error: "));
     report::say(&escape::escaped_lines(&text));
     Outcome::BadUsage

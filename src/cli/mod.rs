@@ -17,11 +17,11 @@ mod words;
 use clap::{Arg, Command};
 
 use descriptions::described;
-pub use refusals::worded;
+pub use refusals::parse_error_message;
 pub use run::command;
-pub use slips::{Meant, is_lock, meant_by};
+pub use slips::{Suggestion, looks_like_lock_name, suggestion_for};
 pub use subcommands::Subcommand;
-pub use words::{Place, normalize, place_in};
+pub use words::{Expected, expected_after, normalize};
 
 /// The subcommand that prints the help of another one.
 pub const HELP: &str = "help";

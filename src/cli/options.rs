@@ -21,7 +21,7 @@ pub fn switch(id: &'static str) -> Arg {
 
 /// Returns the option for the lock's name.
 pub fn key() -> Arg {
-    tied(name::KEY).short('k')
+    attached_only(name::KEY).short('k')
 }
 
 /// Returns the argument for the lock's name, for commands that also take it without `--key`.
@@ -31,12 +31,12 @@ pub fn key_word() -> Arg {
 
 /// Returns the option for the token under which a lock is held.
 pub fn token() -> Arg {
-    tied(name::TOKEN)
+    attached_only(name::TOKEN)
 }
 
 /// Returns an option whose value, if it begins with `-`, must be attached with `=`. If the value is an unset variable, the next
 /// word is an option. Taken as a key or a token, it would be the same one for everybody who makes this mistake.
-fn tied(id: &'static str) -> Arg {
+fn attached_only(id: &'static str) -> Arg {
     option(id).allow_hyphen_values(false)
 }
 

@@ -7,7 +7,7 @@ use super::slips::advice_on;
 use crate::text::escape::escaped;
 
 /// Returns the message for an error in a command line of this `definition`; `None` if clap's own will do.
-pub fn worded(error: &Error, definition: &Command) -> Option<String> {
+pub fn parse_error_message(error: &Error, definition: &Command) -> Option<String> {
     let text_of = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,

@@ -7,7 +7,7 @@ use crate::text::nearest::alike;
 
 /// What an unknown first word may mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meant {
+pub enum Suggestion {
     /// A subcommand.
     Subcommand(Subcommand),
     /// A word for running a command, which lockrun does without such a word.
@@ -15,7 +15,7 @@ pub enum Meant {
 }
 
 /// Other programs' names for what lockrun's subcommands do.
-const ELSEWHERE: [(&[&str], Subcommand); 7] = [
+const OTHER_PROGRAMS_NAMES: [(&[&str], Subcommand); 7] = [
     (&["list", "ls", "show", "info", "ps", "stat", "who", "locks"], Subcommand::Status),
     (&["lock", "take", "get", "hold"], Subcommand::Acquire),
     (&["unlock", "free", "drop"], Subcommand::Release),
@@ -59,16 +59,17 @@ fn of_another_program(typed: &str) -> Option<&'static str> {
 }
 
 /// Returns what an unknown first word most likely means, if that can be guessed.
-pub fn meant_by(word: &str) -> Option<Meant> {
+pub fn suggestion_for(word: &str) -> Option<Suggestion> {
     if RUN.contains(&word) {
-        return Some(Meant::Run);
+        return Some(Suggestion::Run);
     }
-    let elsewhere = ELSEWHERE.iter().find(|(words, _)| words.contains(&word)).map(|(_, subcommand)| *subcommand);
+    let elsewhere =
+        OTHER_PROGRAMS_NAMES.iter().find(|(words, _)| words.contains(&word)).map(|(_, subcommand)| *subcommand);
     // A word with other characters is a path or a program with an extension, not a slip.
     let is_word = word.chars().all(|letter| letter.is_ascii_alphabetic());
     let misspelt = || Subcommand::named(alike(word, Subcommand::ALL.map(Subcommand::name).into_iter())?.as_ref());
     let misspelt = || misspelt().filter(|_| is_word);
-    elsewhere.or_else(misspelt).map(Meant::Subcommand)
+    elsewhere.or_else(misspelt).map(Suggestion::Subcommand)
 }
 
 /// Returns advice on the unknown option `typed` of `command`, if there is any, after a semicolon.
@@ -99,7 +100,7 @@ pub fn check_dashes(command: &Command, word: &str) -> Result<(), String> {
 
 /// Returns whether a first word is most likely the lock's name, which comes first in flock(1) and consul lock: a lock file, or
 /// a word before `--`.
-pub fn is_lock(word: &str, next: Option<&str>) -> bool {
+pub fn looks_like_lock_name(word: &str, next: Option<&str>) -> bool {
     let ends = [".lock", ".lck", ".pid"].iter().any(|end| word.ends_with(end));
     let begins = ["/tmp/", "/run/", "/var/run/", "/var/lock/"].iter().any(|begin| word.starts_with(begin));
     ends || begins || next == Some("--")
@@ -119,23 +120,23 @@ mod tests {
     #[test]
     fn commands_are_recognised() {
         for (word, meant) in [
-            ("stats", Some(Meant::Subcommand(Subcommand::Status))),
-            ("list", Some(Meant::Subcommand(Subcommand::Status))),
-            ("aquire", Some(Meant::Subcommand(Subcommand::Acquire))),
-            ("run", Some(Meant::Run)),
+            ("stats", Some(Suggestion::Subcommand(Subcommand::Status))),
+            ("list", Some(Suggestion::Subcommand(Subcommand::Status))),
+            ("aquire", Some(Suggestion::Subcommand(Subcommand::Acquire))),
+            ("run", Some(Suggestion::Run)),
             ("./backup.sh", None),
             ("release.sh", None),
             ("rsync", None),
             ("true", None),
             ("", None),
         ] {
-            assert_eq!(meant_by(word), meant, "{word}");
+            assert_eq!(suggestion_for(word), meant, "{word}");
         }
     }
 
     #[test]
     fn words_from_elsewhere_are_none_of_ours() {
-        for word in ELSEWHERE.iter().flat_map(|(words, _)| *words).chain(&RUN) {
+        for word in OTHER_PROGRAMS_NAMES.iter().flat_map(|(words, _)| *words).chain(&RUN) {
             assert_eq!(Subcommand::named(word.as_ref()), None, "{word}");
         }
     }

@@ -68,7 +68,7 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
 }
 
 /// What comes next after some words.
-pub enum Place<'a> {
+pub enum Expected<'a> {
     /// An option, the first word of COMMAND, or another word that is not an option.
     Option,
     /// The value of this option.
@@ -79,15 +79,15 @@ pub enum Place<'a> {
 
 /// Returns what comes next after these words, which follow `lockrun` or the name of a subcommand, in the command line of
 /// `command`.
-pub fn place_in<'a>(command: &'a Command, words: &[OsString]) -> Place<'a> {
+pub fn expected_after<'a>(command: &'a Command, words: &[OsString]) -> Expected<'a> {
     let mut at = 0;
     while let Some(word) = words.get(at) {
         let text = word.to_string_lossy();
         if text == "--" {
-            return Place::Command(at + 1);
+            return Expected::Command(at + 1);
         }
         if !text.starts_with('-') || text == "-" {
-            return Place::Command(at);
+            return Expected::Command(at);
         }
         at += 1;
         let Some(Typed { arg, attached: "", .. }) = Typed::in_word(&text, command) else { continue };
@@ -96,12 +96,12 @@ pub fn place_in<'a>(command: &'a Command, words: &[OsString]) -> Place<'a> {
             let is_duration = |word: &OsString| duration::parse(&word.to_string_lossy()).is_ok();
             at += usize::from(id == name::WAIT && words.get(at).is_some_and(is_duration));
         } else if at == words.len() {
-            return command.get_arguments().find(|arg| arg.get_id() == id).map_or(Place::Option, Place::Value);
+            return command.get_arguments().find(|arg| arg.get_id() == id).map_or(Expected::Option, Expected::Value);
         } else {
             at += 1;
         }
     }
-    Place::Option
+    Expected::Option
 }
 
 /// An option that takes a value, as it was typed.

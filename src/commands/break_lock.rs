@@ -44,7 +44,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         }
         Ok(Revoked::From { from, living, free_in, may_run_unaware }) => {
             for held in from {
-                say(&format!("was taken from {}", past(&held)));
+                say(&format!("was taken from {}", former_holder(&held)));
             }
             if free_in > Duration::ZERO {
                 // Round up to whole seconds.
@@ -71,7 +71,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
 }
 
 /// Describes a holder that has lost the lock, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
-fn past(held: &Held) -> String {
+fn former_holder(held: &Held) -> String {
     match (&held.holder, held.since) {
         (Some(holder), Some(since)) => format!("{holder}, which had held it for {}", duration::say(since)),
         _ => held.to_string(),

@@ -49,12 +49,12 @@ fn fitting(words: &[OsString]) -> Answer {
     }
     let definition = subcommand.map_or_else(cli::documented, Subcommand::definition);
     let skipped = usize::from(subcommand.is_some());
-    let place = cli::place_in(&definition, &before[skipped..]);
-    let words = match place {
-        cli::Place::Command(at) if takes_command(&definition) => return Answer::Command(at + skipped),
-        cli::Place::Command(_) => keys(before, &current, ""),
-        cli::Place::Value(arg) => return of_value(arg, &current, "", before),
-        cli::Place::Option => match tied(&definition, &current) {
+    let expected = cli::expected_after(&definition, &before[skipped..]);
+    let words = match expected {
+        cli::Expected::Command(at) if takes_command(&definition) => return Answer::Command(at + skipped),
+        cli::Expected::Command(_) => keys(before, &current, ""),
+        cli::Expected::Value(arg) => return of_value(arg, &current, "", before),
+        cli::Expected::Option => match split_attached(&definition, &current) {
             Some((arg, option, value)) => return of_value(arg, value, option, before),
             None if before.is_empty() && !current.starts_with('-') => subcommands(&current),
             None if current.starts_with('-') => options(&definition, &current),
@@ -70,7 +70,7 @@ fn takes_command(definition: &Command) -> bool {
 }
 
 /// Splits `--option=value`: returns the option, its text including the `=`, and the value.
-fn tied<'a>(definition: &'a Command, word: &'a str) -> Option<(&'a Arg, &'a str, &'a str)> {
+fn split_attached<'a>(definition: &'a Command, word: &'a str) -> Option<(&'a Arg, &'a str, &'a str)> {
     let at = word.find('=')?;
     let long = word[..at].strip_prefix("--")?;
     let arg = definition.get_arguments().find(|arg| arg.get_long() == Some(long))?;
@@ -112,7 +112,7 @@ fn subcommands(typed: &str) -> Vec<(String, String)> {
 /// Returns the names of the store's locks, if the store answers soon.
 fn keys(before: &[OsString], typed: &str, tie: &str) -> Vec<(String, String)> {
     let mut status = Process::new("/proc/self/exe");
-    status.args(["status", "--json", "--store-timeout", "1s"]).args(places(before)).stderr(Stdio::null());
+    status.args(["status", "--json", "--store-timeout", "1s"]).args(store_options(before)).stderr(Stdio::null());
     let listed = status.output().map(|output| output.stdout).unwrap_or_default();
     let locks: Vec<serde_json::Value> = serde_json::from_slice(&listed).unwrap_or_default();
     // The scripts read one word per line.
@@ -126,7 +126,7 @@ fn keys(before: &[OsString], typed: &str, tie: &str) -> Vec<(String, String)> {
 }
 
 /// Returns the options among these words that name the store.
-fn places(words: &[OsString]) -> Vec<OsString> {
+fn store_options(words: &[OsString]) -> Vec<OsString> {
     let is_place = |word: &OsStr| {
         let word = word.to_string_lossy();
         let option = word.split('=').next().unwrap_or_default();

@@ -47,7 +47,7 @@ fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Ba
 }
 
 /// Reports that a lock is not, or no longer, held under the token, and returns the outcome.
-fn not_ours(key: &Key, held: Option<Held>) -> Outcome {
+fn report_not_held(key: &Key, held: Option<Held>) -> Outcome {
     let whose = held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"));
     report::say(&format!("the lock \"{}\" is not held under this token, or no longer: {whose}", escaped(key.as_str())));
     Outcome::Lost

@@ -43,13 +43,13 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         return Ok(Outcome::StoreFailed);
     }
     match key {
-        Some(key) if pruned.found.is_empty() => Ok(why_left(&mut *store, &key)),
+        Some(key) if pruned.found.is_empty() => Ok(report_not_pruned(&mut *store, &key)),
         _ => Ok(Outcome::Printed),
     }
 }
 
 /// Prints why a key was not removed, if there is a reason besides its age, and returns the outcome.
-fn why_left(store: &mut dyn Backend, key: &Key) -> Outcome {
+fn report_not_pruned(store: &mut dyn Backend, key: &Key) -> Outcome {
     let in_use = |store: &mut dyn Backend| -> Result<Option<&'static str>, StoreError> {
         let listing = store.list(Some(key))?;
         Ok(listing.found.first().and_then(|status| {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::{not_ours, open};
+use super::{open, report_not_held};
 use crate::config::settings::Settings;
 use crate::report::{self, Verbosity};
 use crate::run::outcome::Outcome;
@@ -27,7 +27,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             }
             Outcome::Printed
         }
-        Ok(Released::NotMine(held)) => not_ours(&key, held),
+        Ok(Released::NotMine(held)) => report_not_held(&key, held),
         Err(error) => {
             report::error(&error);
             Outcome::StoreFailed

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::{not_ours, open};
+use super::{open, report_not_held};
 use crate::config::settings::Settings;
 use crate::report;
 use crate::run::outcome::Outcome;
@@ -18,7 +18,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let renewed = store.renew(&key, &token, ttl);
     Ok(match renewed.with_context(|| format!("cannot renew the lock \"{}\"", escaped(key.as_str()))) {
         Ok(Renewed::Mine) => Outcome::Printed,
-        Ok(Renewed::NotMine(held)) => not_ours(&key, held),
+        Ok(Renewed::NotMine(held)) => report_not_held(&key, held),
         Ok(Renewed::Revoked(by)) => {
             report::say(&format!(
                 "the lock \"{}\" is not ours any more: it was revoked by {by}",

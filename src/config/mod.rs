@@ -7,5 +7,5 @@ pub mod plan;
 pub mod settings;
 pub mod variables;
 
+mod common;
 mod layer;
-mod shared;

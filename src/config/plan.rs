@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{DEFAULT_TTL, Settings, Ttl, UsageError, at_least_a_moment};
-use super::shared::NO_KEY;
+use super::common::NO_KEY;
+use super::settings::{DEFAULT_TTL, Settings, Ttl, UsageError, nonzero_duration};
 use crate::cli::{Subcommand, name};
 use crate::lock::claim::Mode;
 use crate::lock::key::Key;
@@ -107,7 +107,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
                 _ => Err(format!("{text:?} is neither kill nor warn")),
             })?
             .unwrap_or(true),
-        max_runtime: settings.value(name::MAX_RUNTIME, at_least_a_moment)?,
+        max_runtime: settings.value(name::MAX_RUNTIME, nonzero_duration)?,
         descendants: settings
             .value(name::DESCENDANTS, |text| match text {
                 "leave" => Ok(Descendants::Leave),
@@ -161,7 +161,7 @@ fn argv(settings: &Settings<'_>) -> Result<Vec<OsString>, UsageError> {
 /// Returns whether the lease expires, and its time spans.
 fn lease(settings: &Settings<'_>, store: &Address) -> Result<(bool, Terms), UsageError> {
     let ttl = settings.ttl()?;
-    let renew_every = settings.value(name::RENEW_EVERY, at_least_a_moment)?;
+    let renew_every = settings.value(name::RENEW_EVERY, nonzero_duration)?;
     let kill_after = settings.duration(name::KILL_AFTER)?;
     let store_timeout = settings.store_timeout()?;
     let expires = ttl != Some(Ttl::None);

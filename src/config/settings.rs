@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 
-pub use super::shared::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, Keys, OnHeld, at_least_a_moment};
+pub use super::common::{DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, Keys, OnHeld, nonzero_duration};
 
 pub use crate::lock::lease::Ttl;
 

@@ -15,7 +15,7 @@ use rustls::ClientConnection;
 
 use super::endpoint::Endpoint;
 use super::resolve::{LookUp, Resolving, look_up};
-use super::stream::{Socket, Stream, Timed, await_ready};
+use super::stream::{DeadlineSocket, Socket, Stream, await_ready};
 use super::tls::Tls;
 use crate::sys::clock::Moment;
 use crate::sys::wait::readable;
@@ -54,7 +54,7 @@ enum Step {
     LookUp(LookUp),
     /// To one address after another: the present socket, until when to wait for it, and the remaining addresses.
     Connect(TcpStream, Moment, vec::IntoIter<IpAddr>),
-    Handshake(Box<ClientConnection>, Timed),
+    Handshake(Box<ClientConnection>, DeadlineSocket),
     Connected(Stream),
 }
 
@@ -63,13 +63,13 @@ impl Dialing {
     pub fn start(endpoint: &Endpoint, deadline: Moment) -> io::Result<Self> {
         #[cfg(any(test, fuzzing))]
         if let Some(socket) = super::scripted::next() {
-            let stream = Stream::Plain(Timed::new(Socket::Unix(socket?), deadline));
+            let stream = Stream::Plain(DeadlineSocket::new(Socket::Unix(socket?), deadline));
             return Ok(Dialing { step: Step::Connected(stream), port: 0, deadline });
         }
         let (step, port) = match endpoint {
             Endpoint::Unix(path) => {
                 let socket = Socket::Unix(dial_unix(path, deadline)?);
-                (Step::Connected(Stream::Plain(Timed::new(socket, deadline))), 0)
+                (Step::Connected(Stream::Plain(DeadlineSocket::new(socket, deadline))), 0)
             }
             Endpoint::Tcp { host, port, .. } => match look_up(host, deadline)? {
                 Resolving::Done(addresses) => (first_of(addresses.into_iter(), *port, deadline)?, *port),
@@ -138,7 +138,7 @@ impl Dialing {
                 Step::Connect(socket, until, others) => match is_connected(&socket) {
                     Ok(true) => {
                         socket.set_nodelay(true)?;
-                        let socket = Timed::new(Socket::Tcp(socket), deadline);
+                        let socket = DeadlineSocket::new(Socket::Tcp(socket), deadline);
                         match tls {
                             Some(tls) => Step::Handshake(Box::new(tls.session()?), socket),
                             None => Step::Connected(Stream::Plain(socket)),
@@ -155,7 +155,7 @@ impl Dialing {
                     Err(error) => next_of(others, port, deadline, error)?,
                 },
                 Step::Handshake(mut session, mut socket) => {
-                    if Tls::shake(&mut session, &mut socket)? {
+                    if Tls::continue_handshake(&mut session, &mut socket)? {
                         Step::Connected(Stream::of_session(*session, socket))
                     } else {
                         return Ok(Progress::Pending(Dialing {

@@ -13,13 +13,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{ClientConnection, StreamOwned};
 
 use super::certificate::server_end_point;
-use super::tls::{Tls, last_words};
+use super::tls::{Tls, tls_error_behind};
 use crate::sys::clock::Moment;
 
 /// A connected stream, with or without TLS.
 pub enum Stream {
-    Plain(Timed),
-    Tls(Box<StreamOwned<ClientConnection, Timed>>),
+    Plain(DeadlineSocket),
+    Tls(Box<StreamOwned<ClientConnection, DeadlineSocket>>),
 }
 
 impl Stream {
@@ -42,7 +42,7 @@ impl Stream {
     }
 
     /// Wraps a TLS session whose handshake over `socket` is complete.
-    pub fn of_session(session: ClientConnection, socket: Timed) -> Stream {
+    pub fn of_session(session: ClientConnection, socket: DeadlineSocket) -> Stream {
         Stream::Tls(Box::new(StreamOwned::new(session, socket)))
     }
 
@@ -92,14 +92,14 @@ impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Plain(timed) => timed.write(bytes),
-            Stream::Tls(tls) => tls.write(bytes).map_err(|error| last_words(&mut tls.conn, &mut tls.sock, error)),
+            Stream::Tls(tls) => tls.write(bytes).map_err(|error| tls_error_behind(&mut tls.conn, &mut tls.sock, error)),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Stream::Plain(_) => Ok(()),
-            Stream::Tls(tls) => tls.flush().map_err(|error| last_words(&mut tls.conn, &mut tls.sock, error)),
+            Stream::Tls(tls) => tls.flush().map_err(|error| tls_error_behind(&mut tls.conn, &mut tls.sock, error)),
         }
     }
 }
@@ -120,15 +120,15 @@ impl AsFd for Socket {
 }
 
 /// A socket whose operations wait until a deadline.
-pub struct Timed {
+pub struct DeadlineSocket {
     socket: Socket,
     deadline: Moment,
 }
 
-impl Timed {
+impl DeadlineSocket {
     /// Wraps a non-blocking `socket`.
     pub fn new(socket: Socket, deadline: Moment) -> Self {
-        Timed { socket, deadline }
+        DeadlineSocket { socket, deadline }
     }
 
     /// Returns whether its deadline has passed.
@@ -166,13 +166,13 @@ impl Timed {
     }
 }
 
-impl AsFd for Timed {
+impl AsFd for DeadlineSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Read for Timed {
+impl Read for DeadlineSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.when(PollFlags::POLLIN, |socket| match socket {
             Socket::Tcp(socket) => socket.read(buffer),
@@ -181,7 +181,7 @@ impl Read for Timed {
     }
 }
 
-impl Write for Timed {
+impl Write for DeadlineSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.when(PollFlags::POLLOUT, |socket| match socket {
             Socket::Tcp(socket) => socket.write(bytes),

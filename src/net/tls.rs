@@ -14,7 +14,7 @@ use rustls::{
 };
 
 use super::endpoint::TlsFiles;
-use super::stream::Timed;
+use super::stream::DeadlineSocket;
 use super::verifier::NamelessVerifier;
 use crate::sys::input;
 use crate::text::escape::{escaped_path, without_user};
@@ -116,7 +116,7 @@ impl Tls {
     }
 
     /// Performs the handshake over `socket`, within its deadline. See [`HandshakeFailure`].
-    pub fn handshake(&self, mut socket: Timed) -> io::Result<StreamOwned<ClientConnection, Timed>> {
+    pub fn handshake(&self, mut socket: DeadlineSocket) -> io::Result<StreamOwned<ClientConnection, DeadlineSocket>> {
         let mut session = self.session()?;
         while session.is_handshaking() {
             session.complete_io(&mut socket).map_err(|error| explained(&mut session, &mut socket, error))?;
@@ -124,14 +124,14 @@ impl Tls {
         Ok(StreamOwned::new(session, socket))
     }
 
-    /// Starts a handshake, which [`Tls::shake`] continues without blocking.
+    /// Starts a handshake, which [`Tls::continue_handshake`] continues without blocking.
     pub fn session(&self) -> io::Result<ClientConnection> {
         ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(io::Error::other)
     }
 
     /// Continues a handshake without waiting. Returns whether it is complete. After the deadline of the `socket` it fails as
     /// [`Tls::handshake`] does.
-    pub fn shake(session: &mut ClientConnection, socket: &mut Timed) -> io::Result<bool> {
+    pub fn continue_handshake(session: &mut ClientConnection, socket: &mut DeadlineSocket) -> io::Result<bool> {
         while session.is_handshaking() {
             let done = socket.without_waiting(|socket| session.complete_io(socket));
             match done {
@@ -144,8 +144,8 @@ impl Tls {
 }
 
 /// Returns why a handshake failed with `error`, see [`HandshakeFailure`].
-fn explained(session: &mut ClientConnection, socket: &mut Timed, error: io::Error) -> io::Error {
-    let error = last_words(session, socket, error);
+fn explained(session: &mut ClientConnection, socket: &mut DeadlineSocket, error: io::Error) -> io::Error {
+    let error = tls_error_behind(session, socket, error);
     match HandshakeFailure::behind(&error) {
         Some(failure) => io::Error::new(error.kind(), failure),
         None => error,
@@ -156,7 +156,7 @@ fn explained(session: &mut ClientConnection, socket: &mut Timed, error: io::Erro
 ///
 /// A server that rejects a certificate sends an alert and closes the connection, often before it has read everything from the
 /// client. The client's next write then fails, although the alert has arrived.
-pub fn last_words(session: &mut ClientConnection, socket: &mut Timed, error: io::Error) -> io::Error {
+pub fn tls_error_behind(session: &mut ClientConnection, socket: &mut DeadlineSocket, error: io::Error) -> io::Error {
     if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
         return error;
     }
@@ -278,7 +278,7 @@ mod tests {
             while session.is_handshaking() && session.complete_io(&mut theirs).is_ok() {}
         });
         let deadline = Moment::now() + Duration::from_mins(1);
-        let connected = Stream::Plain(Timed::new(Socket::Unix(ours), deadline)).upgrade(tls);
+        let connected = Stream::Plain(DeadlineSocket::new(Socket::Unix(ours), deadline)).upgrade(tls);
         server.join().expect("ends");
         connected
     }
@@ -347,7 +347,7 @@ mod tests {
         // RFC 8446, sections 5.1 and 6: a record of type alert; fatal, unknown_ca.
         theirs.write_all(&[21, 3, 3, 0, 2, 2, 48]).expect("is sent");
         drop(theirs);
-        let stream = Timed::new(Socket::Unix(ours), Moment::now() + Duration::from_mins(1));
+        let stream = DeadlineSocket::new(Socket::Unix(ours), Moment::now() + Duration::from_mins(1));
         let error = tls.handshake(stream).err().expect("is rejected");
         assert_eq!(certificate_alert(&error).as_deref(), Some("UnknownCA"), "{error}");
     }

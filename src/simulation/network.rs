@@ -56,7 +56,7 @@ pub enum Ask {
         is_in_flight: bool,
     },
     /// A waiter's sign of life. It gets no answer, but a call that the waiter has missed is repeated.
-    Show {
+    Heartbeat {
         claim: Box<Claim>,
     },
 }

@@ -176,8 +176,8 @@ impl World {
             Mode::Shared => in_force().all(|holder| holder.is_shared),
             Mode::Slots(slots) => in_force().count() < slots as usize && !in_force().any(|holder| holder.is_shared),
         };
-        let is_kept = is_sound && first.is_some_and(|first| has_room(first.mode));
-        if !is_kept {
+        let is_blocked = is_sound && first.is_some_and(|first| has_room(first.mode));
+        if !is_blocked {
             self.promises.kept_since = None;
             return;
         }

@@ -89,7 +89,7 @@ impl Server {
         }
     }
 
-    fn hears_of(&mut self, token: &Token, request: &Request, is_alive: bool, now_ms: u64) {
+    fn note_request(&mut self, token: &Token, request: &Request, is_alive: bool, now_ms: u64) {
         let session = Session {
             store: request.store,
             number: request.number,
@@ -121,13 +121,13 @@ impl Server {
     }
 
     /// Returns whether only the waiters ahead keep a waiter from the lock.
-    fn is_kept(&self, token: &Token) -> bool {
+    fn is_blocked(&self, token: &Token) -> bool {
         let mut waiters = self.state.waiters.iter();
         waiters.any(|waiter| waiter.token == *token && waiter.grant.is_none() && self.state.has_room(waiter.mode))
     }
 
     fn look(&self, token: &Token, now_ms: u64) -> Look {
-        let beat = self.is_kept(token).then_some(BEAT);
+        let beat = self.is_blocked(token).then_some(BEAT);
         let ends_in = self.state.next_end().map(|end| Duration::from_millis(end.saturating_sub(now_ms)));
         let ahead = self.state.waiters.iter().take_while(|waiter| waiter.token != *token);
         let turn = ahead.filter(|waiter| self.is_willing(waiter, now_ms)).count();
@@ -156,7 +156,7 @@ impl World {
             return;
         }
         if !self.server.is_up {
-            if !matches!(request.what, Ask::Show { .. }) {
+            if !matches!(request.what, Ask::Heartbeat { .. }) {
                 self.post(request.store, Letter::Answer { to: request.number, answer: Answer::Refused });
             }
             return;
@@ -164,8 +164,8 @@ impl World {
         self.runs[run].last_arrival = self.now;
         let (now_ms, store, number) = (self.server_ms(), request.store, request.number);
         let is_alive = self.runs[run].process(self.stores[store].side).is_alive;
-        if let Ask::Acquire { claim, .. } | Ask::Show { claim } = &request.what {
-            self.server.hears_of(&claim.token, &request, is_alive, now_ms);
+        if let Ask::Acquire { claim, .. } | Ask::Heartbeat { claim } = &request.what {
+            self.server.note_request(&claim.token, &request, is_alive, now_ms);
         }
         let before = self.server.state.clone();
         let Server { state, sessions, .. } = &mut self.server;
@@ -197,7 +197,7 @@ impl World {
                 let applied = state.cancel(&claim.token, None, *is_in_flight, &known(None));
                 (applied.granted, Some(Answer::Cancelled(applied.answer)))
             }
-            Ask::Show { .. } => (Vec::new(), None),
+            Ask::Heartbeat { .. } => (Vec::new(), None),
         };
         let what = answer.as_ref().map_or_else(|| "is there".to_owned(), |answer| said(&request.what, answer));
         self.say(run, &format!("at the server: request {number} {what}"));
@@ -206,7 +206,7 @@ impl World {
         if let Some(answer) = answer {
             self.post(store, Letter::Answer { to: number, answer });
         }
-        if let Ask::Show { claim } = &request.what
+        if let Ask::Heartbeat { claim } = &request.what
             && self.server.has_missed_a_call(&claim.token)
         {
             self.post(store, Letter::Granted);
@@ -224,8 +224,8 @@ impl World {
         let (ends, ended) = (self.server.state.next_end(), before.next_end());
         let is_sooner = ends.is_some_and(|ends| ended.is_none_or(|ended| ends < ended));
         // The waiters ahead of one that is kept from the lock must give a sign of life.
-        let is_kept = asking.is_some_and(|asking| self.server.is_kept(asking));
-        if granted.is_empty() && !is_sooner && !is_kept {
+        let is_blocked = asking.is_some_and(|asking| self.server.is_blocked(asking));
+        if granted.is_empty() && !is_sooner && !is_blocked {
             return;
         }
         for waiter in self.server.state.waiters.clone() {
@@ -319,7 +319,7 @@ fn said(ask: &Ask, answer: &Answer) -> String {
         Ask::Renew { .. } => "renew",
         Ask::Release { .. } => "release",
         Ask::Cancel { .. } => "cancel",
-        Ask::Show { .. } => "show",
+        Ask::Heartbeat { .. } => "show",
     };
     match answer {
         Answer::Acquired { acquired: Acquired::Mine { fence, slot, .. }, .. } => {

@@ -132,7 +132,7 @@ impl Store for SimulatedStore {
             match letter {
                 Some(Letter::Watch { look }) if !observer.is_stopped() => {
                     self.will_look(look);
-                    self.send(&port, Ask::Show { claim: self.claim() });
+                    self.send(&port, Ask::Heartbeat { claim: self.claim() });
                     continue;
                 }
                 Some(Letter::Granted | Letter::Watch { .. }) => return Ok(Wakeup::TryAgain),

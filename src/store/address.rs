@@ -88,7 +88,7 @@ fn meant_by(text: &str) -> Option<String> {
     if let Some(known) = schemes().find(|known| known.trim_end_matches(['/', ':']) == scheme.to_ascii_lowercase()) {
         return Some(format!("it is written in small letters: {known}"));
     }
-    if let Some((_, ours)) = ELSEWHERE.iter().find(|(theirs, _)| theirs.contains(&scheme)) {
+    if let Some((_, ours)) = OTHER_PROGRAMS_SCHEMES.iter().find(|(theirs, _)| theirs.contains(&scheme)) {
         return Some(format!("write {ours}"));
     }
     let port = rest.split(['/', '?']).next().unwrap_or_default();
@@ -103,7 +103,7 @@ fn meant_by(text: &str) -> Option<String> {
 }
 
 /// Other programs' schemes for such stores, and ours.
-const ELSEWHERE: [(&[&str], &str); 7] = [
+const OTHER_PROGRAMS_SCHEMES: [(&[&str], &str); 7] = [
     (&["http"], "etcd://HOST for an etcd"),
     (&["https"], "etcds://HOST for an etcd"),
     (&["valkey", "tcp", "redis+tcp"], "redis://HOST for a Redis or Valkey"),

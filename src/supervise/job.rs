@@ -61,7 +61,7 @@ impl JobControl {
         let is_for_leader = self.leads_session && signal == libc::SIGHUP;
         let was_missed = self.missed.take(signal);
         let has_reached_command =
-            !sent && !was_missed && self.has_terminal && signals::is_terminals(signal) && !is_for_leader;
+            !sent && !was_missed && self.has_terminal && signals::is_sent_by_terminals(signal) && !is_for_leader;
         (!has_reached_command).then_some(signal)
     }
 

@@ -17,7 +17,7 @@ use super::trust;
 const MAX_LEN: usize = 1 << 20;
 
 /// How long the writer of a pipe may take in all.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PIPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a regular file that no other user (except root) can have written, see [`trust::check`]. Returns its contents and metadata.
 /// Fails, with a reason that does not name the file, if it is not such a file or is longer than [`MAX_LEN`].
@@ -31,7 +31,7 @@ pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
 }
 
 /// Reads a regular file, or a pipe: a FIFO, `/dev/stdin` or a shell's `<(...)`. A pipe is read to its end, which must come within
-/// [`PATIENCE`]. Fails as [`read_trusted_file`] does.
+/// [`PIPE_TIMEOUT`]. Fails as [`read_trusted_file`] does.
 pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
     trust::check(path, &file, &metadata)?;
@@ -73,12 +73,12 @@ fn read_regular(file: &File) -> io::Result<Vec<u8>> {
 }
 
 fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
-    let give_up_at = Moment::now() + PATIENCE;
+    let give_up_at = Moment::now() + PIPE_TIMEOUT;
     let mut bytes = Vec::new();
     loop {
         // A FIFO that no process has opened for writing yet would read as if it were at its end: wait first.
-        if !wait_for_news(pipe, give_up_at)? {
-            let seconds = PATIENCE.as_secs();
+        if !wait_for_data(pipe, give_up_at)? {
+            let seconds = PIPE_TIMEOUT.as_secs();
             return Err(io::Error::other(if bytes.is_empty() {
                 format!("no process has written to this pipe for {seconds}s")
             } else {
@@ -98,7 +98,7 @@ fn read_pipe(mut pipe: &File) -> io::Result<Vec<u8>> {
 }
 
 /// Waits for data, or for the last writer to close the pipe. Returns `false` if neither happens by `give_up_at`.
-fn wait_for_news(pipe: &File, give_up_at: Moment) -> io::Result<bool> {
+fn wait_for_data(pipe: &File, give_up_at: Moment) -> io::Result<bool> {
     loop {
         let left = give_up_at.since(Moment::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);

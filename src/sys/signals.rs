@@ -198,7 +198,7 @@ pub fn is_fatal(signal: libc::c_int) -> bool {
 }
 
 /// Returns whether a terminal, or a shell on its behalf, sends `signal` to a whole process group.
-pub fn is_terminals(signal: libc::c_int) -> bool {
+pub fn is_sent_by_terminals(signal: libc::c_int) -> bool {
     FOR_ALL.contains(&signal) || is_stop(signal)
 }
 

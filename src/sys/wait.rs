@@ -42,14 +42,14 @@ pub trait WaitObserver: Send {
 }
 
 /// The first signal during a call that would terminate lockrun; 0 if there was none. Only the main thread waits in a call.
-static CAME: AtomicI32 = AtomicI32::new(0);
+static FIRST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// Records a signal that would terminate lockrun, unless lockrun caused it itself. Its arrival makes the blocking call return.
 extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid record to a handler with SA_SIGINFO. If the signal has no sender, the number is meaningless.
     let (code, sender) = unsafe { ((*info).si_code, (*info).si_pid()) };
     if !signals::is_own(signal, code, sender.cast_unsigned()) {
-        let _ = CAME.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = FIRST_SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
     }
     interrupt(signal);
 }
@@ -59,7 +59,7 @@ extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_vo
 /// A recorded signal may have come just before the call blocked, so it is followed by an alarm, and that by further ones, until the wait
 /// is over. They replace an alarm that was set before lockrun was executed, which COMMAND would inherit: but COMMAND will not be started.
 extern "C" fn interrupt(_signal: c_int) {
-    if CAME.load(Ordering::Relaxed) != 0 {
+    if FIRST_SIGNAL.load(Ordering::Relaxed) != 0 {
         // SAFETY: async-signal-safe, and cannot fail.
         unsafe { libc::alarm(1) };
     }
@@ -90,7 +90,7 @@ impl Interruptions {
     /// Sets the alarm to `until`, if that is given, and installs the signal handlers.
     fn start(until: Option<Moment>, signals: &Signals) -> nix::Result<Self> {
         let deadline = until.map(alarm).transpose()?;
-        CAME.store(0, Ordering::Relaxed);
+        FIRST_SIGNAL.store(0, Ordering::Relaxed);
         let mut action = plain_action();
         let mut mask = signals.inherited_mask();
         let mut before = Vec::new();
@@ -117,7 +117,7 @@ impl Interruptions {
 
     /// Returns the recorded signal, if there is one.
     fn signal() -> Option<c_int> {
-        Some(CAME.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+        Some(FIRST_SIGNAL.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
 
     fn end(self) -> nix::Result<()> {

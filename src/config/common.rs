@@ -71,7 +71,7 @@ impl Keys {
 }
 
 /// Parses a duration that must not be 0. The error says what is wrong.
-pub fn at_least_a_moment(text: &str) -> Result<Duration, String> {
+pub fn nonzero_duration(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
         Duration::ZERO => Err("must be longer than 0".into()),
         span => Ok(span),
@@ -169,7 +169,7 @@ impl Settings<'_> {
 
     /// Returns for how long after the start of a successful run no other is needed, if it is set.
     pub fn once_per(&self) -> Result<Option<Duration>, UsageError> {
-        self.value(name::ONCE_PER, at_least_a_moment)
+        self.value(name::ONCE_PER, nonzero_duration)
     }
 
     /// Returns the store: `--store`, or the URL in the file that `--store-file` names.
@@ -206,7 +206,7 @@ impl Settings<'_> {
 
     /// Returns the limit for one request to the store, if it is set.
     pub fn store_timeout(&self) -> Result<Option<Duration>, UsageError> {
-        self.value(name::STORE_TIMEOUT, at_least_a_moment)
+        self.value(name::STORE_TIMEOUT, nonzero_duration)
     }
 
     /// Returns the limit for one request to the store that acquires or renews a lease of length `ttl`.
