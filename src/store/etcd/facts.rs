@@ -83,7 +83,7 @@ impl Observed {
         self.challenges.retain(|(name, _), _| !answers.contains_key(name));
         self.answered.retain(|_, at| is_recent(at));
         self.answered.extend(answers);
-        let conditions = (found.asked.1.clone(), failed);
+        let conditions = (found.member_and_term.1.clone(), failed);
         let is_disturbed = self.conditions.as_ref().is_some_and(|before| *before != conditions);
         if is_disturbed {
             self.challenges.clear();
@@ -232,7 +232,7 @@ mod tests {
         let value = RowValue { waiter, called: None, is_near: false, record: None };
         let row = Row { name: "row".into(), revision: 1, value, lease: 0 };
         Found {
-            asked: (String::new(), term.to_owned()),
+            member_and_term: (String::new(), term.to_owned()),
             revision: 1,
             record_revision: 1,
             stored: LockState { fence, ..LockState::default() },
@@ -240,7 +240,7 @@ mod tests {
             rows: vec![row],
             has_all_rows: true,
             waiting: 1,
-            before: 0,
+            ahead: 0,
         }
     }
 

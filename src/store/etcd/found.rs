@@ -72,7 +72,7 @@ pub(super) struct Life {
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     /// The member that was asked, and its term.
-    pub(super) asked: (String, String),
+    pub(super) member_and_term: (String, String),
     /// The cluster's revision.
     pub(super) revision: i64,
     /// The revision of the record's last change; 0: there is none.
@@ -86,7 +86,7 @@ pub(super) struct Found {
     pub(super) has_all_rows: bool,
     /// How many waiters there are, and how many are ahead of the asking client.
     pub(super) waiting: u64,
-    pub(super) before: u64,
+    pub(super) ahead: u64,
 }
 
 impl Scope {
@@ -117,7 +117,7 @@ impl Scope {
         let mut ranges = transacted.responses.into_iter().map(|step| step.response_range);
         let mut next = || ranges.next().ok_or(INCOMPLETE);
         let (record, lives, queue) = (next()?, next()?, next()?);
-        let (own, before) = match &self.own_row {
+        let (own, ahead) = match &self.own_row {
             OwnRow::Named(_) => (next()?, count(&next()?)),
             _ => (Range::default(), 0),
         };
@@ -129,7 +129,7 @@ impl Scope {
         }
         let record = record.kvs.into_iter().next().unwrap_or_default();
         Ok(Found {
-            asked: (transacted.header.member_id, transacted.header.raft_term),
+            member_and_term: (transacted.header.member_id, transacted.header.raft_term),
             revision: transacted.header.revision,
             record_revision: record.mod_revision,
             stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record.value)? },
@@ -137,7 +137,7 @@ impl Scope {
             rows,
             has_all_rows: !queue.more,
             waiting: count(&queue),
-            before,
+            ahead,
         })
     }
 }
@@ -224,7 +224,7 @@ impl Found {
         let mut row = Row::read(kv).ok()?;
         let stored = *row.value.record.take()?;
         row.value.waiter.grant.is_some().then(|| Found {
-            asked: (String::new(), String::new()),
+            member_and_term: (String::new(), String::new()),
             revision: row.revision,
             record_revision: row.revision,
             stored,
@@ -232,7 +232,7 @@ impl Found {
             rows: vec![row],
             has_all_rows: false,
             waiting: 1,
-            before: 0,
+            ahead: 0,
         })
     }
 

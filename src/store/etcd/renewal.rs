@@ -48,7 +48,8 @@ impl EtcdStore {
         }
         let is_alive = api::read::<LeaseMessage>(&kept.body)?.result.ttl > 0;
         let after = scope.read(transacted(read)?)?;
-        let is_same = after.asked == before.asked && after.record_revision == before.record_revision;
+        let is_same =
+            after.member_and_term == before.member_and_term && after.record_revision == before.record_revision;
         Ok(is_ours && is_alive && is_same && after.lease_of(token) == Some(lease))
     }
 }

@@ -90,7 +90,7 @@ impl Look {
         let place = match found.row_of(asking) {
             None => found.waiting,
             Some(_) if found.has_all_rows => at as u64,
-            Some(_) => found.before,
+            Some(_) => found.ahead,
         };
         let behind = found.waiting.saturating_sub(place + 1);
         let ahead = &after.waiters[..at];
