@@ -293,7 +293,7 @@ mod tests {
         made.issue("mistaken", &["subjectAltName=DNS:127.0.0.1"]);
         made.issue("common", &["basicConstraints=CA:FALSE"]);
         made.issue("first", &[]);
-        made.sign_itself("stranger", ECDSA, "-addext subjectAltName=DNS:localhost,IP:127.0.0.1");
+        made.sign_itself("untrusted", ECDSA, "-addext subjectAltName=DNS:localhost,IP:127.0.0.1");
         let files = TlsFiles { ca: Some(made.path("ca.crt")), identity: None };
         for (certificate, names, by_authority) in [
             ("named", &["localhost"][..], true),
@@ -302,7 +302,7 @@ mod tests {
             ("mistaken", &[], true),
             ("common", &[], true),
             ("first", &[], false),
-            ("stranger", &[], false),
+            ("untrusted", &[], false),
         ] {
             for name in ["localhost", "127.0.0.1"] {
                 for version in [&TLS12, &TLS13] {

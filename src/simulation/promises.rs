@@ -42,7 +42,7 @@ impl World {
                 return self.fail(&why);
             }
         }
-        self.nobody_waits_for_the_dead();
+        self.no_waiter_waits_for_the_dead();
         let mut at = 0;
         while let Some(run) = self.living.get(at).copied() {
             if self.runs[run].is_alive() {
@@ -155,7 +155,7 @@ impl World {
     }
 
     /// Checks that the first waiter that is present soon gets a free lock.
-    fn nobody_waits_for_the_dead(&mut self) {
+    fn no_waiter_waits_for_the_dead(&mut self) {
         let (now_ms, now) = (self.server_ms(), self.now);
         let is_sound =
             self.server.is_up && !self.server.is_paused && self.hosts.iter().all(super::network::Host::is_sound);

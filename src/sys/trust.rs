@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_may_replace_it() {
+    fn no_other_user_may_replace_it() {
         let is_fine = |is_link, owner, mode| {
             judge_step(&Step { path: "/x".into(), is_link, owner, group: 0, mode }, 1000).is_none()
         };

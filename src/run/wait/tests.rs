@@ -156,7 +156,7 @@ fn the_last_try_leaves_the_queue() {
 }
 
 #[test]
-fn who_does_not_want_to_wait_leaves_the_queue() {
+fn a_claim_that_is_not_to_wait_leaves_the_queue() {
     let (acquired, store) = wait([HELD], [], None, false);
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Held(Held::default())), 1));
 }
@@ -168,7 +168,7 @@ fn a_signal_leaves_the_queue() {
 }
 
 #[test]
-fn a_store_that_was_never_heard_of_is_not_waited_for() {
+fn a_store_that_has_never_answered_is_not_waited_for() {
     for (nothing_to_cancel, cancelled) in [(true, 0), (false, 1)] {
         let (acquired, store) = wait_for_ever([failed(true, nothing_to_cancel)]);
         assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), cancelled));
@@ -239,7 +239,7 @@ fn patience_with_a_slow_store_ends() {
 }
 
 #[test]
-fn who_cannot_ask_once_more_at_the_end_was_kept_waiting() {
+fn a_claim_that_cannot_ask_once_more_at_the_end_is_held_up() {
     // Few of these are needed: the pauses between them grow to half a second.
     let answers = [HELD].into_iter().chain(std::iter::repeat_with(busy).take(20));
     let (acquired, store) = wait(answers, [], Some(Moment::now() + Duration::from_millis(50)), true);
@@ -284,7 +284,7 @@ fn nothing_is_asked_for_while_lockrun_is_stopped() {
 }
 
 #[test]
-fn what_may_be_left_behind_is_told() {
+fn what_may_be_left_behind_is_reported() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let lasting = Claim { ttl: Ttl::None, ..Claim::example() };
     // Where every try was answered, only a place in the queue may be left, which goes by itself.

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_ends_when_nobody_has_acquired_the_lock_for_a_window() {
+    fn a_grant_ends_when_no_client_has_acquired_the_lock_for_a_window() {
         let ages = |grant: Duration, acquisition: Duration| has_ended(&observed(grant, acquisition, ROUND_TRIP));
         assert!(!ages(CLAIM_WINDOW / 2, CLAIM_WINDOW * 2));
         assert!(ages(CLAIM_WINDOW, CLAIM_WINDOW * 2));

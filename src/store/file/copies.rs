@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_of_ours_is_told() {
+    fn foreign_files_are_reported() {
         for text in [&b"hello\n"[..], b"{}", b"{\"key\":\"a\"}\n", b"\xff", b"lockfile ", &vec![b'x'; 100_000]] {
             assert_eq!(read(text), Err(Damage::Foreign));
         }

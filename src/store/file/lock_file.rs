@@ -178,7 +178,7 @@ impl LockFile {
     }
 
     /// Returns whether another run holds slot 0 exclusively.
-    pub(super) fn is_held_alone(&self) -> nix::Result<bool> {
+    pub(super) fn is_held_exclusively(&self) -> nix::Result<bool> {
         self.is_taken(byte_of(0), libc::F_RDLCK)
     }
 

@@ -136,7 +136,7 @@ impl PendingClaim {
     }
 
     fn is_taken(&self, mode: Mode) -> Result<bool, StoreError> {
-        let Mode::Slots(slots) = mode else { return Ok(self.file.is_held_alone()?) };
+        let Mode::Slots(slots) = mode else { return Ok(self.file.is_held_exclusively()?) };
         for slot in 0..slots {
             if !self.file.slot_is_taken(slot)? {
                 return Ok(false);

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn mail_tells_when_to_look() {
+    fn mail_says_when_to_look() {
         let look_in = |millis| Some(Mail::LookIn(Duration::from_millis(millis)));
         assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 0")])), look_in(0));
         assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 500")])), look_in(500));

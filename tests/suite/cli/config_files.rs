@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use crate::support::config::{Place, System};
+use crate::support::config::{System, UserConfig};
 use crate::support::fake::{Fake, Manner};
 use crate::support::lockrun::program_for_all;
 use crate::support::processes::need_root;
@@ -40,7 +40,7 @@ fn what_is_wrong_is_named_by_file_and_line() {
         ("\x1b[31m = 1", 1, ""),
         ("\"\\u001b[31m\" = 1", 1, "not an option"),
     ] {
-        let user = Place::with(text);
+        let user = UserConfig::with(text);
         let server = Fake::start(Manner::Silent);
         let call = user.of(Lockrun::at(&server.url())).key("k").command(["echo", "ran"]);
         let output = call.run().exited(64).printed("").said(&format!("lockrun: {}", user.line(line))).said(wanted);
@@ -48,7 +48,7 @@ fn what_is_wrong_is_named_by_file_and_line() {
         assert!(!output.stderr().contains('\x1b'), "{output}");
         assert_eq!(server.connections(), 0, "the store was asked");
     }
-    let user = Place::with("frobnicate = 1");
+    let user = UserConfig::with("frobnicate = 1");
     user.bare().args(["status"]).run().exited(64).said(&user.line(1));
     user.bare().arg("--help").run().exited(0).silent();
     user.bare().args(["help", "status"]).run().exited(0).silent();
@@ -66,7 +66,7 @@ fn the_systems_file_is_named_too() {
 // "A file that is there but cannot be read is an error too."
 #[test]
 fn what_cannot_be_read_is_an_error() {
-    let user = Place::new();
+    let user = UserConfig::new();
     let attempt = || user.bare().key("k").args(["--store", "file:/nonexistent/x"]).command(["echo", "ran"]).run();
     fs::create_dir_all(user.file()).expect("a directory in its place");
     attempt().exited(64).said(&user.file().display().to_string());
@@ -120,7 +120,7 @@ fn a_password_that_others_can_read_is_warned_of() {
     let server = Fake::start(Manner::Silent);
     let text = format!("ttl = 6\nstore = '{}'", server.url().replace("://", "://user:hushhush@"));
     for (mode, warns) in [(0o600, false), (0o640, true), (0o604, true)] {
-        let user = Place::new();
+        let user = UserConfig::new();
         user.write(&text, mode);
         let local = Store::file();
         // Also if another store is used, and with `--quiet`.
@@ -132,7 +132,7 @@ fn a_password_that_others_can_read_is_warned_of() {
             assert!(!output.stderr().contains("hushhush"), "{output}");
         }
     }
-    let harmless = Place::new();
+    let harmless = UserConfig::new();
     harmless.write(&format!("store = '{}'", Store::file().url()), 0o644);
     harmless.of(Lockrun::new(&Store::file())).key("k").command(["true"]).run().exited(0).silent();
 }

@@ -4,14 +4,14 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use crate::support::config::{Place, System};
+use crate::support::config::{System, UserConfig};
 use crate::support::{Holder, Lockrun, Store};
 
 // "The command line wins over the environment, it over the user's file, it over the system's."
 #[test]
 fn the_strongest_place_wins() {
     let store = Store::file();
-    let user = Place::with("command = 'echo user'");
+    let user = UserConfig::with("command = 'echo user'");
     let url = store.url();
     let words = ["--key", "k", "--store", &url];
     let call = user.of(Lockrun::bare());
@@ -36,7 +36,7 @@ fn the_strongest_place_wins() {
 fn what_excludes_each_other_is_decided_by_the_strongest_place() {
     let store = Store::file();
     let _holder = Holder::new(&store, "held");
-    let user = Place::with("skip = true");
+    let user = UserConfig::with("skip = true");
     let attempt = |call: Lockrun| call.args(["--store", &store.url()]).key("held").command(["echo", "ran"]).run();
     attempt(user.bare()).exited(0).silent();
     attempt(user.bare().arg("--fail")).exited(75);
@@ -65,7 +65,7 @@ fn what_excludes_each_other_is_decided_by_the_strongest_place() {
 fn acquire_is_not_told_elsewhere_to_go_on_without_the_lock() {
     let store = Store::file();
     let _holder = Holder::new(&store, "held");
-    let user = Place::new();
+    let user = UserConfig::new();
     let attempt = |call: Lockrun| user.of(call).args(["acquire", "--key", "held", "--store", &store.url()]);
     for text in ["skip = true", "conflict-exit-code = 0"] {
         user.write(text, 0o600);
@@ -134,7 +134,7 @@ fn what_a_command_does_not_have_does_not_end_it() {
     for text in
         ["skip = true\nwait = true", "slots = 0", "wait = 'later'", "conflict-exit-code = 256", "min-hold = 'x'"]
     {
-        let user = Place::with(text);
+        let user = UserConfig::with(text);
         user.bare().key("k").command(["true"]).run().exited(64);
         user.bare().args(&reserve).arg(store.url()).command(["true"]).run().exited(0).silent();
     }
@@ -169,7 +169,7 @@ fn a_stronger_place_replaces_what_excludes_it_below() {
             let line = |way: Way<'_>| {
                 if way.1.is_empty() { format!("{} = true", way.0) } else { format!("{} = '{}'", way.0, way.1) }
             };
-            let user = Place::with(&line(weak));
+            let user = UserConfig::with(&line(weak));
             let calls = [
                 typed(Lockrun::bare().env(&variable(weak), value(weak)), strong),
                 typed(user.bare(), strong),
@@ -194,7 +194,7 @@ fn a_stronger_place_replaces_what_excludes_it_below() {
 #[test]
 fn the_store_is_one_setting_however_it_is_named() {
     let (one, other) = (Store::file(), Store::file());
-    let user = Place::with(&format!("store = {:?}", one.url()));
+    let user = UserConfig::with(&format!("store = {:?}", one.url()));
     user.bare().key("k").command(["true"]).run().exited(0).silent();
     assert!(one.locks().exists());
     let named = user.0.path().join("store");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::config::Place;
+use crate::support::config::UserConfig;
 use crate::support::holder::write_script;
 use crate::support::processes::PATH;
 use crate::support::refusal::{is_refused, marked, touches_no_store, touches_nothing};
@@ -168,7 +168,7 @@ fn a_month_is_no_duration() {
         touches_nothing(output, &format!("--{option}: \"1M\" is not a duration: {}", wanted(unit)));
         let variable = format!("LOCKRUN_{}", option.to_ascii_uppercase().replace('-', "_"));
         touches_nothing(|call| marked(call.key("k").env(&variable, text)), &format!("{variable}: \"1M\" is not"));
-        let user = Place::with(&format!("{option} = \"{text}\""));
+        let user = UserConfig::with(&format!("{option} = \"{text}\""));
         touches_nothing(|call| marked(user.of(call).key("k")), &format!("{}{option}: \"1M\" is not", user.line(1)));
     }
     for (text, unit) in NO_UNITS {

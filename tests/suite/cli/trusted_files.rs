@@ -8,14 +8,14 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Uid, chown};
 use tempfile::TempDir;
 
-use crate::support::config::{Place, System};
+use crate::support::config::{System, UserConfig};
 use crate::support::lockrun::program_for_all;
 use crate::support::processes::need_root;
 use crate::support::{Lockrun, Store};
 
 /// Returns the files that a run would obey, each with a call that reads it: the user's configuration, and one that `--store-file` names.
 fn obeyed() -> [(TempDir, PathBuf, Lockrun); 2] {
-    let user = Place::with("command = 'echo obeyed'");
+    let user = UserConfig::with("command = 'echo obeyed'");
     let file = user.file();
     let locks = format!("file:{}", user.0.path().join("locks").display());
     let configured = user.bare().args(["--store", &locks, "--key", "k"]);

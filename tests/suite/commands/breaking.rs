@@ -35,7 +35,7 @@ on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
 });
 
 // ... and the next waiter is woken at once.
-on_every_store!(who_waits_is_woken_at_once, |store| {
+on_every_store!(the_next_waiter_is_woken_at_once, |store| {
     const ROUNDS: u32 = 5;
     let started = Instant::now();
     for _ in 0..ROUNDS {
@@ -125,7 +125,7 @@ on_every_lease_store!(now_is_at_once, |store| {
 
 // "`--ttl none`: for locks that only a release or a break ends": a run under such a lock does not learn of the break, and a message says
 // so.
-on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
+on_every_lease_store!(a_run_without_a_lease_does_not_learn_of_a_break, |store| {
     let holder = Holder::with(&Lockrun::new(store).key("ever").args(["--ttl", "none"]), &[]);
     break_lock(store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
     assert!(!is_held(store, "ever"));
@@ -134,7 +134,7 @@ on_every_lease_store!(a_run_without_an_end_does_not_hear_of_it, |store| {
 
 // "Takes the lock from its holders": a break that is carried out late, when its holder has gone, takes nothing from the next holder, not
 // even if that has the same token.
-on_redis!(a_late_break_takes_nothing_from_the_next, |store, redis| {
+on_redis!(a_late_break_revokes_nothing_from_the_next_holder, |store, redis| {
     const OURS: &str = "00000000-0000-4000-8000-000000000001";
     let proxy = store.proxy();
     for options in [&[][..], &["--now"]] {

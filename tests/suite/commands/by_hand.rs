@@ -12,7 +12,7 @@ use crate::support::namespace::with_clock_ahead;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file};
 
-const STRANGER: &str = "00000000-0000-4000-8000-000000000000";
+const OTHER_TOKEN: &str = "00000000-0000-4000-8000-000000000000";
 
 fn json(output: &crate::support::Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("an object in JSON")
@@ -48,16 +48,16 @@ on_every_store!(the_life_of_a_lock_by_hand, |store| {
     assert!(!is_held(store, "deploy"), "a renewal never creates a lock");
 });
 
-// "A stranger's token changes nothing."
-on_every_store!(a_strangers_token_changes_nothing, |store| {
+// "A token that does not hold the lock changes nothing."
+on_every_store!(another_token_changes_nothing, |store| {
     for word in ["renew", "release"] {
-        let never = Lockrun::other(word, store).key("never").args(["--token", STRANGER]);
+        let never = Lockrun::other(word, store).key("never").args(["--token", OTHER_TOKEN]);
         never.run().exited(79).printed("").said("nobody holds it");
     }
     let token = token(store, "ours", &["--ttl", "5m"]);
     let before = status(store, "ours");
-    renew(store, "ours", STRANGER, &["--ttl", "1h"]).exited(79).printed("").said("is held by");
-    release(store, "ours", STRANGER).exited(79).printed("").said("is held by");
+    renew(store, "ours", OTHER_TOKEN, &["--ttl", "1h"]).exited(79).printed("").said("is held by");
+    release(store, "ours", OTHER_TOKEN).exited(79).printed("").said("is held by");
     let after = status(store, "ours");
     assert_eq!(before["holders"][0]["fence"], after["holders"][0]["fence"]);
     assert!(expires_in(store, "ours").expect("it ends") <= 300_000, "{after}");
@@ -71,7 +71,7 @@ on_every_store!(key_and_token_come_from_the_environment, |store| {
         |word: &str| Lockrun::other(word, store).env("LOCKRUN_KEY", "surroundings").env("LOCKRUN_TOKEN", &token);
     with_env("renew").arg("--ttl=1h").run().exited(0).silent();
     assert!(expires_in(store, "surroundings").expect("it ends") > 300_000);
-    with_env("release").args(["--token", STRANGER]).run().exited(79).said("is held by");
+    with_env("release").args(["--token", OTHER_TOKEN]).run().exited(79).said("is held by");
     with_env("release").run().exited(0).printed("").silent();
     assert!(is_free(store, "surroundings"));
 });
@@ -149,7 +149,7 @@ on_every_store!(the_length_that_was_asked_for_last_counts, |store| {
 });
 
 // "If it cannot be printed the lock is released again, because nobody could release it."
-on_every_store!(a_token_that_nobody_has_seen_holds_nothing, |store| {
+on_every_store!(a_token_that_was_not_printed_holds_nothing, |store| {
     for (form, place) in ["", "--json", "--export"].into_iter().flat_map(|form| [(form, ">/dev/full"), (form, ">&-")]) {
         let options: Vec<&str> = ["--ttl=none", form].into_iter().filter(|word| !word.is_empty()).collect();
         let output = acquire(store, "unseen", &options).in_shell(&format!("exec \"$@\" {place}")).alone();
@@ -286,7 +286,7 @@ on_every_store!(a_release_waits_for_the_command, |store| {
         .printed("")
         .said("will be released when the command that runs under it has ended");
     assert!(!is_free(store, "busy"), "its command still runs");
-    release(store, "busy", STRANGER).exited(79).said("is held by");
+    release(store, "busy", OTHER_TOKEN).exited(79).said("is held by");
     run.signal(Signal::SIGTERM);
     run.wait().died_of(Signal::SIGTERM);
     assert!(is_free(store, "busy"));

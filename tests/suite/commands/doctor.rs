@@ -320,7 +320,7 @@ fn a_parent_that_others_can_write() {
 }
 
 #[test]
-fn a_parent_that_belongs_to_somebody_else() {
+fn a_parent_that_belongs_to_another_user() {
     need_root("give a directory away");
     let parent = own_directory();
     let theirs = parent.path().join("theirs");

@@ -102,7 +102,7 @@ on_every_store!(a_deployment_that_ends_elsewhere, |store| {
 });
 
 // "It is released when that has ended": a release while the command runs overrides `--keep`.
-on_every_store!(a_release_outdoes_keep, |store| {
+on_every_store!(a_release_overrides_keep, |store| {
     let mut run = keep(store, &["--ttl", "10m"], "echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
     let ours = run.run.stdout().lines().next().expect("a token").to_owned();
@@ -112,7 +112,7 @@ on_every_store!(a_release_outdoes_keep, |store| {
 });
 
 // "`break` takes the lock from its holder": a holder that has not learned of it yet cannot keep the lock.
-on_every_lease_store!(what_was_taken_away_is_not_kept, |store| {
+on_every_lease_store!(a_revoked_lock_is_not_kept, |store| {
     for options in [&["--keep"][..], &["--min-hold", "10m"], &["--keep", "--min-hold", "10m"]] {
         let call =
             Lockrun::new(store).key("kept").args(["--ttl", "10m"]).args(options).sh("echo ready; read line || :");
@@ -126,7 +126,7 @@ on_every_lease_store!(what_was_taken_away_is_not_kept, |store| {
 });
 
 // "Renewing never creates a lock", nor does keeping: a lost lock stays lost, and with its next holder.
-on_every_lease_store!(what_is_lost_is_not_kept, |store| {
+on_every_lease_store!(a_lost_lock_is_not_kept, |store| {
     let call = keep(store, &["--ttl", "10m", "--on-lost", "warn"], "echo ready; read line || :");
     let mut run = call.with_open_input();
     run.run.wait_for_line("ready");

@@ -18,7 +18,7 @@ fn names(store: &Store) -> Vec<String> {
 }
 
 // "`lockrun prune --older-than D`: forgets keys that are free and have not been used for that long."
-on_every_store!(old_keys_are_forgotten, |store| {
+on_every_store!(old_keys_are_pruned, |store| {
     prune(store, &["--older-than", "0"]).exited(0).printed("").silent();
     for key in ["a", "b c", "z"] {
         Lockrun::new(store).key(key).command(["true"]).run().exited(0);
@@ -78,7 +78,7 @@ on_every_store!(the_fence_grows_on, |store| {
 });
 
 // "Exclusion", while the key is pruned all the time.
-on_every_store!(nobody_slips_in_meanwhile, |store| {
+on_every_store!(no_run_slips_in_meanwhile, |store| {
     let directory = tempfile::TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     // Between `in` and `out` no one else may write.

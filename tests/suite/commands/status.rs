@@ -19,7 +19,7 @@ fn read(store: &Store, options: &[&str]) -> Output {
 }
 
 // "With `--key` it ends with 75 when held and 0 when free"; without, with 0.
-on_every_store!(the_status_tells_whether_it_is_held, |store| {
+on_every_store!(the_status_says_whether_it_is_held, |store| {
     read(store, &[]).exited(0);
     assert_eq!(all(store), [] as [Value; 0]);
     read(store, &["--key", "one"]).exited(0).printed("key       one\nstate     free\nlast run  none is known\n");
@@ -100,7 +100,7 @@ on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
 });
 
 // Nor is it a run that released the lock, got no answer, and releases it again after the next run has ended.
-on_every_lease_store!(the_last_run_is_not_one_that_lets_go_again, |store| {
+on_every_lease_store!(the_last_run_is_not_one_that_releases_again, |store| {
     let proxy = store.proxy();
     let wait = |call: Lockrun, script: &str| {
         let waiter = call.key("again").arg("--wait").sh(script).spawn();
@@ -220,7 +220,7 @@ on_every_store!(the_table_fits_a_terminal, |store| {
 });
 
 // "Never a token": in no output, of no command, of a run, a lock by hand, and those who wait; nor the password of a URL.
-on_every_store!(no_token_is_ever_told, |store| {
+on_every_store!(no_token_is_ever_printed, |store| {
     const OURS: &str = "known-only-to-us";
     const PASSWORD: &str = "pass-of-a-url";
     let mut run = Lockrun::new(store).key("run").sh("echo $LOCKRUN_TOKEN; echo ready; exec sleep 600").spawn();

@@ -48,7 +48,7 @@ on_every_lease_store!(a_lock_is_released_over_a_connection_that_fell_silent, |st
 });
 
 // "Unknown (an error, possibly done: clean up by token)": also when it is done only after it was cleaned up.
-on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing, |store| {
+on_every_lease_store!(a_request_that_arrives_after_its_cancellation_acquires_nothing, |store| {
     let proxy = scene(store, "late");
     for wait in [false, true] {
         let first = proxy.next_number();
@@ -73,7 +73,7 @@ on_every_lease_store!(a_request_that_arrives_after_its_withdrawal_takes_nothing,
 });
 
 // The same for a value of a sequence: "unknown (an error, possibly done: clean up by token)".
-on_every_lease_store!(a_reservation_that_arrives_after_its_withdrawal_takes_nothing, |store| {
+on_every_lease_store!(a_reservation_that_arrives_after_its_cancellation_reserves_nothing, |store| {
     let proxy = scene(store, "reserved");
     let first = proxy.next_number();
     proxy.set(Mode::HoldUpTo(first));
@@ -89,7 +89,7 @@ on_every_lease_store!(a_reservation_that_arrives_after_its_withdrawal_takes_noth
 
 // "Nothing is left": a request that a waiter sent over a connection that it has given up, and that arrives only when its run is over,
 // acquires no lock.
-on_every_lease_store!(late_requests_of_a_run_that_is_over_take_nothing, |store| {
+on_every_lease_store!(late_requests_of_a_run_that_is_over_acquire_nothing, |store| {
     let proxy = scene(store, "over");
     let holder = Holder::new(store, "over");
     let next = sleeping_waiter(store, &proxy, "over", ":");

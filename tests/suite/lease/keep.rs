@@ -91,7 +91,7 @@ on_every_lease_store!(a_lost_lease_kills_a_stubborn_command, |store| {
 });
 
 // "'Not yours' is final": also if another run has since acquired the lock.
-on_every_lease_store!(a_stolen_lock_is_not_taken_back, |store| {
+on_every_lease_store!(a_lost_lock_is_not_acquired_again, |store| {
     let server = store.server();
     let call = Lockrun::new(store).key("stolen").args(["--ttl", "3s"]);
     let mut first = call.clone().sh("echo ready; exec sleep 600").spawn();

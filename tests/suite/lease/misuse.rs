@@ -32,7 +32,7 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
 
 // "`break` takes the lock from its holder": a command that succeeds before its run learns of that keeps nothing, and lockrun says so. Nor
 // is the lock kept if the command itself has released it, as it wanted.
-on_every_lease_store!(what_was_taken_away_is_not_said_to_be_kept, |store| {
+on_every_lease_store!(a_revoked_lock_is_not_reported_as_kept, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let go = directory.path().join("go");
     let script = format!("echo ready; while ! [ -e '{}' ]; do sleep 0.01; done", go.display());
@@ -45,7 +45,7 @@ on_every_lease_store!(what_was_taken_away_is_not_said_to_be_kept, |store| {
     assert!(!is_held(store, "taken"));
 });
 
-on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
+on_every_store!(a_released_lock_is_not_reported_as_kept, |store| {
     let script = format!("{PROGRAM} release -q --store {}", store.url());
     let output = Lockrun::new(store).key("let-go").args(["--keep", "-v"]).sh(&script).run().exited(0).said("released");
     assert!(!output.stderr().contains("kept"), "{output}");
@@ -54,7 +54,7 @@ on_every_store!(what_was_let_go_of_is_not_said_to_be_kept, |store| {
 
 // "A crash frees it within ttl + 1 s": also if the first request to find the lease expired wants no lock, but a value of a sequence under
 // the same key.
-on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_who_waits, |store| {
+on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_the_next_waiter, |store| {
     let reserve = Lockrun::other("reserve", store).key("both");
     reserve.clone().args(["--from", "no integer", "--next", "true"]).command(["true"]).run().exited(0);
     let mut holder = Holder::with(&Lockrun::new(store).key("both").args(["--ttl", "6s"]), &[]);

@@ -34,7 +34,7 @@ fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
 
 // "Unknown (an error, possibly done: cancel by token)": what the token held before the request stays held, and what only the request
 // acquired does not.
-on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store| {
+on_every_lease_store!(a_repeated_request_without_an_answer_keeps_what_the_first_acquired, |store| {
     // From now on a Redis server has the scripts.
     assert!(is_free(store, "again"));
     let proxy = &store.proxy();
@@ -52,7 +52,7 @@ on_every_lease_store!(asking_again_without_an_answer_takes_nothing_away, |store|
 });
 
 // "Nothing stays locked": a lock that may be held, and that no lease would end, is reported.
-on_every_lease_store!(what_may_be_held_for_ever_is_said, |store| {
+on_every_lease_store!(a_lock_that_may_be_held_for_ever_is_reported, |store| {
     assert!(is_free(store, "ever"));
     let proxy = &store.proxy();
     for (ttl, is_said) in [("none", true), ("10m", false)] {
@@ -65,7 +65,7 @@ on_every_lease_store!(what_may_be_held_for_ever_is_said, |store| {
 });
 
 // The same where the first request was not answered either, but acquired the lock.
-on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
+on_every_lease_store!(a_late_cancel_keeps_a_lock_that_was_acquired_again, |store| {
     assert!(is_free(store, "twice"));
     let proxy = &store.proxy();
     // No answer comes, and the cancel hangs on its way.
@@ -83,7 +83,7 @@ on_every_lease_store!(what_was_given_twice_is_not_taken_back, |store| {
 });
 
 // Inside a run: under the token of the run itself, as a script in it may use it.
-on_every_lease_store!(asking_under_the_token_of_a_run_takes_nothing_from_it, |store| {
+on_every_lease_store!(a_request_under_the_token_of_a_run_keeps_its_lock, |store| {
     let proxy = &store.proxy();
     let call = Lockrun::new(store).key("run").args(["--ttl", "1h"]);
     let mut run = call.sh("echo $LOCKRUN_TOKEN; echo ready; read line || :").with_open_input();
@@ -274,7 +274,7 @@ on_every_lease_store!(a_release_by_hand_is_tried_again, |store| {
 });
 
 // "79 if the lock is not ours any more": also if the first attempt went unanswered, because the server never saw it.
-on_every_lease_store!(a_release_by_hand_that_is_tried_again_tells_the_truth, |store| {
+on_every_lease_store!(a_release_by_hand_that_is_tried_again_reports_correctly, |store| {
     let proxy = &store.proxy();
     token(store, "hand", &["--ttl", "none"]);
     proxy.set(Mode::SwallowUpTo(proxy.next_number()));
@@ -284,7 +284,7 @@ on_every_lease_store!(a_release_by_hand_that_is_tried_again_tells_the_truth, |st
 });
 
 // "Nothing is left": if the guardian was killed before the lock was released, lockrun tries again, too, and keeps what is to be kept.
-on_every_lease_store!(who_takes_over_tries_again, |store| {
+on_every_lease_store!(a_take_over_tries_again, |store| {
     let proxy = &store.proxy();
     // A new connection shows that it has tried; in a monitored store it may be another client's.
     if store.server().is_monitored() {

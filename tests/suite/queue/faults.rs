@@ -71,7 +71,7 @@ on_every_lease_store!(the_holder_is_killed, |store| {
 
 // "2 s for a grant nobody claims": a waiter that is stopped when it is granted the lock is passed over. It keeps its place: once continued,
 // it is the next.
-on_every_lease_store!(a_waiter_that_stands_still_is_passed_over, |store| {
+on_every_lease_store!(a_stopped_waiter_is_passed_over, |store| {
     let holder = Holder::new(store, "still");
     let mut queue = Queue::new(store, "still");
     let gates = tempfile::TempDir::new().expect("a temporary directory");
@@ -230,7 +230,7 @@ on_every_lease_store!(neighbours_die_with_the_lock_granted, |store| {
 
 // Also if it and others are stopped and the server does not notice, since the kernel still accepts their mail: the first and the second,
 // more than half of all, and all but the last. They keep their places.
-on_every_lease_store!(neighbours_stand_still_with_the_lock_granted, |store| {
+on_every_lease_store!(neighbours_are_stopped_with_the_lock_granted, |store| {
     for still in [0..2, 0..5, 0..7] {
         let store = &store.another();
         let holder = Holder::new(store, "still");

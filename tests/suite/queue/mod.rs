@@ -1,7 +1,7 @@
 //! A lock that is held, and waiting for it in turn.
 
 mod faults;
-mod handed_on;
+mod hand_off;
 mod held;
 mod max_waiting;
 mod order;

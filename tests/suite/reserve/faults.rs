@@ -75,7 +75,7 @@ on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
 });
 
 // "79": also if the value was revoked; it is free once its command is dead.
-on_every_lease_store!(a_value_that_was_taken_away_is_not_used, |store| {
+on_every_lease_store!(a_revoked_value_is_not_used, |store| {
     let call = reserve(store, "1").args(["--ttl", "3s"]);
     let mut run = call.clone().sh(STUBBORN).spawn();
     run.wait_for_line("ready");

@@ -93,7 +93,7 @@ on_every_store!(a_kept_reservation_can_be_released, |store| {
 });
 
 // "break: takes a lock away": one reservation that was kept, by its fence, or all of them.
-on_every_store!(kept_reservations_can_be_taken_away, |store| {
+on_every_store!(kept_reservations_can_be_revoked, |store| {
     let call = reserve(store, "1").args(["--ttl", "none"]);
     let fences = ["1", "2", "3"].map(|value| {
         let output = call.clone().sh("echo \"$LOCKRUN_VALUE $LOCKRUN_FENCE\"; exit 1").run().exited(1).stdout();

@@ -71,7 +71,7 @@ fn number(event: &Value, name: &str) -> u64 {
 }
 
 // "Append one JSON object a line: waiting, acquired, started, skipped, lost, killed, finished, released."
-on_every_store!(a_run_tells_its_story, |store| {
+on_every_store!(every_event_of_a_run_is_logged, |store| {
     let events = Events::new();
     let call = || events.of(Lockrun::new(store)).key("a key");
     let script = "read line; echo \"$LOCKRUN_FENCE $LOCKRUN_TOKEN\"; exit 3";
@@ -118,7 +118,7 @@ on_every_store!(a_run_tells_its_story, |store| {
 });
 
 // The same for a lock that another run holds.
-on_every_store!(a_held_lock_is_told_with_its_holder, |store| {
+on_every_store!(a_held_lock_is_logged_with_its_holder, |store| {
     let mut holder = Holder::new(store, "held");
     let holder_pid = u64::from(holder.run().pid().unsigned_abs());
     let is_holder = |event: &Value| {
@@ -157,7 +157,7 @@ on_every_store!(a_held_lock_is_told_with_its_holder, |store| {
 });
 
 // A wait that a signal ends is an event, too, and so is an error.
-on_every_store!(what_goes_wrong_is_told, |store| {
+on_every_store!(errors_are_logged, |store| {
     let events = Events::new();
     events.of(Lockrun::new(store)).key("k").command(["/no/such/program"]).run().exited(127);
     assert_eq!(events.names(), ["acquired", "failed", "released"]);
@@ -184,7 +184,7 @@ on_every_store!(what_goes_wrong_is_told, |store| {
 });
 
 // "lost, killed": as soon as lockrun knows, whatever becomes of COMMAND.
-on_every_lease_store!(a_lost_lease_is_told, |store| {
+on_every_lease_store!(a_lost_lease_is_logged, |store| {
     for (action, status, stops) in [("kill", 79, true), ("warn", 0, false)] {
         let events = Events::new();
         let call = events.of(Lockrun::new(store)).key("k").args(["--ttl", "2s", "--on-lost", action]);

@@ -291,7 +291,7 @@ on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
 });
 
 // lockrun does not read every renewal message, yet it learns how the run ended when there were many.
-on_every_lease_store!(an_end_after_many_renewals_is_heard_of, |store| {
+on_every_lease_store!(an_end_after_many_renewals_is_noticed, |store| {
     let server = store.server();
     let call = Lockrun::new(store).key("many-renewals").args(["--ttl", "1h", "--renew-every", "10ms"]);
     let run = call.sh("read line || :; exit 7").with_open_input();
@@ -301,7 +301,7 @@ on_every_lease_store!(an_end_after_many_renewals_is_heard_of, |store| {
 
 // "Nothing outlives lockrun's lease" if the guardian is stopped as soon as the command has started: also if it started late in the lease,
 // because the store was slow and lockrun had just looked.
-on_every_lease_store!(a_guardian_stands_still_late_in_the_lease, |store| {
+on_every_lease_store!(a_guardian_is_stopped_late_in_the_lease, |store| {
     let proxy = store.proxy();
     let records = memory::directory();
     let record = records.path().join("record");
@@ -374,7 +374,7 @@ os.execv('/bin/sleep', ['sleep', '600'])
 // "COMMAND and all that lockrun must stop is dead", in time: recent kernels make a reader of /proc/PID/stat wait while that process, which
 // may be anyone's, executes a program. The test depends on the order: on a busy machine that process may be quicker than lockrun.
 #[test]
-fn a_stranger_that_executes_a_program_is_not_waited_for() {
+fn a_preexisting_child_that_executes_a_program_is_not_waited_for() {
     let store = Store::Redis(Redis::start());
     judge(|| {
         let processors = std::thread::available_parallelism().expect("a number").get();
@@ -383,20 +383,20 @@ fn a_stranger_that_executes_a_program_is_not_waited_for() {
         for busy in &mut busy {
             busy.wait_for_line("ready");
         }
-        let mut stranger = Lockrun::bare().command(["python3", "-c", SLOW]).spawn_alone();
-        stranger.wait_for_line("ready");
-        let name = || std::fs::read_to_string(format!("/proc/{}/comm", stranger.pid())).expect("it lives");
+        let mut child = Lockrun::bare().command(["python3", "-c", SLOW]).spawn_alone();
+        child.wait_for_line("ready");
+        let name = || std::fs::read_to_string(format!("/proc/{}/comm", child.pid())).expect("it lives");
         let call = Lockrun::new(&store).key("k").args(["--max-runtime", "100ms", "--kill-after", "100ms"]);
         // One is in a session of its own.
         let mut run = call.sh("setsid sleep 600 & exec sleep 600").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let name = name();
         // It cannot be found by its environment while it is executing a program, and the busy processes keep it from finishing that.
-        stranger.signal(Signal::SIGKILL);
+        child.signal(Signal::SIGKILL);
         for busy in &busy {
             busy.signal(Signal::SIGKILL);
         }
         run.wait().exited(124);
-        held_in_time(name != "sleep\n", "lockrun has ended before the stranger has executed its program");
+        held_in_time(name != "sleep\n", "lockrun has ended before the child has executed its program");
     });
 }

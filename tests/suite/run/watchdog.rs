@@ -15,7 +15,7 @@ use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, Redis, Running, eventually, stays_true_for};
 
 // "`--on-lost warn`" and "`--ttl none`": no lease ends the command, so nothing ends its parent either, however long that is stopped.
-on_every_lease_store!(a_guardian_that_ends_no_command_may_stand_still, |store| {
+on_every_lease_store!(a_guardian_that_ends_no_command_may_be_stopped, |store| {
     for options in [["--ttl=1s", "--on-lost=warn"], ["--ttl=none", "--on-lost=kill"]] {
         let mut run =
             Lockrun::new(store).key("patient").args(options).sh("echo ready; read line; exit 7").with_open_input();

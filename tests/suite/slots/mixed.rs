@@ -52,7 +52,7 @@ on_every_store!(each_goes_by_its_own_number, |store| {
 });
 
 /// Lets a waiter with one slot wait behind a holder, and a waiter with three slots behind that.
-fn wait_behind_one_that_wants_to_be_alone<'a>(store: &'a Store, wait: &[&str]) -> (Slot, Queue<'a>) {
+fn wait_behind_an_exclusive_waiter<'a>(store: &'a Store, wait: &[&str]) -> (Slot, Queue<'a>) {
     let holder = Slot::take(&call(store, "3"));
     let mut queue = Queue::new(store, "mixed").with(wait);
     queue.join(1);
@@ -63,7 +63,7 @@ fn wait_behind_one_that_wants_to_be_alone<'a>(store: &'a Store, wait: &[&str]) -
 
 // "In turn": a slot that the first waiter cannot use yet goes neither to those behind it nor to a newcomer.
 on_every_store!(the_first_waiter_is_not_overtaken, |store| {
-    let (holder, mut queue) = wait_behind_one_that_wants_to_be_alone(store, &[]);
+    let (holder, mut queue) = wait_behind_an_exclusive_waiter(store, &[]);
     assert_eq!(try_it(store, "3"), None);
     assert!(queue.begun().is_empty());
     let freed_at = now();
@@ -80,7 +80,7 @@ on_every_store!(the_first_waiter_is_not_overtaken, |store| {
 // "A wait that is cut short leaves the queue", and waiters behind it that allow more holders wait no longer.
 on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
-        let (holder, mut queue) = wait_behind_one_that_wants_to_be_alone(store, &[]);
+        let (holder, mut queue) = wait_behind_an_exclusive_waiter(store, &[]);
         if signal == Signal::SIGKILL {
             queue.kill(0);
         } else {
@@ -138,7 +138,7 @@ fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silen
 
 // "A waiter that died, wherever in the queue, keeps the others from a slot that is free for 2 s at most; so does one that is stopped":
 // several of them together, among them the one that would have noticed.
-on_every_lease_store!(those_behind_go_on_when_the_first_ones_stand_still, |store| {
+on_every_lease_store!(those_behind_go_on_when_the_first_ones_are_stopped, |store| {
     for (alone, silent) in [(1, 1), (4, 4), (1, 2)] {
         the_next_one_runs_when(store, alone, silent, |queue| queue.stop(0..silent));
     }
@@ -163,7 +163,7 @@ fn twelve_behind_one_that_lives(store: &Store) -> (Slot, Queue<'_>) {
 }
 
 // "In turn": a living waiter that wants to be alone keeps its place for as long as it has to wait.
-on_every_lease_store!(one_that_lives_is_not_passed_by, |store| {
+on_every_lease_store!(a_living_waiter_is_not_passed_over, |store| {
     let (holder, mut queue) = twelve_behind_one_that_lives(store);
     // A waiter that gets no processor for half a second is taken to be stopped.
     stays_in_time_for(Duration::from_secs(10), "the first one is not passed by", || queue.begun().is_empty());
@@ -173,7 +173,7 @@ on_every_lease_store!(one_that_lives_is_not_passed_by, |store| {
 
 // "Up to N runs hold the lock at once": a waiter that wants to be alone is alone when it claims the lock, however late, although the next
 // waiter, which does not, could hold it at the same time.
-on_every_lease_store!(one_that_wants_to_be_alone_claims_before_the_next_one, |store| {
+on_every_lease_store!(an_exclusive_waiter_claims_before_the_next_one, |store| {
     let proxy = store.proxy();
     let holder = Slot::take(&call(store, "3"));
     let mut queue = Queue::through(&proxy.url(), store, "mixed");

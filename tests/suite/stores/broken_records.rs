@@ -212,7 +212,7 @@ fn a_key_of_another_type_spoils_no_other() {
 
 // A user who lacks a right is told so once, not for each key.
 #[test]
-fn a_user_without_a_right_is_told_once() {
+fn a_missing_right_is_reported_once() {
     let store = used(&["a", "b", "c"]);
     server(&store).ask(&["ACL", "SETUSER", "blind", "on", ">pw", "~*", "+@all", "-zrangebyscore"]);
     let url = server(&store).url().replacen("://", "://blind:pw@", 1);

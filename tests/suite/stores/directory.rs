@@ -83,7 +83,7 @@ fn a_directory_that_others_can_write_is_refused() {
 
 // "Ours, or refused."
 #[test]
-fn a_directory_of_somebody_else_is_refused() {
+fn a_directory_of_another_user_is_refused() {
     if Uid::effective().is_root() {
         let parent = TempDir::new().expect("a temporary directory");
         let directory = parent.path().join("theirs");
@@ -240,7 +240,7 @@ fn where_there_is_no_run_lock() {
 
 // "Root's default directory is one that no other user can make": whatever is in /run/lock; nor can the root of a user namespace.
 #[test]
-fn nobody_keeps_root_out() {
+fn no_user_keeps_root_out() {
     let nobody = User::new(NOBODY, &[]);
     let planted = "mount -t tmpfs -o mode=755 none /run && install -d -m 1777 /run/lock && \
                    install -d -o 65534 -m 700 /run/lock/lockrun-0 /run/lock/lockrun";
@@ -270,7 +270,7 @@ fn no_umask_spoils_the_directory() {
 // "systemd-tmpfiles, which removes old files, leaves lock files alone", also in a directory that the user gave, and also a file that still
 // lacks the sticky bit, from its next use on.
 #[test]
-fn no_cleaner_takes_a_lock_away() {
+fn no_cleaner_removes_a_lock() {
     let cleaner = find_program("systemd-tmpfiles");
     let parent = TempDir::new().expect("a temporary directory");
     let locks = parent.path().join("tmp/locks");

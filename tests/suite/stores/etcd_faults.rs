@@ -130,7 +130,7 @@ fn certificates() {
     let identity = format!("cert={}&key={}", path("client.crt"), path("client.key"));
     run(&url(&format!("?ca={}&{identity}", path("ca.crt")))).exited(0).printed("ran\n").silent();
     run(&url(&format!("?ca={}", path("ca.crt")))).exited(69).printed("").said("certificate");
-    run(&url(&format!("?ca={}&{identity}", path("stranger.crt")))).exited(69).printed("").said("certificate");
+    run(&url(&format!("?ca={}&{identity}", path("untrusted.crt")))).exited(69).printed("").said("certificate");
     run(&url("")).exited(69).printed("").said("certificate");
     run(&format!("etcd://127.0.0.1:{}", etcd.port())).exited(69).printed("").said("etcds://");
     let slots = Lockrun::at(&url(&format!("?ca={}&{identity}", path("ca.crt")))).key("k");

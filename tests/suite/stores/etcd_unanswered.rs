@@ -27,7 +27,7 @@ fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
 // A break is carried out, its answer is lost, and another member gets it again: the next holder keeps the lock, and the output names every
 // holder that lost it, the one whose slot was free at once and the one whose command has yet to end.
 #[test]
-fn a_break_whose_answer_is_lost_takes_nothing_from_the_next() {
+fn a_break_whose_answer_is_lost_revokes_nothing_from_the_next_holder() {
     const BROKEN: &str = "00000000-0000-4000-8000-000000000001";
     const NEXT: &str = "00000000-0000-4000-8000-000000000002";
     let store = Store::Etcd(Etcd::of(1));

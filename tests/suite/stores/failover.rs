@@ -302,8 +302,8 @@ fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
     holder.end();
     waiter.wait().exited(0).printed("ran\n");
     // The message tells a client that it does not know the authority.
-    let stranger = url.replace("ca.crt", "stranger.crt");
-    Lockrun::at(&stranger).key(key).command(["echo", "ran"]).run().exited(69).printed("").said("certificate");
+    let untrusted = url.replace("ca.crt", "untrusted.crt");
+    Lockrun::at(&untrusted).key(key).command(["echo", "ran"]).run().exited(69).printed("").said("certificate");
 }
 
 // "`rediss+sentinel://`": Sentinels and servers that speak only TLS, and require a client's certificate.

@@ -18,7 +18,7 @@ use crate::support::{LONG, Lockrun, Output, eventually};
 pub(super) const GROUP: u32 = 424_250;
 pub(super) const MEMBER: u32 = 424_243;
 const ANOTHER: u32 = 424_244;
-const STRANGER: u32 = 424_245;
+const OUTSIDER: u32 = 424_245;
 
 /// A directory that a group shares, and two of its members.
 pub(super) struct Shared {
@@ -149,7 +149,7 @@ fn root_and_members_exclude_each_other() {
 
 // Fences grow and a sequence goes on, whichever user had the lock last.
 #[test]
-fn what_is_recorded_is_everybodys() {
+fn records_are_shared_by_the_group() {
     let shared = Shared::new();
     let mut last = 0;
     for who in [Who::Root, Who::Member, Who::Another, Who::Root] {
@@ -239,19 +239,19 @@ fn no_umask_keeps_the_others_out() {
 
 // Every command reports to a user who is not in the group that this is why it fails, and does nothing.
 #[test]
-fn a_stranger_is_kept_out() {
+fn a_user_outside_the_group_is_refused() {
     let shared = Shared::new();
-    let stranger = User::new(STRANGER, &[]);
+    let outsider = User::new(OUTSIDER, &[]);
     let run = Lockrun::at(&shared.url()).key("k").command(["echo", "ran"]);
-    let refused = stranger.call(&run).alone().exited(69).printed("");
-    refused.said(&format!("uid {STRANGER} is not a member of the group with gid {GROUP}; let root add the user"));
+    let refused = outsider.call(&run).alone().exited(69).printed("");
+    refused.said(&format!("uid {OUTSIDER} is not a member of the group with gid {GROUP}; let root add the user"));
     for words in
         [&["status"][..], &["prune", "--older-than", "0s"], &["acquire", "--key", "k"], &["break", "--key", "k"]]
     {
         let call = Lockrun::bare().args([words[0], "--store", &shared.url()]).args(&words[1..]);
-        stranger.call(&call).alone().exited(69).printed("").said("is not a member");
+        outsider.call(&call).alone().exited(69).printed("").said("is not a member");
     }
-    let doctor = stranger.call(&Lockrun::bare().args(["doctor", "--store", &shared.url()])).alone().exited(69);
+    let doctor = outsider.call(&Lockrun::bare().args(["doctor", "--store", &shared.url()])).alone().exited(69);
     assert!(doctor.stdout().contains("is not a member"), "{doctor}");
     assert_eq!(fs::read_dir(shared.locks()).expect("ours").count(), 0);
 }

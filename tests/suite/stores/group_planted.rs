@@ -132,7 +132,7 @@ fn a_vast_file_is_refused() {
 
 // A member who has a lease on a file (fcntl(2), F_SETLEASE) could hold up every other user who opens it.
 #[test]
-fn a_leased_file_holds_up_nobody() {
+fn a_leased_file_delays_no_run() {
     let shared = Shared::new();
     let file = shared.locks().join("k");
     shared.run(Who::Member, &[], &["true"]).exited(0);

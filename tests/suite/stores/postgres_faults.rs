@@ -111,26 +111,26 @@ on_postgres!(a_request_that_stops_half_way, |store, postgres| {
 
 // "Lock times bounded": a row that another client has locked is an error in time, and a holder that cannot renew its lease ends its command
 // before the lease expires.
-on_postgres!(a_stranger_locks_the_row, |store, postgres| {
+on_postgres!(another_client_locks_the_row, |store, postgres| {
     let call = Lockrun::new(store).key("k").args(["--ttl", "4s", "--store-timeout", "500ms", "--kill-after", "500ms"]);
     let holder = Holder::with(&call, &[]);
-    let stranger = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
+    let other_client = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
     let other = Lockrun::new(store).key("k").args(["--store-timeout", "500ms"]).command(["echo", "ran"]).run();
     other.exited(69).printed("");
     holder.wait().exited(79).said("lost");
-    drop(stranger);
+    drop(other_client);
     eventually(LONG, "the lock is free", || is_free(store, "k"));
 });
 
 // "Statement times bounded": a table that is locked as a whole, as by a migration, holds up no one beyond that.
-on_postgres!(a_stranger_locks_the_table, |store, postgres| {
+on_postgres!(another_client_locks_the_table, |store, postgres| {
     assert!(is_free(store, "k"));
-    let stranger = postgres.transaction("LOCK TABLE lockrun.locks, lockrun.waiters IN ACCESS EXCLUSIVE MODE");
+    let other_client = postgres.transaction("LOCK TABLE lockrun.locks, lockrun.waiters IN ACCESS EXCLUSIVE MODE");
     let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]);
     let output = call.clone().command(["echo", "ran"]).run().exited(69).printed("");
     in_time(output.took, Duration::from_secs(4), "it gave up");
     let waiter = call.arg("--wait").command(["echo", "ran"]).spawn();
-    drop(stranger);
+    drop(other_client);
     // A waiter may sit it out, or not.
     let output = waiter.wait();
     assert!(matches!(output.status, Some(0 | 69)), "{output}");

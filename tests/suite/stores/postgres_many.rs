@@ -38,14 +38,14 @@ on_postgres!(a_key_that_is_busy, |store, postgres| {
     for key in ["a", "b", "c"] {
         assert!(is_free(store, key));
     }
-    let stranger = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'b' FOR UPDATE");
+    let other_client = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'b' FOR UPDATE");
     let prune = other(store, &["prune", "--older-than", "0", "--store-timeout", "1s"]);
     // A dry run locks no rows.
     prune.clone().arg("--dry-run").run().exited(0).silent().printed("a\nb\nc\n");
     let output = prune.run().exited(69).printed("a\nc\n").said("cannot prune the lock \"b\"");
     assert_eq!(output.stderr().lines().count(), 1, "{output}");
     assert_eq!(postgres.ask("SELECT key FROM lockrun.locks"), "b\n");
-    drop(stranger);
+    drop(other_client);
     prune.run().exited(0).silent().printed("b\n");
 });
 

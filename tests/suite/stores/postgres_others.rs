@@ -47,8 +47,8 @@ on_postgres!(the_row_is_deleted_under_requests, |store, postgres| {
     release(store, "k", &its).exited(0);
     let mut psql = Command::new("psql");
     psql.args(["-q", "-h", "127.0.0.1", "-U", "postgres", "-p", &postgres.port().to_string()]);
-    let mut stranger = psql.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("psql(1) is there");
-    let mut say = stranger.stdin.take().expect("a pipe");
+    let mut other_client = psql.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("psql(1) is there");
+    let mut say = other_client.stdin.take().expect("a pipe");
     say.write_all(b"BEGIN; DELETE FROM lockrun.locks;\n").expect("it reads");
     let transactions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
     eventually(LONG, "it has deleted the row", || postgres.count(transactions) == 1);
@@ -58,7 +58,7 @@ on_postgres!(the_row_is_deleted_under_requests, |store, postgres| {
     say.write_all(b"COMMIT;\n").expect("it reads");
     drop(say);
     one_of(both);
-    assert!(stranger.wait().expect("our own child").success());
+    assert!(other_client.wait().expect("our own child").success());
 });
 
 // Names mean the server's own functions and operators: here another user's clock gains an hour at each call, and texts are never equal.
@@ -126,14 +126,14 @@ on_postgres!(a_request_is_cut_in_the_middle, |store, postgres| {
 
 // "Lock times bounded", also for creating the tables: another client has begun that, and does not finish.
 on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
-    let stranger = postgres.transaction(&format!("SELECT pg_advisory_xact_lock({CREATING})"));
+    let other_client = postgres.transaction(&format!("SELECT pg_advisory_xact_lock({CREATING})"));
     let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]).command(["echo", "ran"]);
     let output = call.clone().run().exited(69).printed("");
     in_time(output.took, Duration::from_secs(4), "it gave up");
     let locks =
         |which: &str| postgres.count(&format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' {which}"));
     eventually(LONG, "its session does not wait any longer", || locks("AND NOT granted") == 0);
-    drop(stranger);
+    drop(other_client);
     eventually(LONG, "the other one has gone", || locks("") == 0);
     call.run().exited(0).printed("ran\n").silent();
 });

@@ -170,11 +170,11 @@ on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
     let call = Lockrun::new(store).key("k").args(["--wait", "--store-timeout", "1s"]);
     let waiter = call.command(["echo", "ran"]).spawn();
     until_waiting(store, "k", 1);
-    let stranger = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
+    let other_client = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
     // This makes each waiter look at the lock.
     postgres.ask("UPDATE lockrun.waiters SET is_unresponsive = true, looked_at_ms = 0");
     eventually(LONG, "it is heard of", || postgres.count("SELECT looked_at_ms FROM lockrun.waiters") > 0);
-    drop(stranger);
+    drop(other_client);
     release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
 });

@@ -88,7 +88,7 @@ fn a_private_authority() {
     for mode in ["", "sslmode=require&", "sslmode=verify-ca&", "sslmode=verify-full&"] {
         works(&postgres, &of(mode, "ca"));
         works(&postgres, &of(mode, "ca").replace("ca=/", "sslrootcert=/"));
-        fails(&postgres, &of(mode, "stranger"));
+        fails(&postgres, &of(mode, "untrusted"));
     }
     let named = postgres.url_as("postgres", &of("sslmode=verify-full&", "ca")).replace("127.0.0.1", "localhost");
     run(&named).exited(0).printed("ran\n").silent();
@@ -125,7 +125,7 @@ fn a_clients_certificate() {
 
 // A certificate that it does not vouch for: TLS 1.3 says so after the handshake, TLS 1.2 within.
 #[test]
-fn a_strangers_certificate() {
+fn a_client_certificate_of_an_untrusted_authority() {
     for latest in ["TLSv1.2", "TLSv1.3"] {
         let postgres = Postgres::with(&Setup {
             settings: vec![format!("ssl_max_protocol_version={latest}")],
@@ -133,7 +133,7 @@ fn a_strangers_certificate() {
             certificates: Some(Certificates::make()),
             ..Setup::default()
         });
-        let [certificate, key] = ["crt", "key"].map(|kind| postgres.certificates().path(&format!("stranger.{kind}")));
+        let [certificate, key] = ["crt", "key"].map(|kind| postgres.certificates().path(&format!("untrusted.{kind}")));
         for mode in ["prefer", "require"] {
             let parameters = format!("sslmode={mode}&cert={certificate}&key={key}");
             let output = run(&postgres.url_as("postgres", &parameters)).exited(69).printed("");

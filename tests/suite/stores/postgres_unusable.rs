@@ -17,7 +17,7 @@ fn at(port: u16) -> String {
 
 // "69: the store cannot be reached."
 #[test]
-fn nobody_listens() {
+fn no_server_listens() {
     let port = free_port();
     let message = is_unusable(&at(port), &[]);
     assert!(message.contains(&format!("127.0.0.1:{port}")), "which one: {message:?}");
@@ -29,7 +29,7 @@ fn nobody_listens() {
 
 // "69": a password that is wrong or missing, a user and a database that do not exist.
 #[test]
-fn who_is_not_let_in() {
+fn logins_that_are_rejected() {
     for method in ["scram-sha-256", "md5", "password"] {
         let kept = if method == "password" { "scram-sha-256" } else { method };
         let mut setup = Setup { access: vec![format!("host all all 127.0.0.1/32 {method}")], ..Setup::default() };
@@ -67,7 +67,7 @@ fn a_server_without_a_connection_left() {
 
 // "69: the store does not answer in time", wherever it falls silent.
 #[test]
-fn a_server_that_is_silent() {
+fn a_server_that_does_not_answer() {
     let fake = Fake::start(Manner::Silent);
     for parameters in ["", "?sslmode=disable", "?sslmode=require"] {
         is_unusable(&(at(fake.port()) + parameters), &["--wait"]);
@@ -197,7 +197,7 @@ fn answers_beyond_all_bounds() {
 
 // "25006 (read-only standby)": 69, and a server that takes writes again is used again.
 #[test]
-fn a_standby_alone() {
+fn a_standby_without_a_primary() {
     let standby = Postgres::with(&Setup { follows: Some(0), ..Setup::default() });
     let message = is_unusable(&standby.url(), &[]);
     assert!(message.contains("standby"), "{message:?}");

@@ -147,7 +147,7 @@ fn a_foreign_file() {
 
 // "Readers (`status`, `prune`, `doctor`) cope": they do what they can, and say what is broken.
 #[test]
-fn the_others_are_still_told() {
+fn the_other_locks_are_still_listed() {
     let store = Store::file();
     for key in ["a", "broken", "z"] {
         Lockrun::new(&store).key(key).command(["true"]).run().exited(0);

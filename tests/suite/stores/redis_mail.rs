@@ -15,7 +15,7 @@ use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, eventually, proc
 
 // "Unknown (an error, possibly done: clean up by token)": a request that arrives after its cancellation acquires nothing, even if the
 // mailbox has mail that the waiter had not read when its place in the queue was removed.
-on_redis!(a_withdrawal_is_not_hidden_behind_old_mail, |store, redis| {
+on_redis!(a_cancellation_is_not_hidden_behind_old_mail, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "mail"));
     let proxy = store.proxy();
@@ -68,7 +68,7 @@ on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
 
 // "A crash leaves nothing behind": also of a lock with `--ttl none` that was handed off to a dead waiter by a run that died right after
 // that.
-on_redis!(who_hands_a_lock_without_an_end_on_to_the_dead_dies_too, |store, redis| {
+on_redis!(a_run_dies_after_its_hand_off_without_a_lease_to_a_dead_waiter, |store, redis| {
     let proxy = store.proxy();
     let holder = Holder::new(store, "both");
     let mut queue = Queue::through(&proxy.url(), store, "both").with(&["--ttl", "none"]);
@@ -110,7 +110,7 @@ on_redis!(mail_that_is_taken_is_no_claim, |store, redis| {
 });
 
 // "In turn": a slot whose holder died is the first waiter's; a newcomer that finds it free hands it off.
-on_redis!(a_newcomer_passes_on_the_slot_of_the_dead, |store, redis| {
+on_redis!(a_new_waiter_hands_off_the_slot_of_a_dead_one, |store, redis| {
     let holder = Slot::take(&Lockrun::new(store).key("faults").args(["--slots", "2"]));
     let proxy = store.proxy();
     let dead = Slot::take(&Lockrun::at(&proxy.url()).key("faults").args(["--slots", "2", "--ttl", "1s"]));

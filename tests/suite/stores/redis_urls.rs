@@ -108,7 +108,7 @@ fn tls() {
     assert!(redis.keys().contains(&redis_keys::fence("urls")));
     redis.ask(&["FLUSHALL"]);
     // An authority that does not vouch for the server.
-    is_refused(&ours(at("stranger.crt")));
+    is_refused(&ours(at("untrusted.crt")));
     // The machine's own authorities do not know it either.
     let plain = format!("rediss://127.0.0.1:{}/0?prefix=lockrun", redis.port());
     is_refused(&ours(plain));

@@ -86,11 +86,11 @@ fn a_majority_is_one_of_those_that_are_not_named_too() {
 #[test]
 fn one_of_another_service_hides_nobody() {
     let (service, other) = (Service::watched_by(3), Redis::start());
-    let stranger = Redis::sentinel(&Service::monitoring(&other), None);
+    let other_sentinel = Redis::sentinel(&Service::monitoring(&other), None);
     let proxy = Proxy::before(&service.sentinels()[0]);
     proxy.set(Mode::Delay(Duration::from_millis(300)));
-    run(&[stranger.port(), proxy.port()]).exited(0).printed("ran\n").silent();
+    run(&[other_sentinel.port(), proxy.port()]).exited(0).printed("ran\n").silent();
     service.sentinels()[1].kill();
     service.sentinels()[2].kill();
-    run(&[stranger.port(), proxy.port()]).exited(69).said("they name Redis at 127.0.0.1:");
+    run(&[other_sentinel.port(), proxy.port()]).exited(69).said("they name Redis at 127.0.0.1:");
 }

@@ -89,8 +89,8 @@ fn an_unknown_authority() {
     let url = format!("rediss://127.0.0.1:{}", redis.port());
     let what = "its certificate was issued by an unknown authority";
     all_fail(&url, &[what, "name the authority's certificate with ?ca=FILE in the store's URL"], &["UnknownIssuer"]);
-    let stranger = format!("{url}?ca={}", files.path("stranger.crt"));
-    all_fail(&stranger, &[what, "check that ca=FILE in the store's URL names the authority"], &["UnknownIssuer"]);
+    let untrusted = format!("{url}?ca={}", files.path("untrusted.crt"));
+    all_fail(&untrusted, &[what, "check that ca=FILE in the store's URL names the authority"], &["UnknownIssuer"]);
     // The authority is known, but the server requires a client's certificate.
     let nobody = format!("{url}?ca={}", files.path("ca.crt"));
     all_fail(&nobody, &["give one with cert=FILE and key=FILE in the store's URL"], &[]);

@@ -52,7 +52,7 @@ fn with_password(url: &str) -> String {
 
 // "69: the store cannot be reached." "An unreachable store is an error, never another store."
 #[test]
-fn nobody_listens() {
+fn no_server_listens() {
     let port = free_port();
     let url = format!("redis://127.0.0.1:{port}");
     let message = is_unusable(&url, &[]);

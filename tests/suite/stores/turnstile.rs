@@ -175,7 +175,7 @@ fn a_closed_standard_error_ends_no_wait() {
 
 // "Ctrl-Z stops both and returns the prompt": a run that is stopped in this way gives its turn to the next, and joins the queue again.
 #[test]
-fn the_first_in_the_queue_goes_to_lunch() {
+fn the_next_waiter_is_stopped() {
     let store = Store::file();
     let holder = Holder::new(&store, "lunch");
     let first = wait_for(&store, "lunch", "first", 1);
@@ -194,7 +194,7 @@ fn the_first_in_the_queue_goes_to_lunch() {
 
 // ... also if nothing has happened meanwhile.
 #[test]
-fn who_comes_back_stands_in_the_queue() {
+fn a_waiter_that_is_continued_stands_in_the_queue() {
     let store = Store::file();
     let holder = Holder::new(&store, "back");
     let first = wait_for(&store, "back", "first", 1);
@@ -213,7 +213,7 @@ fn who_comes_back_stands_in_the_queue() {
 
 // The same from a terminal, by its key.
 #[test]
-fn a_key_of_the_terminal_gives_the_turn_away() {
+fn a_stop_from_the_terminal_leaves_the_turnstile() {
     let store = Store::file();
     let holder = Holder::new(&store, "keys");
     let mut shell = Command::new("bash");
@@ -304,7 +304,7 @@ fn tries_do_not_overtake() {
 
 // "The lock file ... is never unlinked" by lockrun; if someone else unlinks it, the waiters find the file that others lock.
 #[test]
-fn the_file_is_removed_under_those_who_wait() {
+fn the_file_is_removed_under_its_waiters() {
     let store = Store::file();
     let holder = Holder::new(&store, "removed");
     let first = wait_for(&store, "removed", "first", 1);
@@ -336,7 +336,7 @@ fn without_news_of_changes_it_is_looked_for_them() {
 
 // "The kernel's lock passes to the command, so it stays held for as long as the command lives": and then goes to the waiter.
 #[test]
-fn the_lock_of_a_killed_lockrun_goes_to_who_waits() {
+fn the_lock_of_a_killed_lockrun_goes_to_the_next_waiter() {
     let store = Store::file();
     // Repeated: the kernel reports that a file is closed before it releases its locks.
     for _ in 0..20 {

@@ -12,9 +12,9 @@ use super::output::Output;
 use super::processes::need_root;
 
 /// A configuration directory of the test's own.
-pub(crate) struct Place(pub(crate) TempDir);
+pub(crate) struct UserConfig(pub(crate) TempDir);
 
-impl Place {
+impl UserConfig {
     pub(crate) fn new() -> Self {
         Self(TempDir::new().expect("a temporary directory"))
     }

@@ -20,7 +20,7 @@ impl Certificates {
     pub(crate) fn make() -> Self {
         let made = Self(Rc::new(TempDir::new().expect("a temporary directory")));
         made.authority("ca", ECDSA);
-        made.authority("stranger", ECDSA);
+        made.authority("untrusted", ECDSA);
         made.issue("server", "ca", "subjectAltName=IP:127.0.0.1,DNS:localhost");
         made.issue("elsewhere", "ca", "subjectAltName=DNS:elsewhere.test");
         made.issue("client", "ca", "extendedKeyUsage=clientAuth");

@@ -147,7 +147,7 @@ impl History {
         let text = serde_json::to_string(&self.state).expect("is JSON");
         self.state = serde_json::from_str(&text).expect("is a state");
         self.grants_are_in_order(&before, &applied.granted);
-        self.somebody_looks_in_time(applied.look_at_ms);
+        self.a_waiter_looks_in_time(applied.look_at_ms);
         applied.answer
     }
 

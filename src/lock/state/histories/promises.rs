@@ -35,7 +35,7 @@ impl History {
         waiter.grant.is_none() && !waiter.is_unresponsive && self.world.presence(waiter) == Presence::Listening
     }
 
-    pub(super) fn somebody_looks_in_time(&self, look_at: Option<u64>) {
+    pub(super) fn a_waiter_looks_in_time(&self, look_at: Option<u64>) {
         let ends = self.state.holders.iter().filter_map(|holder| holder.lease.and_then(|lease| lease.ends_ms));
         let ends = ends.chain(self.state.waiters.iter().filter_map(|waiter| waiter.grant.map(|grant| grant.ends_ms)));
         assert_eq!(look_at, ends.min());

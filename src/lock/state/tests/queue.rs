@@ -72,7 +72,7 @@ fn the_grant_of_a_dead_waiter_passes_on() {
 }
 
 #[test]
-fn who_asks_is_alive() {
+fn a_waiter_that_asks_is_alive() {
     let mut lock = queue(&["b"]);
     lock.world.absent.insert("b".into(), Presence::Gone);
     assert_eq!(held(&lock.wait("b", 1)), (Some("a"), Some(0)));

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_told() {
+    fn links_are_reported() {
         assert_eq!(level(true, 0, 0, 0o777), Some(Level::Warn));
         assert_eq!(level(true, 1001, 0, 0o777), Some(Level::Fail));
     }

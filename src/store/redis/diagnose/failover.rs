@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_sentinels_are_told() {
+    fn weak_sentinels_are_reported() {
         let good = || SentinelReport {
             service: "s".into(),
             named: 3,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_clusters_are_told() {
+    fn weak_clusters_are_reported() {
         let good = || ClusterReport {
             primaries: 3,
             alone: Vec::new(),

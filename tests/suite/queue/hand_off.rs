@@ -26,7 +26,7 @@ fn join(store: &Store, waiter: &Lockrun) -> Open {
 
 // "How the last run ended": also of a waiter whose lock was handed off to the next one. And "of a lock nothing is left" but its fence and
 // its last run.
-on_every_lease_store!(a_run_is_written_down_while_the_next_one_runs, |store| {
+on_every_lease_store!(a_run_is_recorded_while_the_next_one_runs, |store| {
     let holder = Holder::new(store, KEY);
     let waiters: Vec<Open> = (0..4)
         .map(|number| join(store, &waiter(&store.url()).sh(&format!("echo begun; cat; exit {number}"))))
@@ -47,7 +47,7 @@ on_every_lease_store!(a_run_is_written_down_while_the_next_one_runs, |store| {
 });
 
 // "126, 127: COMMAND cannot be executed, is not found; the lock is released": also where that is found only when the lock is acquired.
-on_every_lease_store!(a_command_that_is_missing_gives_the_lock_to_the_next, |store| {
+on_every_lease_store!(a_missing_command_hands_the_lock_off, |store| {
     let holder = Holder::new(store, KEY);
     let missing = join(store, &waiter(&store.url()).command(["no-such-command"]));
     let broken = join(store, &waiter(&store.url()).command(["/etc"]));

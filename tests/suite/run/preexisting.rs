@@ -29,9 +29,9 @@ fn with_a_child(call: &Lockrun, directory: &Path) -> (Running, i32) {
 #[track_caller]
 fn spares(call: &Lockrun, status: i32) {
     let directory = TempDir::new().expect("a temporary directory");
-    let (mut run, stranger) = with_a_child(call, directory.path());
+    let (mut run, child) = with_a_child(call, directory.path());
     eventually(LONG, "the run has ended", || run.has_ended());
-    assert!(is_alive(stranger), "a process was ended that is none of lockrun's");
+    assert!(is_alive(child), "a process was ended that is none of lockrun's");
     run.wait().exited(status);
 }
 
